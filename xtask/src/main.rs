@@ -1,2 +1,72 @@
-//! Under construction.
-fn main() {}
+//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | faults | interop | bench | ci`.
+//!
+//! Owns the checks around the product: house rules, fault injection, interoperation and the benchmark. It depends on no crate
+//! of ours on purpose: the oracle of the fault runs speaks JSON over a WebSocket by a foreign library and starts the release
+//! binary, so that it cannot share a mistake with the server. The hidden modes at the end are the small programs that the
+//! runs start as children (self-describing producer, writer that gets killed, bare fork and exec, echo).
+
+#![expect(clippy::print_stdout, reason = "a command line tool: standard output is its result")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "xtask starts cargo and the server as a user would, and measures wall time"
+)]
+
+mod bare;
+mod bench;
+mod cargo;
+mod children;
+mod ci;
+mod faults;
+mod interop;
+mod random;
+mod server;
+mod tidy;
+mod wire;
+
+use clap::Parser;
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Xtask {
+    /// Format every file.
+    Fmt {
+        /// Only say what is not formatted.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Run clippy over the workspace, warnings denied.
+    Lint,
+    /// Check the house rules that no compiler checks.
+    Tidy,
+    /// Run the simulation: all seeds of CI, or one seed with its trace.
+    Sim {
+        /// The seed to replay.
+        seed: Option<u64>,
+    },
+    /// Inject faults into a real server under load and check every byte.
+    Faults(faults::Options),
+    /// Run the README's script and other foreign clients against a real server.
+    Interop,
+    /// Measure against bare system calls and print one table of ratios.
+    Bench(bench::Options),
+    /// Everything `.ci/run` checks, with the time of each step.
+    Ci,
+    /// A child mode of the fault runs and the benchmark.
+    #[command(subcommand, hide = true)]
+    Child(children::Child),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Xtask::parse() {
+        Xtask::Fmt { check } => cargo::fmt(check),
+        Xtask::Lint => cargo::lint(),
+        Xtask::Tidy => tidy::run(),
+        Xtask::Sim { seed } => cargo::sim(seed),
+        Xtask::Faults(options) => faults::run(&options),
+        Xtask::Interop => interop::run(),
+        Xtask::Bench(options) => bench::run(&options),
+        Xtask::Ci => ci::run(),
+        Xtask::Child(child) => child.run(),
+    }
+}

@@ -1,1 +1,77 @@
-//! Under construction.
+//! The event log of a process: one writer (the holder), many readers, shared memory and disk segments.
+//!
+//! A log is a chain of segments. A segment is a 1 MiB memfd, or a file with the same bytes and a checksum per record. The
+//! holder appends through [`Writer`]; a reader maps the same memory read-only and walks it with a [`Chain`] and a [`Cursor`].
+//! One [`Control`] block per session carries the counters of every log and the flags of the wake-up protocol.
+//!
+//! This crate knows neither processes, sockets nor the wire. It makes no eventfd: where a wake-up is due it says so.
+//!
+//! ```text
+//! holder   Writer ── room, commit ──▶ Segment (memfd) ── encode_for_disk ──▶ SLOT-ID.seg
+//!             │                          │ the same memory                       │
+//!          Control ◀─ shared counters    ▼                                       ▼
+//! server      └── status, arm ──▶ Chain: Mapping ─────────────────────────── Loaded
+//! ```
+//!
+//! Failure paths: a segment of the wrong size, seals or layout is an [`OpenError`]; a record that does not hold together ends
+//! what can be read of its segment (a gap up to the next segment, or [`Step::Damaged`] where there is none); a torn file is cut
+//! at its last whole record and the loss is counted.
+
+#![expect(unsafe_code, reason = "the log lives in memory shared between two processes")]
+#![cfg_attr(
+    loom,
+    allow(
+        dead_code,
+        unsafe_code,
+        unfulfilled_lint_expectations,
+        reason = "only the wake-up protocol is built under loom"
+    )
+)]
+
+mod wake;
+
+#[cfg(not(loom))]
+mod chain;
+#[cfg(not(loom))]
+mod control;
+#[cfg(not(loom))]
+mod cursor;
+#[cfg(not(loom))]
+mod event;
+#[cfg(not(loom))]
+mod layout;
+#[cfg(not(loom))]
+mod loaded;
+#[cfg(not(loom))]
+mod mapping;
+#[cfg(not(loom))]
+mod memory;
+#[cfg(not(loom))]
+mod recover;
+#[cfg(not(loom))]
+mod segment;
+#[cfg(not(loom))]
+mod writer;
+
+#[cfg(not(loom))]
+pub use chain::{Chain, Step};
+#[cfg(not(loom))]
+pub use control::{Control, Status};
+#[cfg(not(loom))]
+pub use cursor::Cursor;
+#[cfg(not(loom))]
+pub use event::{Blocked, Cause, Event, Exit, Record, Stream};
+#[cfg(not(loom))]
+pub use layout::{RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
+#[cfg(not(loom))]
+pub use loaded::{Loaded, RecoverError};
+#[cfg(not(loom))]
+pub use mapping::Mapping;
+#[cfg(not(loom))]
+pub use memory::OpenError;
+#[cfg(not(loom))]
+pub use recover::{Recovered, disk_name, load, recover};
+#[cfg(not(loom))]
+pub use segment::{Place, Pool, Segment, SegmentInfo, memfd_of};
+#[cfg(not(loom))]
+pub use writer::{Dropped, Released, Room, Writer};

@@ -1,1 +1,31 @@
-//! Under construction.
+//! The wire's vocabulary: messages, methods, params, results, limits and failure kinds.
+//!
+//! Everything that derives serde for the wire lives here, for the generations V0, S and H of the reference and for
+//! the additions of this server. It must not know sockets, sessions, processes or who calls it; it reads no clock
+//! and does no input or output.
+
+pub mod base64;
+pub mod capabilities;
+pub mod command;
+pub mod environment;
+pub mod failure;
+pub mod id;
+pub mod initialize;
+pub mod limits;
+pub mod message;
+pub mod method;
+pub mod output;
+pub mod path;
+pub mod process;
+mod scan;
+#[cfg(feature = "schema")]
+mod schema;
+pub mod session;
+pub mod signal;
+mod tolerant;
+
+pub use id::{ProcessId, SessionId};
+pub use message::{Incoming, RequestId, decode};
+#[cfg(feature = "schema")]
+pub use schema::schema;
+pub use tolerant::Empty;

@@ -1,0 +1,378 @@
+//! Owns a JSON client of the tests, on a WebSocket library that is not ours, over TCP or a Unix socket.
+//! It must not know types of the server: messages are plain JSON values.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::{
+    Error, Message, WebSocket, client::IntoClientRequest, handshake::HandshakeError,
+    http::HeaderValue, protocol::WebSocketConfig,
+};
+
+use super::DEADLINE;
+
+/// An error answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RpcError {
+    /// The numeric code.
+    pub(crate) code: i64,
+    /// The text.
+    pub(crate) message: String,
+    /// `data`, null when absent.
+    pub(crate) data: Value,
+}
+
+impl RpcError {
+    /// The stable word to branch on.
+    pub(crate) fn kind(&self) -> &str {
+        self.data["kind"].as_str().unwrap_or_default()
+    }
+}
+
+/// Everything a process wrote, and its end.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Ended {
+    /// Bytes of stdout, or of the terminal.
+    pub(crate) stdout: Vec<u8>,
+    /// Bytes of stderr.
+    pub(crate) stderr: Vec<u8>,
+    /// Params of `process/exited`.
+    pub(crate) exited: Value,
+    /// Params of `process/closed`.
+    pub(crate) closed: Value,
+    /// The sequence numbers in the order they came.
+    pub(crate) seqs: Vec<u64>,
+}
+
+impl Ended {
+    /// The exit code.
+    pub(crate) fn code(&self) -> i64 {
+        self.exited["exitCode"]
+            .as_i64()
+            .expect("exited has an exit code")
+    }
+}
+
+/// A connection with a deadline on everything.
+pub(crate) struct Client {
+    socket: WebSocket<Socket>,
+    next_id: i64,
+    notifications: VecDeque<Value>,
+    answers: Vec<Value>,
+}
+
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Read for Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buf),
+            Self::Unix(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(buf),
+            Self::Unix(stream) => stream.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Socket {
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        match self {
+            Self::Tcp(stream) => stream.set_read_timeout(timeout),
+            Self::Unix(stream) => stream.set_read_timeout(timeout),
+        }
+    }
+}
+
+impl Client {
+    /// Connects to a printed URL: `ws://…` or `unix:///path`.
+    pub(crate) fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, &[])
+    }
+
+    /// Connects with extra headers.
+    pub(crate) fn connect_with(url: &str, headers: &[(&'static str, &str)]) -> Result<Self, Error> {
+        let (socket, request_url) = if let Some(path) = url.strip_prefix("unix://") {
+            (
+                Socket::Unix(UnixStream::connect(path)?),
+                "ws://localhost/".to_owned(),
+            )
+        } else {
+            let rest = url.strip_prefix("ws://").expect("a ws URL");
+            let address = rest
+                .split('/')
+                .next()
+                .expect("split gives at least one part");
+            let stream = TcpStream::connect(address)?;
+            stream.set_nodelay(true)?;
+            (Socket::Tcp(stream), url.to_owned())
+        };
+        socket.set_read_timeout(DEADLINE)?;
+        let mut request = request_url.into_client_request()?;
+        for (name, value) in headers {
+            request.headers_mut().append(
+                *name,
+                HeaderValue::from_str(value).expect("a valid header value"),
+            );
+        }
+        let config = WebSocketConfig::default()
+            .max_message_size(None)
+            .max_frame_size(None);
+        match tokio_tungstenite::tungstenite::client::client_with_config(
+            request,
+            socket,
+            Some(config),
+        ) {
+            Ok((socket, _response)) => Ok(Self {
+                socket,
+                next_id: 1,
+                notifications: VecDeque::new(),
+                answers: Vec::new(),
+            }),
+            Err(HandshakeError::Failure(error)) => Err(error),
+            Err(HandshakeError::Interrupted(_)) => {
+                Err(Error::Io(io::Error::from(io::ErrorKind::TimedOut)))
+            }
+        }
+    }
+
+    /// Makes a new session, announcing nothing, and returns its id.
+    pub(crate) fn initialize(&mut self) -> String {
+        let result = self.initialize_with(json!({"clientName": "test"}));
+        result["sessionId"]
+            .as_str()
+            .expect("initialize answers a session id")
+            .to_owned()
+    }
+
+    /// Sends `initialize` with `params`, then `initialized`; returns the result.
+    pub(crate) fn initialize_with(&mut self, params: Value) -> Value {
+        let result = self.ok("initialize", params);
+        self.notify("initialized", json!({}));
+        result
+    }
+
+    /// Calls a method and waits for its answer; notifications that come before it are kept.
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> Result<Value, RpcError> {
+        let id = self.send_request(method, params);
+        self.answer(id)
+    }
+
+    /// Calls a method that must succeed.
+    pub(crate) fn ok(&mut self, method: &str, params: Value) -> Value {
+        self.call(method, params)
+            .unwrap_or_else(|error| panic!("{method} failed: {error:?}"))
+    }
+
+    /// Sends a request without waiting and returns its id.
+    pub(crate) fn send_request(&mut self, method: &str, params: Value) -> i64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send_text(&json!({"id": id, "method": method, "params": params}).to_string());
+        id
+    }
+
+    /// Waits for the answer to a request sent before.
+    pub(crate) fn answer(&mut self, id: i64) -> Result<Value, RpcError> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            if let Some(at) = self.answers.iter().position(|answer| answer["id"] == id) {
+                return into_result(self.answers.swap_remove(at));
+            }
+            let message = self
+                .next_until(end)
+                .unwrap_or_else(|| panic!("timed out waiting for the answer to request {id}"));
+            self.sort(message);
+        }
+    }
+
+    /// Sends a notification.
+    pub(crate) fn notify(&mut self, method: &str, params: Value) {
+        self.send_text(&json!({"method": method, "params": params}).to_string());
+    }
+
+    /// Sends any text as one message.
+    pub(crate) fn send_text(&mut self, text: &str) {
+        self.socket
+            .send(Message::text(text))
+            .expect("send a message");
+    }
+
+    /// Sends any WebSocket message.
+    pub(crate) fn send_message(&mut self, message: Message) -> Result<(), Error> {
+        self.socket.send(message)
+    }
+
+    /// The next notification.
+    pub(crate) fn next_notification(&mut self) -> Value {
+        self.next_notification_within(DEADLINE)
+            .expect("a notification within the deadline")
+    }
+
+    /// The next notification, or none within `wait`.
+    pub(crate) fn next_notification_within(&mut self, wait: Duration) -> Option<Value> {
+        let end = Instant::now() + wait;
+        loop {
+            if let Some(notification) = self.notifications.pop_front() {
+                return Some(notification);
+            }
+            let message = self.next_until(end)?;
+            self.sort(message);
+        }
+    }
+
+    /// The next message of any kind, in wire order; it does not look at what was kept.
+    pub(crate) fn next(&mut self) -> Value {
+        self.next_until(Instant::now() + DEADLINE)
+            .expect("a message within the deadline")
+    }
+
+    /// Waits for the error or the close frame that ends the connection.
+    pub(crate) fn wait_closed(&mut self) -> Option<(u16, String)> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.read_until(end) {
+                Ok(Message::Close(frame)) => {
+                    return frame.map(|frame| (frame.code.into(), frame.reason.to_string()));
+                }
+                Ok(_) => {}
+                Err(Error::Io(error)) if is_timeout(&error) => {
+                    panic!("the connection was not closed")
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Collects everything of one process until `process/closed`, acknowledging nothing; other notifications are kept.
+    pub(crate) fn collect(&mut self, process_id: &str) -> Ended {
+        let mut ended = Ended::default();
+        let mut kept = VecDeque::new();
+        loop {
+            let message = self.next_notification();
+            let params = &message["params"];
+            if params["processId"] != process_id {
+                kept.push_back(message);
+                continue;
+            }
+            ended
+                .seqs
+                .extend(params["seq"].as_u64());
+            match message["method"].as_str() {
+                Some("process/output") => {
+                    let bytes = decode_base64(params["chunk"].as_str().expect("a chunk"));
+                    if params["stream"] == "stderr" {
+                        ended.stderr.extend(bytes);
+                    } else {
+                        ended.stdout.extend(bytes);
+                    }
+                }
+                Some("process/exited") => ended.exited = params.clone(),
+                Some("process/closed") => {
+                    ended.closed = params.clone();
+                    kept.append(&mut self.notifications);
+                    self.notifications = kept;
+                    return ended;
+                }
+                _ => kept.push_back(message),
+            }
+        }
+    }
+
+    /// Starts a program with pipes and an empty environment but PATH, and collects it to its end.
+    pub(crate) fn run(&mut self, process_id: &str, argv: &[&str]) -> Ended {
+        self.ok("process/start", start_params(process_id, argv));
+        self.collect(process_id)
+    }
+
+    fn sort(&mut self, message: Value) {
+        if message.get("method").is_some() {
+            self.notifications.push_back(message);
+        } else {
+            self.answers.push(message);
+        }
+    }
+
+    fn next_until(&mut self, end: Instant) -> Option<Value> {
+        loop {
+            match self.read_until(end) {
+                Ok(Message::Text(text)) => {
+                    return Some(serde_json::from_str(&text).expect("the server sends JSON"));
+                }
+                Ok(Message::Binary(bytes)) => {
+                    return Some(serde_json::from_slice(&bytes).expect("the server sends JSON"));
+                }
+                Ok(Message::Close(frame)) => panic!("the server closed: {frame:?}"),
+                Ok(_) => {}
+                Err(Error::Io(error)) if is_timeout(&error) => return None,
+                Err(error) => panic!("the connection failed: {error}"),
+            }
+        }
+    }
+
+    fn read_until(&mut self, end: Instant) -> Result<Message, Error> {
+        let left = end.saturating_duration_since(Instant::now());
+        self.socket.get_ref().set_read_timeout(left)?;
+        self.socket.read()
+    }
+}
+
+/// Params of a plain start: pipes, no stdin, PATH only.
+pub(crate) fn start_params(process_id: &str, argv: &[&str]) -> Value {
+    json!({
+        "processId": process_id,
+        "argv": argv,
+        "cwd": "/",
+        "env": {"PATH": "/usr/local/bin:/usr/bin:/bin"},
+        "tty": false,
+    })
+}
+
+/// Strict padded base64.
+pub(crate) fn decode_base64(text: &str) -> Vec<u8> {
+    STANDARD.decode(text).expect("valid base64")
+}
+
+/// Padded base64.
+pub(crate) fn encode_base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+fn into_result(mut message: Value) -> Result<Value, RpcError> {
+    match message.get_mut("error") {
+        Some(error) => Err(RpcError {
+            code: error["code"].as_i64().expect("an error has a code"),
+            message: error["message"].as_str().unwrap_or_default().to_owned(),
+            data: error["data"].take(),
+        }),
+        None => Ok(message["result"].take()),
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}

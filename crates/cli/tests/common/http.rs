@@ -1,0 +1,69 @@
+//! Owns a raw HTTP exchange over TCP or a Unix socket: exactly the bytes of the test go out, what comes back is split once.
+//! It must not add a header on its own: the tests imitate browsers and attackers with it.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::Path,
+};
+
+use super::DEADLINE;
+
+/// What the server answered before it closed, or before the upgrade.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// The status code, 0 when the connection was closed without an answer.
+    pub(crate) status: u16,
+    /// The head as text.
+    pub(crate) head: String,
+    /// What followed the head.
+    pub(crate) body: String,
+}
+
+/// Sends `request` to `address` and reads the answer to its end.
+pub(crate) fn http(address: &str, request: &str) -> Reply {
+    let stream = TcpStream::connect(address).expect("connect to the server");
+    stream
+        .set_read_timeout(Some(DEADLINE))
+        .expect("set a read timeout");
+    exchange(stream, request)
+}
+
+/// The same over a Unix socket.
+pub(crate) fn http_unix(path: &Path, request: &str) -> Reply {
+    let stream = UnixStream::connect(path).expect("connect to the server");
+    stream
+        .set_read_timeout(Some(DEADLINE))
+        .expect("set a read timeout");
+    exchange(stream, request)
+}
+
+fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
+    // A refusal may arrive and the connection be reset before all is sent; the answer still counts.
+    stream.write_all(request.as_bytes()).ok();
+    let mut raw = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => raw.extend_from_slice(&chunk[..read]),
+        }
+        // After the upgrade the connection stays open.
+        if raw.starts_with(b"HTTP/1.1 101") && raw.windows(4).any(|part| part == b"\r\n\r\n") {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&raw).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head
+        .split_whitespace()
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or(0);
+    Reply {
+        status,
+        head: head.to_owned(),
+        body: body.to_owned(),
+    }
+}

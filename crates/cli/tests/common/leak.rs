@@ -1,0 +1,72 @@
+//! Owns the leak check: which processes of a test are still alive.
+//! It must not end anything by name; it finds processes by a mark that only this test's servers carry in their arguments.
+
+use std::{collections::BTreeSet, fs};
+
+use super::wait_for;
+
+/// The live processes whose arguments contain `mark`: server, spawner and holders, which are forked and keep its arguments.
+pub(crate) fn marked(mark: &str) -> BTreeSet<u32> {
+    pids()
+        .filter(|pid| {
+            let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            contains(&cmdline, mark.as_bytes()) && is_alive(*pid)
+        })
+        .filter(|pid| *pid != std::process::id())
+        .collect()
+}
+
+/// The live descendants of `roots`, themselves excluded.
+pub(crate) fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let parents: Vec<(u32, u32)> = pids().filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut found = BTreeSet::new();
+    loop {
+        let before = found.len();
+        for (pid, parent) in &parents {
+            if (roots.contains(parent) || found.contains(parent)) && !roots.contains(pid) {
+                found.insert(*pid);
+            }
+        }
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// Waits until none of `pids` is alive.
+pub(crate) fn wait_gone(what: &str, pids: &BTreeSet<u32>) {
+    wait_for(&format!("end of {what}: {pids:?}"), || {
+        !pids.iter().any(|pid| is_alive(*pid))
+    });
+}
+
+/// Whether the process exists and is not a zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    stat_fields(pid).is_some_and(|fields| {
+        fields
+            .first()
+            .is_some_and(|state| state != "Z" && state != "X")
+    })
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    stat_fields(pid)?.get(1)?.parse().ok()
+}
+
+/// The fields of `/proc/PID/stat` after the command name, which may hold blanks and brackets itself.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|part| part == needle)
+}

@@ -1,0 +1,38 @@
+//! Owns what the tests of the binary share: a server that ends with its test, a JSON client, raw HTTP, and the leak check.
+//! It must not know any code of the server: it talks to the real program over real sockets.
+#![allow(dead_code, reason = "each test file uses its own part of the harness")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test starts the real program and waits on the real clock"
+)]
+
+mod client;
+mod http;
+mod leak;
+mod server;
+
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use http::{Reply, http, http_unix};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use leak::{descendants, marked, wait_gone};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use server::{Builder, TestServer, binary};
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a test waits for anything that must happen.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Waits until `level` holds and panics with `what` when it does not within the deadline.
+pub(crate) fn wait_for(what: &str, mut level: impl FnMut() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !level() {
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
+        thread::park_timeout(Duration::from_millis(5));
+    }
+}

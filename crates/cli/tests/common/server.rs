@@ -1,0 +1,368 @@
+//! Owns one running `exec-server` of a test: its arguments, its URLs, its end and the check that nothing of it is left.
+//! It must not know the wire.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    Client, leak,
+    leak::{descendants, marked, wait_gone},
+    wait_for,
+};
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+/// The path of the program under test.
+pub(crate) fn binary() -> &'static str {
+    env!("CARGO_BIN_EXE_exec-server")
+}
+
+/// How a server is started.
+pub(crate) struct Builder {
+    listen: Vec<String>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    kill_on_exit: bool,
+    state_dir: bool,
+}
+
+/// A running server. It has its own state dir inside `dir`, unless the builder said otherwise, and ends with the value.
+pub(crate) struct TestServer {
+    child: Child,
+    urls: Vec<String>,
+    stderr: Arc<Mutex<Vec<u8>>>,
+    stderr_reader: Option<JoinHandle<()>>,
+    builder: Builder,
+    mark: String,
+    dir: TempDir,
+}
+
+impl Builder {
+    /// Adds a listener; without any the server gets `ws://127.0.0.1:0`. `{dir}` stands for the test's private directory.
+    pub(crate) fn listen(mut self, url: &str) -> Self {
+        self.listen.push(url.to_owned());
+        self
+    }
+
+    /// Adds an argument. `{dir}` stands for the test's private directory.
+    pub(crate) fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.to_owned());
+        self
+    }
+
+    /// Sets a variable of the server's environment. `{dir}` stands for the test's private directory.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Leaves holders alive when the server ends; the harness then ends them itself.
+    pub(crate) fn keep_holders(mut self) -> Self {
+        self.kill_on_exit = false;
+        self
+    }
+
+    /// Passes no `--state-dir`; HOME and the XDG directories point into the test's private directory all the same.
+    pub(crate) fn default_state_dir(mut self) -> Self {
+        self.state_dir = false;
+        self
+    }
+
+    /// Starts the server and waits for its URLs.
+    pub(crate) fn start(self) -> TestServer {
+        let dir = tempfile::Builder::new()
+            .prefix("exec-server-test-")
+            .tempdir()
+            .expect("make a private directory");
+        let mark = format!(
+            "mark-{}-{}.test",
+            std::process::id(),
+            COUNTER.fetch_add(1, Ordering::Relaxed)
+        );
+        self.start_in(dir, mark)
+    }
+
+    fn start_in(self, dir: TempDir, mark: String) -> TestServer {
+        let (child, urls, stderr, stderr_reader) = spawn(&self, dir.path(), &mark);
+        TestServer {
+            child,
+            urls,
+            stderr,
+            stderr_reader: Some(stderr_reader),
+            builder: self,
+            mark,
+            dir,
+        }
+    }
+
+    /// The command that starts the server, for tests that look at how it refuses to start.
+    pub(crate) fn command(&self, dir: &Path, mark: &str) -> Command {
+        let place = |text: &str| text.replace("{dir}", &dir.display().to_string());
+        let mut command = Command::new(binary());
+        command.arg("serve").args(["--allow-host", mark]);
+        for listen in &self.listen {
+            command.args(["--listen", &place(listen)]);
+        }
+        if self.state_dir {
+            command.arg("--state-dir").arg(dir.join("state"));
+        }
+        if self.kill_on_exit {
+            command.arg("--kill-on-exit");
+        }
+        command.args(self.args.iter().map(|arg| place(arg)));
+        command
+            .env_remove("EXEC_SERVER_TOKEN")
+            .env("HOME", dir.join("home"))
+            .env("XDG_STATE_HOME", dir.join("xdg-state"))
+            .env("XDG_RUNTIME_DIR", dir)
+            .env("TMPDIR", dir)
+            .envs(self.env.iter().map(|(name, value)| (name, place(value))))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn socket_listeners(&self) -> usize {
+        let stdio = self
+            .listen
+            .iter()
+            .filter(|listen| listen.starts_with("stdio"))
+            .count();
+        self.listen.len().max(1) - stdio
+    }
+}
+
+fn spawn(
+    builder: &Builder,
+    dir: &Path,
+    mark: &str,
+) -> (Child, Vec<String>, Arc<Mutex<Vec<u8>>>, JoinHandle<()>) {
+    let mut child = builder
+        .command(dir, mark)
+        .spawn()
+        .expect("start exec-server");
+    let mut pipe = child.stderr.take().expect("stderr is a pipe");
+    let stderr = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&stderr);
+    let reader = thread::spawn(move || {
+        let mut chunk = [0; 4096];
+        while let Ok(read @ 1..) = pipe.read(&mut chunk) {
+            sink.lock()
+                .expect("the reader does not panic")
+                .extend_from_slice(&chunk[..read]);
+        }
+    });
+    let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+    let mut urls = Vec::new();
+    for _ in 0..builder.socket_listeners() {
+        let mut line = String::new();
+        let read = stdout.read_line(&mut line).expect("read the URL");
+        if read == 0 {
+            let status = child.wait().expect("wait for the server");
+            reader.join().expect("the reader does not panic");
+            let said = String::from_utf8_lossy(&stderr.lock().expect("the reader does not panic"))
+                .into_owned();
+            panic!("exec-server ended at start ({status}): {said}");
+        }
+        urls.push(line.trim_end().to_owned());
+    }
+    (child, urls, stderr, reader)
+}
+
+impl TestServer {
+    /// Starts a server with one loopback listener and a private state dir.
+    pub(crate) fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A builder with a private state dir and `--kill-on-exit`.
+    pub(crate) fn builder() -> Builder {
+        Builder {
+            listen: Vec::new(),
+            args: Vec::new(),
+            env: Vec::new(),
+            kill_on_exit: true,
+            state_dir: true,
+        }
+    }
+
+    /// The first URL, token included.
+    pub(crate) fn url(&self) -> &str {
+        &self.urls[0]
+    }
+
+    /// All URLs in the order of the listeners.
+    pub(crate) fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
+    /// `IP:PORT` of the first WebSocket listener.
+    pub(crate) fn address(&self) -> &str {
+        let rest = self
+            .url()
+            .strip_prefix("ws://")
+            .expect("the first listener is a WebSocket");
+        rest.split('/')
+            .next()
+            .expect("split gives at least one part")
+    }
+
+    /// The token in the first URL.
+    pub(crate) fn token(&self) -> &str {
+        self.url()
+            .split_once("?token=")
+            .expect("the URL carries a token")
+            .1
+    }
+
+    /// A connected client that has not called `initialize`.
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect(self.url()).expect("connect with the printed URL")
+    }
+
+    /// A connected client with a session, announcing nothing.
+    pub(crate) fn client(&self) -> Client {
+        let mut client = self.connect();
+        client.initialize();
+        client
+    }
+
+    /// The server's process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The test's private directory; the state dir is `state` inside it.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The state dir given to the server.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// What the server said on stderr so far.
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic"))
+            .into_owned()
+    }
+
+    /// The argument by which server, spawner and holders of this test are found.
+    pub(crate) fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// Sends a signal to the server.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid().cast_signed())
+            .expect("a process id is not zero");
+        rustix::process::kill_process(pid, signal).expect("signal the server");
+    }
+
+    /// Waits for the end of the server.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_for("end of the server", || {
+            status = self.child.try_wait().expect("wait for the server");
+            status.is_some()
+        });
+        status.expect("the wait ended with a status")
+    }
+
+    /// Kills the server with SIGKILL and waits for it; its holders live on.
+    pub(crate) fn kill(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        self.wait();
+    }
+
+    /// Starts a server again on the same state dir with the same arguments, on the port of the old one.
+    pub(crate) fn restart(&mut self) {
+        if self
+            .child
+            .try_wait()
+            .expect("wait for the server")
+            .is_none()
+        {
+            self.kill();
+        }
+        // A port chosen by the kernel is asked for by number from now on, so that the URL stays the same.
+        for (listen, url) in self.builder.listen.iter_mut().zip(&self.urls) {
+            if listen.ends_with(":0") {
+                url.split("/?")
+                    .next()
+                    .expect("split gives at least one part")
+                    .clone_into(listen);
+            }
+        }
+        if self.builder.listen.is_empty() {
+            self.builder.listen.push(format!("ws://{}", self.address()));
+        }
+        let (child, urls, stderr, reader) = spawn(&self.builder, self.dir.path(), &self.mark);
+        (self.child, self.urls, self.stderr) = (child, urls, stderr);
+        self.stderr_reader = Some(reader);
+    }
+
+    /// Every live process that belongs to this server, itself included.
+    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+        let mut all = marked(&self.mark);
+        all.extend(descendants(&all));
+        all
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        let all = self.processes();
+        let running = matches!(self.child.try_wait(), Ok(None));
+        if running {
+            self.signal(rustix::process::Signal::TERM);
+        }
+        if thread::panicking() {
+            end_by_force(&all);
+            self.child.wait().ok(); // Reaped for the next test; the panic tells the story.
+            return;
+        }
+        if running {
+            self.wait();
+        }
+        if !(running && self.builder.kill_on_exit) {
+            end_by_force(&marked(&self.mark));
+        }
+        wait_gone("server, spawner, holders and children", &all);
+        if let Some(reader) = self.stderr_reader.take() {
+            reader.join().expect("the reader does not panic");
+        }
+        let sessions = self.state_dir().join("sessions");
+        let left = std::fs::read_dir(&sessions).map_or(0, Iterator::count);
+        assert!(
+            left == 0 || !self.builder.kill_on_exit || !running,
+            "session directories are left in {}",
+            sessions.display()
+        );
+    }
+}
+
+/// Kills processes that this test started, each by its id.
+fn end_by_force(pids: &BTreeSet<u32>) {
+    for pid in pids {
+        if leak::is_alive(*pid)
+            && let Some(pid) = rustix::process::Pid::from_raw(pid.cast_signed())
+        {
+            // It may have ended in between.
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+        }
+    }
+}

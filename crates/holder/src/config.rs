@@ -1,0 +1,63 @@
+//! What a holder is created with, and the seam where children come from.
+
+use std::os::fd::OwnedFd;
+
+use exec_server_process::{Child, Spawn, SpawnError};
+
+/// Everything a holder is told at its creation.
+#[derive(Debug)]
+pub struct Config {
+    /// The session's directory, 0700: path socket, disk segments, tombstone. It must exist.
+    pub dir: OwnedFd,
+    /// What a controller must know.
+    pub secret: [u8; 32],
+    /// Opaque record of the session, given to every controller in `Welcome`.
+    pub info: Vec<u8>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Limits of open descriptors that children get (soft, hard); absent = those of the holder.
+    pub nofile: Option<(u64, u64)>,
+    /// This process is nothing but this holder: strays are reaped, and at the end every descendant dies. Must be false
+    /// where other children belong to the process, as in a test.
+    pub exclusive: bool,
+}
+
+/// The bounds of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Time to live while detached until a controller says otherwise; [`crate::wire::TTL_NONE`] for ever.
+    pub ttl_ms: u64,
+    /// Disk segments of one process, in bytes.
+    pub disk_quota_bytes: u64,
+    /// Free space that is left on the disk in any case.
+    pub free_floor_bytes: u64,
+    /// The same as a share of the disk; the smaller of the two floors counts.
+    pub free_floor_percent: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            ttl_ms: 10 * 60 * 1000,
+            disk_quota_bytes: 1 << 30,
+            free_floor_bytes: 256 << 20,
+            free_floor_percent: 5,
+        }
+    }
+}
+
+/// Where children come from: the kernel, or a script in a simulation.
+pub trait Spawner {
+    /// Makes a child as described.
+    fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError>;
+}
+
+/// Real children.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Forker;
+
+impl Spawner for Forker {
+    fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
+        spawn.spawn()
+    }
+}

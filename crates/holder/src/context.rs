@@ -1,0 +1,118 @@
+//! What all processes of a session share: the control block, memory, disk, the way to the controller, the time of this turn.
+//!
+//! Owns these parts and the small acts that need two of them. It does not know processes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use exec_server_log::{Control, Pool, Segment};
+use rustix::event::EventfdFlags;
+
+use crate::Limits;
+use crate::controller::Controller;
+use crate::lent::Lent;
+use crate::poller::Poller;
+use crate::spill::Spill;
+use crate::wire::{FromHolder, Status};
+
+/// How long free segments are kept for reuse after the last one came back.
+const TRIM_NS: u64 = 2_000_000_000;
+
+pub(crate) struct Context {
+    pub(crate) control: Control,
+    /// Wakes the server's reader; written where the log says so.
+    pub(crate) eventfd: OwnedFd,
+    pub(crate) pool: Pool,
+    pub(crate) lent: Lent,
+    pub(crate) spill: Spill,
+    pub(crate) controller: Controller,
+    /// The descriptors of all children, apart from the rest so that they can be left alone as a whole.
+    pub(crate) children: Poller,
+    /// A client is attached: a full log blocks instead of going to disk.
+    pub(crate) is_attached: bool,
+    /// Time of this turn.
+    pub(crate) now_ns: u64,
+    /// A deadline of a process was set since deadlines were last collected.
+    pub(crate) has_new_deadline: bool,
+    trim_at: Option<u64>,
+}
+
+impl Context {
+    pub(crate) fn new(dir: &OwnedFd, limits: Limits, now_ns: u64) -> io::Result<Self> {
+        Ok(Self {
+            control: Control::create()?,
+            eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            pool: Pool::new(),
+            lent: Lent::default(),
+            spill: Spill::new(dir, limits)?,
+            controller: Controller::default(),
+            children: Poller::new()?,
+            is_attached: false,
+            now_ns,
+            has_new_deadline: false,
+            trim_at: None,
+        })
+    }
+
+    pub(crate) fn send(&mut self, message: &FromHolder) {
+        self.controller.send(message, &[]);
+    }
+
+    pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<BorrowedFd<'_>>) {
+        self.controller.send(message, fd.as_slice());
+    }
+
+    /// Answers a request, if whoever asked is still there.
+    pub(crate) fn done(&mut self, req: Option<u32>, status: Status) {
+        if let Some(req) = req {
+            self.send(&FromHolder::Done { req, status });
+        }
+    }
+
+    /// Wakes the server's reader where the log asked for it.
+    pub(crate) fn wake(&self, is_due: bool) {
+        if is_due {
+            // A full counter means that a wake-up is pending already.
+            rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+        }
+    }
+
+    /// Takes the memory of a segment that has left its log.
+    pub(crate) fn dispose(&mut self, segment: Segment) {
+        let freed = self.lent.dispose(&mut self.pool, segment);
+        self.retire(freed);
+    }
+
+    pub(crate) fn handle_return(&mut self, id: u64) {
+        let freed = self.lent.handle_return(&mut self.pool, id);
+        self.retire(freed);
+    }
+
+    /// Frees spare memory when it has not been needed for a while.
+    pub(crate) fn trim(&mut self) {
+        if self.trim_at.is_some_and(|at| self.now_ns >= at) {
+            self.trim_at = None;
+            self.spill.trim();
+            for segment in self.pool.trim_idle() {
+                self.send(&FromHolder::Retired { segment });
+            }
+        }
+    }
+
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        let refs = self.controller.deadline_ns(self.now_ns);
+        [self.trim_at, refs, self.spill.deadline_ns()].into_iter().flatten().min()
+    }
+
+    /// The two descriptors that go with `Welcome`.
+    pub(crate) fn shared_fds(&self) -> io::Result<[OwnedFd; 2]> {
+        Ok([self.control.fd().try_clone_to_owned()?, self.eventfd.as_fd().try_clone_to_owned()?])
+    }
+
+    fn retire(&mut self, freed: Option<u64>) {
+        self.trim_at = Some(self.now_ns.saturating_add(TRIM_NS));
+        if let Some(segment) = freed {
+            self.send(&FromHolder::Retired { segment });
+        }
+    }
+}

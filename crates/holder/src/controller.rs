@@ -1,0 +1,160 @@
+//! The one connection that commands this holder, and what is on its way to it.
+//!
+//! Owns the socket, the epoch and the bounded queue behind a full socket. It does not know what the messages do. Where the
+//! queue is at its bound the holder stops reading children and commands, so that it cannot grow further.
+//!
+//! Failure paths: end of file, a broken socket or a malformed message mark the link as lost; the holder takes notice once
+//! per turn with [`Controller::take_lost`]. What was queued for a lost controller is dropped: the next one gets the whole
+//! state afresh.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use crate::poller::{EventFlags, Interest, Poller};
+use crate::wire::{self, FromHolder};
+
+/// Messages that wait for room in the socket before everything that makes more is stopped. Each is small (a few hundred
+/// bytes) and may hold a descriptor; a single turn adds a few more at most.
+const QUEUE_MAX: usize = 64;
+
+/// How soon a send is tried again that the kernel refused for too many descriptors in flight: nothing tells when it would
+/// be taken.
+const REFS_RETRY_NS: u64 = 10_000_000;
+
+#[derive(Default)]
+pub(crate) struct Controller {
+    link: Option<Link>,
+    /// Of the last controller; a new one must be above it.
+    epoch: u64,
+    is_lost: bool,
+}
+
+struct Link {
+    socket: OwnedFd,
+    interest: Interest,
+    queue: VecDeque<Outgoing>,
+    /// The kernel refused descriptors in flight; try again by the clock.
+    has_too_many_refs: bool,
+}
+
+struct Outgoing {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Controller {
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.link.is_some() && !self.is_lost
+    }
+
+    /// Puts a new connection in the place of the old one, which is closed.
+    pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
+        let link = Link {
+            socket,
+            interest: Interest::default(),
+            queue: VecDeque::new(),
+            has_too_many_refs: false,
+        };
+        (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
+    }
+
+    /// Marks the connection as lost.
+    pub(crate) fn lose(&mut self) {
+        self.is_lost = self.link.is_some();
+    }
+
+    /// Closes a lost connection; true once for each.
+    pub(crate) fn take_lost(&mut self) -> bool {
+        let is_lost = std::mem::take(&mut self.is_lost);
+        if is_lost {
+            self.link = None;
+        }
+        is_lost
+    }
+
+    /// Whether nothing that makes messages may run.
+    pub(crate) fn is_congested(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.queue.len() >= QUEUE_MAX)
+    }
+
+    /// Sends a message now or queues it; without a controller it is dropped.
+    pub(crate) fn send(&mut self, message: &FromHolder, fds: &[BorrowedFd<'_>]) {
+        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        let sent = if link.queue.is_empty() {
+            wire::send_raw(&link.socket, &bytes, fds)
+        } else {
+            Err(io::ErrorKind::WouldBlock.into())
+        };
+        let Err(error) = sent else { return };
+        if !link.must_wait(&error) {
+            return self.lose();
+        }
+        // A descriptor that cannot be kept for later costs the connection; the next one is told everything afresh.
+        match fds.iter().map(BorrowedFd::try_clone_to_owned).collect() {
+            Ok(fds) => link.queue.push_back(Outgoing { bytes, fds }),
+            Err(_) => self.lose(),
+        }
+    }
+
+    /// Sends what is queued as far as the socket takes it.
+    pub(crate) fn flush(&mut self) {
+        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
+        link.has_too_many_refs = false;
+        while let Some(message) = link.queue.front() {
+            let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();
+            match wire::send_raw(&link.socket, &message.bytes, &fds) {
+                Ok(()) => drop(link.queue.pop_front()),
+                Err(error) if link.must_wait(&error) => return,
+                Err(_) => return self.lose(),
+            }
+        }
+    }
+
+    /// The next command into `buf`; `None` when there is none or the connection is lost.
+    pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<()> {
+        let link = self.link.as_mut().filter(|_| !self.is_lost)?;
+        match wire::recv_raw(&link.socket, buf) {
+            Ok(Some(_)) => Some(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Ok(None) | Err(_) => {
+                self.lose();
+                None
+            }
+        }
+    }
+
+    /// Watches the socket for what can be done with it now.
+    pub(crate) fn watch(&mut self, poller: &Poller, token: u64, may_read: bool) {
+        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
+        let mut want = EventFlags::empty();
+        want.set(EventFlags::IN, may_read);
+        want.set(EventFlags::OUT, !link.queue.is_empty() && !link.has_too_many_refs);
+        if poller.set(&mut link.interest, link.socket.as_fd(), token, want).is_err() {
+            self.lose();
+        }
+    }
+
+    /// When to try again although no event will come.
+    pub(crate) fn deadline_ns(&self, now_ns: u64) -> Option<u64> {
+        let waits = self.link.as_ref().is_some_and(|link| link.has_too_many_refs);
+        waits.then(|| now_ns.saturating_add(REFS_RETRY_NS))
+    }
+}
+
+impl Link {
+    /// Whether a failed send may succeed later.
+    fn must_wait(&mut self, error: &io::Error) -> bool {
+        let is_refs = error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error());
+        self.has_too_many_refs |= is_refs;
+        is_refs || error.kind() == io::ErrorKind::WouldBlock
+    }
+}

@@ -1,0 +1,224 @@
+//! A child's output into its log: reading, and what happens when the log is full.
+//!
+//! Owns the policy of section 1 of the design: *attached* and full, the child is not read and blocks; *detached*, the
+//! oldest sealed segments go to disk up to a quota, then it blocks; `DropOldest` gives up the oldest segment where it would
+//! block. It does not know messages other than those it sends.
+//!
+//! The cap is looked at after a new segment has begun: the segment before it is then sealed and can be released, spilled
+//! or dropped, even with a cap of one. The empty one in front costs a page.
+//!
+//! Failure paths: no memory for a segment blocks and is tried again by the clock; a read error ends its stream.
+
+use exec_server_log::{Blocked, Place, RECORD_MAX, Released, Stream};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::poller::EventFlags;
+use crate::process::{Phase, Process, stream_fd};
+use crate::wire::{FromHolder, Overflow};
+
+/// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this.
+const TURN_BYTES: usize = 256 * 1024;
+
+/// Size of a pipe that has shown a full read: fewer switches between child and holder. Beyond 1 MiB the kernel refuses.
+const WIDE_PIPE_BYTES: usize = 1 << 20;
+
+/// When to try again after memory was short.
+const RETRY_NS: u64 = 1_000_000_000;
+
+/// Segments below the cap at which spilling begins, so that a detached child does not wait for each write.
+const SPILL_AHEAD: usize = 2;
+
+enum Step {
+    /// Some memory was freed.
+    Freed,
+    /// The child is not read, for this reason.
+    Full(Blocked),
+}
+
+enum Read {
+    Bytes(usize),
+    Nothing,
+    Ended,
+}
+
+impl Process {
+    /// Reads a stream that is ready.
+    pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut Context) {
+        // A hang-up without input is the end of a pipe: no segment is needed to learn it. A terminal is read: its
+        // hang-up may overtake bytes that are still on their way through the line discipline.
+        if !self.is_tty && flags.contains(EventFlags::HUP) && !flags.contains(EventFlags::IN) {
+            self.end_stream(index, cx);
+        } else {
+            self.read(index, cx);
+        }
+        self.settle(cx);
+    }
+
+    /// Reads a stream until it is empty, the turn's share is used, or the log is full.
+    pub(crate) fn read(&mut self, index: usize, cx: &mut Context) {
+        let mut left = TURN_BYTES;
+        while left > 0 && self.paused.is_none() {
+            if let Err(blocked) = self.make_room(cx) {
+                return self.pause(blocked, cx);
+            }
+            match self.read_record(index, cx) {
+                Read::Bytes(n) => left = left.saturating_sub(n),
+                Read::Nothing => return,
+                Read::Ended => return self.end_stream(index, cx),
+            }
+            if self.is_drained() {
+                self.finish_exit(cx);
+            }
+        }
+    }
+
+    /// Looks again whether a paused child can be read.
+    pub(crate) fn reconsider(&mut self, cx: &mut Context) {
+        if self.paused.is_none() {
+            return self.spill_ahead(cx);
+        }
+        match self.make_room(cx) {
+            Ok(()) => {
+                self.paused = None;
+                if let Some((span, at)) = &mut self.timing.idle {
+                    // Silence is counted from when it could be heard again.
+                    *at = cx.now_ns.saturating_add(*span);
+                    cx.has_new_deadline = true;
+                }
+                cx.control.set_blocked(self.slot, Blocked::No);
+                self.settle(cx);
+            }
+            Err(blocked) => self.pause(blocked, cx),
+        }
+    }
+
+    /// The server took a segment.
+    pub(crate) fn handle_release(&mut self, id: u64, cx: &mut Context) {
+        match self.writer.release(&cx.control, id) {
+            Released::Memory(segment) => cx.dispose(segment),
+            Released::Disk => cx.spill.unlink(self.slot, id),
+            Released::Unknown => {}
+        }
+        self.reconsider(cx);
+    }
+
+    /// The file of a segment was written: its memory is free once the server returned it.
+    pub(crate) fn handle_spilled(&mut self, id: u64, cx: &mut Context) {
+        match self.writer.set_on_disk(id) {
+            Some(segment) => {
+                cx.send(&FromHolder::Spilled { slot: self.slot, segment: id });
+                cx.dispose(segment);
+            }
+            // Taken or dropped in the meantime.
+            None => cx.spill.unlink(self.slot, id),
+        }
+    }
+
+    /// One read straight into the log.
+    fn read_record(&mut self, index: usize, cx: &mut Context) -> Read {
+        let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else { return Read::Nothing };
+        let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { return Read::Nothing };
+        // The caller has made room, so this takes no new segment.
+        let Ok(room) = self.writer.room(&mut cx.pool) else { return Read::Nothing };
+        let n = match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *room.buf)) {
+            Ok(0) => return Read::Ended,
+            Ok(n) => n,
+            Err(Errno::AGAIN) => {
+                output.tail = 0;
+                return Read::Nothing;
+            }
+            // EIO is how a terminal ends; any other error will not go away either.
+            Err(_) => return Read::Ended,
+        };
+        if n == RECORD_MAX && output.stream != Stream::Pty && !output.is_wide {
+            output.is_wide = true;
+            // Refused beyond the user's share of pipe memory; the pipe then stays as it is.
+            rustix::pipe::fcntl_setpipe_size(fd, WIDE_PIPE_BYTES).ok();
+        }
+        output.tail = output.tail.saturating_sub(n as u64);
+        let is_due = self.writer.commit(&cx.control, output.stream, n);
+        cx.wake(is_due);
+        if let Some((span, at)) = &mut self.timing.idle {
+            *at = cx.now_ns.saturating_add(*span);
+        }
+        Read::Bytes(n)
+    }
+
+    /// Makes sure that a record can be appended within the cap.
+    fn make_room(&mut self, cx: &mut Context) -> Result<(), Blocked> {
+        if self.writer.room(&mut cx.pool).is_err() {
+            self.retry_later(cx);
+            return Err(Blocked::MemoryCap);
+        }
+        self.announce(cx);
+        while self.writer.memory_segments() > self.cap_segments() {
+            match self.relieve(cx) {
+                Step::Freed => {}
+                Step::Full(blocked) => return Err(blocked),
+            }
+        }
+        self.spill_ahead(cx);
+        Ok(())
+    }
+
+    /// One act of the overflow policy.
+    fn relieve(&mut self, cx: &mut Context) -> Step {
+        let blocked = if cx.is_attached {
+            Blocked::MemoryCap
+        } else if cx.spill.is_quota_full(self.writer.disk_segments()) {
+            Blocked::Quota
+        } else if cx.spill.is_resting() {
+            Blocked::DiskFull
+        } else {
+            self.spill_oldest(cx);
+            return Step::Full(Blocked::No);
+        };
+        match self.overflow {
+            Overflow::DropOldest if self.drop_oldest(cx) => Step::Freed,
+            Overflow::DropOldest | Overflow::Block => Step::Full(blocked),
+        }
+    }
+
+    /// Spills before the cap is reached, where spilling is the rule.
+    fn spill_ahead(&mut self, cx: &mut Context) {
+        let is_near = self.writer.memory_segments() + SPILL_AHEAD > self.cap_segments();
+        if is_near && !cx.is_attached && !cx.spill.is_quota_full(self.writer.disk_segments()) {
+            self.spill_oldest(cx);
+        }
+    }
+
+    /// Sends the oldest sealed segment to disk, if the disk is free for it.
+    fn spill_oldest(&mut self, cx: &mut Context) {
+        // A complete log stays where it is: it grows no more.
+        if self.phase == Phase::Closed || !cx.spill.is_idle() {
+            return;
+        }
+        if let Some(segment) = self.writer.oldest_sealed_in_memory() {
+            cx.spill.begin(self.slot, segment, cx.now_ns);
+        }
+    }
+
+    fn drop_oldest(&mut self, cx: &mut Context) -> bool {
+        let Some(dropped) = self.writer.drop_oldest(&cx.control) else { return false };
+        cx.send(&FromHolder::Dropped { slot: self.slot, segment: dropped.id });
+        match dropped.segment {
+            Some(segment) => cx.dispose(segment),
+            None if dropped.place == Place::Disk => cx.spill.unlink(self.slot, dropped.id),
+            None => {}
+        }
+        true
+    }
+
+    fn pause(&mut self, blocked: Blocked, cx: &mut Context) {
+        self.paused = Some(blocked);
+        cx.control.set_blocked(self.slot, blocked);
+        self.settle(cx);
+    }
+
+    /// Tries the process again by the clock.
+    pub(crate) fn retry_later(&mut self, cx: &mut Context) {
+        self.timing.retry_at = Some(cx.now_ns.saturating_add(RETRY_NS));
+        cx.has_new_deadline = true;
+    }
+}

@@ -1,0 +1,77 @@
+//! A thin layer over epoll: which descriptor is watched for what, changed only where it differs.
+//!
+//! Knows descriptors and tokens, not what they stand for. Level-triggered throughout: an event that is not handled in one
+//! turn comes again in the next.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+pub(crate) use rustix::event::epoll::EventFlags;
+
+/// One epoll instance.
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+}
+
+/// What a descriptor is registered for; empty means not at all. Hang-ups are reported for every registered descriptor, so
+/// one that must stay silent is taken out.
+#[derive(Default)]
+pub(crate) struct Interest(Option<EventFlags>);
+
+/// Something that is ready.
+#[derive(Clone, Copy)]
+pub(crate) struct Ready {
+    pub(crate) token: u64,
+    pub(crate) flags: EventFlags,
+}
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Watches `fd` for `want` from now on.
+    pub(crate) fn set(
+        &self,
+        interest: &mut Interest,
+        fd: BorrowedFd<'_>,
+        token: u64,
+        want: EventFlags,
+    ) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        match interest.0 {
+            Some(have) if have == want => return Ok(()),
+            Some(_) if want.is_empty() => epoll::delete(&self.epoll, fd)?,
+            Some(_) => epoll::modify(&self.epoll, fd, data, want)?,
+            None if want.is_empty() => return Ok(()),
+            None => epoll::add(&self.epoll, fd, data, want)?,
+        }
+        interest.0 = (!want.is_empty()).then_some(want);
+        Ok(())
+    }
+
+    /// Stops watching a descriptor whose interest is not at hand.
+    pub(crate) fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, fd)?)
+    }
+
+    /// What is ready now, at most `max`; never waits.
+    pub(crate) fn ready(&self, max: usize) -> Vec<Ready> {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(max);
+        // An interrupted call only means: later.
+        if epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default())).is_err() {
+            return Vec::new();
+        }
+        let ready = |event: &epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
+        events.iter().map(ready).collect()
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

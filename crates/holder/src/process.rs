@@ -1,0 +1,320 @@
+//! One process of the session: what is kept of it from its start until it is forgotten.
+//!
+//! Owns the record and its life; reading is in [`output`](crate::output), stdin in [`input`](crate::input), exit and kill
+//! in [`end`](crate::end). It does not know other processes.
+//!
+//! ```text
+//!   Running ── leader dead ──▶ Draining ── tail read, reaped ──▶ Exited ── all streams ended ──▶ Closed
+//! ```
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Stream, Writer};
+use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
+
+use crate::context::Context;
+use crate::input::Input;
+use crate::poller::{EventFlags, Interest};
+use crate::wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec};
+
+/// Which descriptor of a process a token of the children's poller means: `slot << 8 | part`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Exit,
+    /// Stdout, or the terminal in both directions.
+    First,
+    Second,
+    Stdin,
+}
+
+pub(crate) struct Process {
+    pub(crate) slot: u32,
+    pub(crate) pid: u32,
+    pub(crate) is_tty: bool,
+    /// Gone when closed.
+    pub(crate) child: Option<Child>,
+    pub(crate) phase: Phase,
+    pub(crate) writer: Writer,
+    /// Stdout and stderr; with a terminal the first is it and the second was never open.
+    pub(crate) outputs: [Output; 2],
+    pub(crate) input: Input,
+    pub(crate) exit_interest: Interest,
+    /// Output is not read, for this reason; `Some(No)` while a segment is on its way to disk.
+    pub(crate) paused: Option<Blocked>,
+    pub(crate) overflow: Overflow,
+    pub(crate) cap_bytes: u64,
+    pub(crate) timing: Timing,
+    /// Why we ended it, once we did.
+    pub(crate) killed: Option<Cause>,
+    /// It was sent our SIGTERM, so an orderly exit is our doing too.
+    pub(crate) was_asked: bool,
+    meta: Box<[u8]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Running,
+    /// The leader is dead; what its streams held at that moment is being read.
+    Draining,
+    /// `Exited` is in the log; streams may be held by others.
+    Exited,
+    /// The log is complete.
+    Closed,
+}
+
+pub(crate) struct Output {
+    pub(crate) stream: Stream,
+    pub(crate) is_open: bool,
+    /// Bytes that were in it when the leader died and are still to be read before `Exited`.
+    pub(crate) tail: u64,
+    /// The pipe was made larger.
+    pub(crate) is_wide: bool,
+    pub(crate) interest: Interest,
+}
+
+/// The deadlines of a process, in monotonic nanoseconds.
+#[derive(Default)]
+pub(crate) struct Timing {
+    pub(crate) timeout_at: Option<u64>,
+    /// Allowed silence, and when it ends. Does not run while we do not read.
+    pub(crate) idle: Option<(u64, u64)>,
+    /// End of a grace period, or another try of a kill that was not complete.
+    pub(crate) kill_at: Option<u64>,
+    /// Memory was short; try again.
+    pub(crate) retry_at: Option<u64>,
+}
+
+/// Why a start failed, as it goes to the server.
+pub(crate) struct StartFailure {
+    pub(crate) stage: Stage,
+    pub(crate) errno: i32,
+    pub(crate) detail: Vec<u8>,
+}
+
+impl Part {
+    pub(crate) fn token(self, slot: u32) -> u64 {
+        let part = match self {
+            Self::Exit => 0,
+            Self::First => 1,
+            Self::Second => 2,
+            Self::Stdin => 3,
+        };
+        u64::from(slot) << 8 | part
+    }
+
+    pub(crate) fn from_token(token: u64) -> Option<(u32, Self)> {
+        let part = match token & 0xff {
+            0 => Self::Exit,
+            1 => Self::First,
+            2 => Self::Second,
+            3 => Self::Stdin,
+            _ => return None,
+        };
+        Some((u32::try_from(token >> 8).ok()?, part))
+    }
+}
+
+impl Process {
+    /// Takes charge of a new child. The slot's shared state is reset.
+    pub(crate) fn new(slot: u32, child: Child, spec: StartSpec, cx: &mut Context) -> io::Result<Self> {
+        cx.control.reset_slot(slot);
+        let after = |ms: Option<u64>| ms.map(|ms| ms.saturating_mul(1_000_000));
+        let idle = after(spec.idle_timeout_ms).map(|ns| (ns, cx.now_ns.saturating_add(ns)));
+        let is_tty = child.pty().is_some();
+        let mut process = Self {
+            slot,
+            pid: child.pid().as_raw_nonzero().get().unsigned_abs(),
+            is_tty,
+            phase: Phase::Running,
+            writer: Writer::new(slot),
+            outputs: [
+                Output::new(if is_tty { Stream::Pty } else { Stream::Stdout }, true),
+                Output::new(Stream::Stderr, !is_tty),
+            ],
+            input: Input::new(child.stdin().is_some()),
+            exit_interest: Interest::default(),
+            paused: None,
+            overflow: spec.overflow,
+            cap_bytes: spec.cap_bytes,
+            timing: Timing {
+                timeout_at: after(spec.timeout_ms).map(|ns| cx.now_ns.saturating_add(ns)),
+                idle,
+                ..Timing::default()
+            },
+            killed: None,
+            was_asked: false,
+            meta: spec.meta.into_boxed_slice(),
+            child: Some(child),
+        };
+        cx.has_new_deadline = true;
+        process.watch_exit(cx)?;
+        process.watch(cx)?;
+        Ok(process)
+    }
+
+    /// What a new controller is told.
+    pub(crate) fn info(&self) -> ProcessInfo {
+        ProcessInfo {
+            slot: self.slot,
+            pid: self.pid,
+            tty: self.is_tty,
+            stdin_open: self.phase == Phase::Running && self.input.is_open,
+            running: matches!(self.phase, Phase::Running | Phase::Draining),
+            cap_bytes: self.cap_bytes,
+            overflow: self.overflow,
+            meta: self.meta.to_vec(),
+        }
+    }
+
+    /// The opaque record of its start.
+    pub(crate) fn meta(&self) -> &[u8] {
+        &self.meta
+    }
+
+    /// The pidfd of a leader that was not reaped.
+    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        let is_alive = matches!(self.phase, Phase::Running | Phase::Draining);
+        self.child.as_ref().filter(|_| is_alive).and_then(Child::pidfd)
+    }
+
+    /// Memory segments this process may have, at least one.
+    pub(crate) fn cap_segments(&self) -> usize {
+        let segments = self.cap_bytes.div_ceil(SEGMENT_BYTES as u64).max(1);
+        usize::try_from(segments).unwrap_or(usize::MAX)
+    }
+
+    /// Tells the controller of segments that began since it was last told.
+    pub(crate) fn announce(&mut self, cx: &mut Context) {
+        while let Some(info) = self.writer.take_fresh() {
+            let fd = self.writer.segment(info.id).map(|segment| segment.fd());
+            announce(self.slot, &info, fd, cx);
+        }
+    }
+
+    /// Watches the streams for what can be done with them now.
+    pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
+        let Some(child) = &self.child else { return Ok(()) };
+        let wants_out = self.input.wants_out();
+        for (output, part) in self.outputs.iter_mut().zip([Part::First, Part::Second]) {
+            let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
+            let mut want = EventFlags::empty();
+            want.set(EventFlags::IN, self.paused.is_none());
+            want.set(EventFlags::OUT, self.is_tty && wants_out);
+            cx.children.set(&mut output.interest, fd, part.token(self.slot), want)?;
+        }
+        if let Some(fd) = child.stdin().filter(|_| !self.is_tty) {
+            let want = if wants_out { EventFlags::OUT } else { EventFlags::empty() };
+            cx.children.set(&mut self.input.interest, fd, Part::Stdin.token(self.slot), want)?;
+        }
+        Ok(())
+    }
+
+    /// Watches for the leader's end while it is not known.
+    pub(crate) fn watch_exit(&mut self, cx: &Context) -> io::Result<()> {
+        let Some(child) = &self.child else { return Ok(()) };
+        let want = if self.phase == Phase::Running { EventFlags::IN } else { EventFlags::empty() };
+        cx.children.set(&mut self.exit_interest, child.exit_fd(), Part::Exit.token(self.slot), want)
+    }
+
+    /// The next deadline.
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        if self.phase == Phase::Closed {
+            return None;
+        }
+        let idle = self.timing.idle.filter(|_| self.paused.is_none()).map(|(_, at)| at);
+        [self.timing.timeout_at, idle, self.timing.kill_at, self.timing.retry_at].into_iter().flatten().min()
+    }
+
+    /// Lets go of the log and its files.
+    pub(crate) fn forget(self, cx: &mut Context) {
+        for (info, memory) in self.writer.into_segments() {
+            match memory {
+                Some(segment) => cx.dispose(segment),
+                None => cx.spill.unlink(self.slot, info.id),
+            }
+        }
+    }
+}
+
+impl Output {
+    fn new(stream: Stream, is_open: bool) -> Self {
+        Self { stream, is_open, tail: 0, is_wide: false, interest: Interest::default() }
+    }
+}
+
+/// Announces one segment and notes that it is lent.
+pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Option<BorrowedFd<'_>>, cx: &mut Context) {
+    if !cx.controller.is_connected() {
+        return;
+    }
+    if fd.is_some() {
+        cx.lent.lend(info.id);
+    }
+    let message = FromHolder::Segment(SegmentInfo {
+        slot,
+        id: info.id,
+        base_seq: info.base_seq,
+        base_offset: info.base_offset,
+        on_disk: fd.is_none(),
+        sealed: info.sealed,
+    });
+    cx.send_with(&message, fd);
+}
+
+/// Our end of a stream.
+pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>> {
+    match stream {
+        Stream::Stdout => child.stdout(),
+        Stream::Stderr => child.stderr(),
+        Stream::Pty => child.pty(),
+    }
+}
+
+/// The child that a request describes.
+pub(crate) fn describe(spec: &StartSpec, nofile: Option<(u64, u64)>, dies_with_us: bool) -> Result<Spawn, SpawnError> {
+    let text = |what, bytes: &[u8]| CString::new(bytes).map_err(|_nul| SpawnError::NulByte { what });
+    let texts = |what, list: &[Vec<u8>]| list.iter().map(|item| text(what, item)).collect::<Result<Vec<_>, _>>();
+    let mut spawn = Spawn::new(texts("argv", &spec.argv)?);
+    spawn.arg0 = spec.arg0.as_deref().map(|arg0| text("arg0", arg0)).transpose()?;
+    spawn.env = texts("env", &spec.env)?;
+    spawn.cwd = text("cwd", &spec.cwd)?;
+    let stdin = if spec.pipe_stdin { Stdin::Open } else { Stdin::Null };
+    spawn.stdio = spec.tty.map_or(Stdio::Pipe { stdin }, Stdio::Pty);
+    spawn.nofile = nofile;
+    spawn.die_with_parent = dies_with_us;
+    Ok(spawn)
+}
+
+impl From<SpawnError> for StartFailure {
+    fn from(error: SpawnError) -> Self {
+        let errno = error.raw_os_error().unwrap_or(0);
+        let (stage, detail) = match error {
+            SpawnError::EmptyArgv => (Stage::Input, b"argv".to_vec()),
+            SpawnError::NulByte { what } => (Stage::Input, what.as_bytes().to_vec()),
+            SpawnError::BadDescriptor { number } => (Stage::Input, number.to_string().into_bytes()),
+            SpawnError::Cwd { path, .. } => (Stage::Cwd, path.into_bytes()),
+            SpawnError::Exec { program, .. } => (Stage::Exec, program.into_bytes()),
+            SpawnError::Resources { what, .. } => (Stage::Resources, what.as_bytes().to_vec()),
+            other => (Stage::Resources, other.to_string().into_bytes()),
+        };
+        Self { stage, errno, detail }
+    }
+}
+
+impl StartFailure {
+    /// No slot or no descriptor is left for one more process.
+    pub(crate) fn exhausted(what: &str) -> Self {
+        Self {
+            stage: Stage::Resources,
+            errno: rustix::io::Errno::MFILE.raw_os_error(),
+            detail: what.as_bytes().to_vec(),
+        }
+    }
+
+    pub(crate) fn io(what: &str, error: &io::Error) -> Self {
+        let errno = error.raw_os_error().unwrap_or(0);
+        Self { stage: Stage::Resources, errno, detail: what.as_bytes().to_vec() }
+    }
+}

@@ -1,0 +1,272 @@
+//! The spawner: a process forked at the top of `main` that forks one holder per session.
+//!
+//! Owns how a holder comes to life: fork, session, descriptors, signals, process attributes. It does not know what a
+//! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything.
+//!
+//! Failure paths: the server ends, the spawner reads end of file and ends; holders stay. A fork or the set-up of a holder
+//! fails: the controller's end of its socket pair reads end of file before any `Welcome`.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::wire::{self, DecodeError, VERSION};
+use crate::{Config, Forker, Holder, Limits, run};
+
+/// Name of the path socket in a session's directory.
+pub const SOCKET_NAME: &str = "sock";
+
+/// Name of the file that says when a session expired, in its directory.
+pub const TOMBSTONE_NAME: &str = "expired";
+
+/// How long [`SpawnerHandle::create`] waits for a spawner that is busy forking: far above any fork, so that only a
+/// stopped spawner is an error.
+const SEND_TIMEOUT_S: i64 = 5;
+
+/// The server's end of its spawner. Dropping it ends the spawner; holders stay.
+#[derive(Debug)]
+pub struct SpawnerHandle {
+    socket: OwnedFd,
+    pid: i32,
+}
+
+/// A holder to be made.
+#[derive(Debug)]
+pub struct NewHolder {
+    /// The session's directory, made by the caller, 0700.
+    pub dir: OwnedFd,
+    /// What a controller must know.
+    pub secret: [u8; 32],
+    /// Opaque record of the session.
+    pub info: Vec<u8>,
+    /// Bounds of the holder.
+    pub limits: Limits,
+    /// Limits of open descriptors that children get (soft, hard), as they were before the server raised its own.
+    pub original_nofile: Option<(u64, u64)>,
+}
+
+/// Forks the spawner. Call it before any thread exists and before any secret is read: its memory is copied into holders.
+pub fn fork_spawner() -> io::Result<SpawnerHandle> {
+    let (ours, theirs) = pair()?;
+    // SAFETY: the caller promises a single thread, so the child may use everything the parent could.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(ours);
+            // A panic must not unwind into the copy of the caller's `main`.
+            let code = i32::from(catch_unwind(AssertUnwindSafe(|| serve(theirs))).is_err());
+            // SAFETY: ends this process without the exit handlers of the program it was forked from.
+            unsafe { libc::_exit(code) }
+        }
+        pid => Ok(SpawnerHandle { socket: ours, pid }),
+    }
+}
+
+/// Connects to the path socket of the holder whose session directory this is.
+pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &address(dir)?)?;
+    Ok(socket)
+}
+
+impl SpawnerHandle {
+    /// Asks for a holder; the answer is the controller's end of its socket pair. Returns as soon as the spawner has been
+    /// told: what becomes of it shows on that socket.
+    pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
+        let (ours, theirs) = pair()?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let message = encode(&new);
+        loop {
+            match wire::send_raw(&self.socket, &message, &[theirs.as_fd(), new.dir.as_fd()]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable()?,
+                other => return other.map(|()| ours),
+            }
+        }
+    }
+
+    /// Process id of the spawner.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    fn wait_writable(&self) -> io::Result<()> {
+        let timeout = rustix::event::Timespec { tv_sec: SEND_TIMEOUT_S, tv_nsec: 0 };
+        match rustix::event::poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&timeout)) {
+            Ok(0) => Err(rustix::io::Errno::TIMEDOUT.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The address of the path socket, through the directory's descriptor: its own path may exceed the 108 bytes allowed.
+pub(crate) fn address(dir: BorrowedFd<'_>) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))?)
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The life of the spawner.
+fn serve(socket: OwnedFd) {
+    name(c"exec-spawner");
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE, libc::SIGCHLD] {
+        // Holders are reaped by nobody: SIGCHLD ignored means that none stays a zombie.
+        disposition(signal, libc::SIG_IGN);
+    }
+    let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
+    loop {
+        let polled = rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None);
+        if polled.is_err_and(|error| error != rustix::io::Errno::INTR) {
+            return;
+        }
+        // Fresh for each request: the spawner stays small, and a holder copies no stale request.
+        let mut buf = Vec::new();
+        match wire::recv_raw(&socket, &mut buf) {
+            Ok(Some(datagram)) => fork_holder(&buf, datagram.fds),
+            Ok(None) => return,
+            // A bad request costs itself only; its descriptors are closed.
+            Err(_) => {}
+        }
+    }
+}
+
+fn fork_holder(request: &[u8], fds: Vec<OwnedFd>) {
+    let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return };
+    let Ok(mut config) = decode(request, dir) else { return };
+    // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
+    // the server as end of file when `controller` is dropped here.
+    if unsafe { libc::fork() } != 0 {
+        return;
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let [controller, dir] = become_holder(controller, config.dir)?;
+        config.dir = dir;
+        let holder = Holder::new(config, controller, Forker, run::monotonic_ns())?;
+        run::run(holder);
+        io::Result::Ok(())
+    }));
+    if outcome.is_err() {
+        // Leaders die with us; what they left behind does not.
+        crate::reap::kill_all();
+        std::process::abort();
+    }
+    // SAFETY: ends this process without the exit handlers of the program it was forked from.
+    unsafe { libc::_exit(0) }
+}
+
+/// Turns this fork of the spawner into a process of its own.
+fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> {
+    rustix::process::setsid()?;
+    name(c"exec-holder");
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGCHLD] {
+        disposition(signal, libc::SIG_DFL);
+    }
+    disposition(libc::SIGPIPE, libc::SIG_IGN);
+    let fds = isolate([controller, dir])?;
+    rustix::process::chdir("/")?;
+    // Strays of our children become ours, and nobody of our uid may look into our memory.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Refused is no reason to fail: the present limit stays and bounds the number of processes.
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
+    Ok(fds)
+}
+
+/// Puts the null device on 0 to 2 and closes every descriptor but those given, which may get new numbers.
+fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
+    let mut kept = Vec::with_capacity(N);
+    for fd in fds {
+        kept.push(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?);
+    }
+    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    for number in 0..3 {
+        // SAFETY: plain system call; 0 to 2 belong to nobody in this process.
+        if unsafe { libc::dup2(null.as_raw_fd(), number) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // An `OwnedFd` below would be closed twice if it were dropped after the ranges; 0 to 2 themselves must stay.
+    if null.as_raw_fd() < 3 { std::mem::forget(null) } else { drop(null) }
+    let mut numbers: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+    numbers.sort_unstable();
+    let mut from = 3;
+    for number in numbers {
+        close_range(from, number - 1);
+        from = number + 1;
+    }
+    close_range(from, RawFd::MAX);
+    <[OwnedFd; N]>::try_from(kept).map_err(|_| rustix::io::Errno::INVAL.into())
+}
+
+fn close_range(first: RawFd, last: RawFd) {
+    if first <= last {
+        // SAFETY: plain system call. No value in this process owns a descriptor in a closed range: the caller has kept
+        // those that are used.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+fn name(name: &std::ffi::CStr) {
+    // Only for people who look at `ps`.
+    rustix::thread::set_name(name).ok();
+}
+
+fn disposition(signal: i32, handler: libc::sighandler_t) {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask; `SIG_IGN` and `SIG_DFL` run no code of ours.
+    unsafe {
+        (*action.as_mut_ptr()).sa_sigaction = handler;
+        libc::sigaction(signal, action.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Layout of the request: version, kind, then fixed fields, then the opaque record. Spawner and server are the same build.
+fn encode(new: &NewHolder) -> Vec<u8> {
+    #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
+    let mut out = vec![VERSION as u8, 1];
+    out.extend_from_slice(&new.secret);
+    let limits = new.limits;
+    let nofile = new.original_nofile.unwrap_or_default();
+    for field in [
+        limits.ttl_ms,
+        limits.disk_quota_bytes,
+        limits.free_floor_bytes,
+        limits.free_floor_percent,
+        u64::from(new.original_nofile.is_some()),
+        nofile.0,
+        nofile.1,
+    ] {
+        out.extend_from_slice(&field.to_le_bytes());
+    }
+    out.extend_from_slice(&new.info);
+    out
+}
+
+fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError> {
+    let (_, rest) = request.split_first_chunk::<2>().ok_or(DecodeError::Short)?;
+    let (secret, mut rest) = rest.split_first_chunk::<32>().ok_or(DecodeError::Short)?;
+    let mut fields = [0_u64; 7];
+    for field in &mut fields {
+        let (bytes, after) = rest.split_first_chunk::<8>().ok_or(DecodeError::Short)?;
+        *field = u64::from_le_bytes(*bytes);
+        rest = after;
+    }
+    let [ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent, has_nofile, soft, hard] = fields;
+    Ok(Config {
+        dir,
+        secret: *secret,
+        info: rest.to_vec(),
+        limits: Limits { ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent },
+        nofile: (has_nofile != 0).then_some((soft, hard)),
+        exclusive: true,
+    })
+}

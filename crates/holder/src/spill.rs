@@ -1,0 +1,260 @@
+//! The disk: segments written and removed by a thread of its own, so that the epoll thread never waits for a disk.
+//!
+//! Owns the thread, the one write in flight, and the rules of the disk (free-space floor, rest after a failure). It does
+//! not know processes or policies: which segment goes to disk and what a full disk means is decided by `output`.
+//!
+//! ```text
+//!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
+//!        ▲                                                        │
+//!        └───────────────── Outcome, eventfd ─────────────────────┘
+//! ```
+//!
+//! Bounds: one write with its 1 MiB buffer; removals are bounded by the files that exist, that is by the quota.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use exec_server_log::{SEGMENT_BYTES, Segment, disk_name};
+use rustix::event::EventfdFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use crate::Limits;
+
+/// How long no write is tried after the disk refused one.
+const RETRY_NS: u64 = 1_000_000_000;
+
+/// Stack of the thread: it calls nothing but the kernel. Larger costs address space only.
+const STACK_BYTES: usize = 64 * 1024;
+
+pub(crate) struct Spill {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    is_writing: bool,
+    /// Kept between writes while there are more to come.
+    buffer: Vec<u8>,
+    /// The disk refused; no write before this time.
+    rests_until: Option<u64>,
+    limits: Limits,
+}
+
+/// A finished write.
+pub(crate) struct Outcome {
+    pub(crate) slot: u32,
+    pub(crate) id: u64,
+    pub(crate) result: io::Result<()>,
+    bytes: Vec<u8>,
+}
+
+struct Shared {
+    dir: OwnedFd,
+    eventfd: OwnedFd,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    outcome: Option<Outcome>,
+    is_stopped: bool,
+}
+
+enum Job {
+    Write { slot: u32, id: u64, name: String, bytes: Vec<u8>, floor: (u64, u64) },
+    Unlink { name: String },
+}
+
+impl Spill {
+    pub(crate) fn new(dir: &OwnedFd, limits: Limits) -> io::Result<Self> {
+        let shared = Shared {
+            dir: dir.try_clone()?,
+            eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            thread: None,
+            is_writing: false,
+            buffer: Vec::new(),
+            rests_until: None,
+            limits,
+        })
+    }
+
+    /// Readable when a write has finished.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.shared.eventfd.as_fd()
+    }
+
+    /// Whether one more segment of a process that has `disk_segments` would exceed its quota.
+    pub(crate) fn is_quota_full(&self, disk_segments: usize) -> bool {
+        let after = (disk_segments as u64 + 1).saturating_mul(SEGMENT_BYTES as u64);
+        after > self.limits.disk_quota_bytes
+    }
+
+    /// Whether the disk refused lately.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.rests_until.is_some()
+    }
+
+    /// Whether a write can begin.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.is_writing && self.rests_until.is_none()
+    }
+
+    /// Begins to write a sealed segment. The caller has asked [`Spill::is_idle`].
+    pub(crate) fn begin(&mut self, slot: u32, segment: &Segment, now_ns: u64) {
+        if self.start_thread().is_err() {
+            // No thread is as bad as no disk, and as passing.
+            self.rests_until = Some(now_ns.saturating_add(RETRY_NS));
+            return;
+        }
+        let mut bytes = std::mem::take(&mut self.buffer);
+        segment.encode_for_disk(&mut bytes);
+        let id = segment.id();
+        let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
+        self.is_writing = true;
+        self.push(Job::Write { slot, id, name: disk_name(slot, id), bytes, floor });
+    }
+
+    /// Removes the file of a segment.
+    pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
+        let name = disk_name(slot, id);
+        match self.start_thread() {
+            Ok(()) => self.push(Job::Unlink { name }),
+            // Rather wait for the disk once than leave the file for ever.
+            Err(_) => remove(&self.shared.dir, &name),
+        }
+    }
+
+    /// The finished write, if there is one. A refusal makes the disk rest until the retry.
+    pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<Outcome> {
+        // Empty is what a spurious look finds.
+        rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
+        let mut outcome = self.shared.lock().outcome.take()?;
+        self.is_writing = false;
+        self.buffer = std::mem::take(&mut outcome.bytes);
+        if outcome.result.is_err() {
+            self.rests_until = Some(now_ns.saturating_add(RETRY_NS));
+        }
+        Some(outcome)
+    }
+
+    /// Ends the rest when its time is over; true means that blocked processes should be looked at.
+    pub(crate) fn poll_rested(&mut self, now_ns: u64) -> bool {
+        let is_over = self.rests_until.is_some_and(|until| now_ns >= until);
+        if is_over {
+            self.rests_until = None;
+        }
+        is_over
+    }
+
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        self.rests_until
+    }
+
+    /// Gives the write buffer back when nothing more is to be written for now.
+    pub(crate) fn trim(&mut self) {
+        if !self.is_writing {
+            self.buffer = Vec::new();
+        }
+    }
+
+    /// Finishes what is queued and ends the thread.
+    pub(crate) fn shut_down(&mut self) {
+        self.shared.lock().is_stopped = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has nothing to add at the end.
+            thread.join().ok();
+        }
+    }
+
+    fn start_thread(&mut self) -> io::Result<()> {
+        if self.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let builder = std::thread::Builder::new().name("exec-spill".into()).stack_size(STACK_BYTES);
+            self.thread = Some(builder.spawn(move || shared.run())?);
+        }
+        Ok(())
+    }
+
+    fn push(&self, job: Job) {
+        self.shared.lock().jobs.push_back(job);
+        self.shared.wake.notify_one();
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // The queue is whole at every point where its holder could panic.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.lock();
+        loop {
+            match queue.jobs.pop_front() {
+                Some(job) => return Some(job),
+                None if queue.is_stopped => return None,
+                None => queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn run(&self) {
+        while let Some(job) = self.next() {
+            match job {
+                Job::Unlink { name } => remove(&self.dir, &name),
+                Job::Write { slot, id, name, bytes, floor } => {
+                    let result = write(&self.dir, &name, &bytes, floor);
+                    self.lock().outcome = Some(Outcome { slot, id, result, bytes });
+                    // The counter cannot be full: it is read once per write.
+                    rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+                }
+            }
+        }
+    }
+}
+
+fn remove(dir: &OwnedFd, name: &str) {
+    // Gone already is what is wanted; anything else is left to the end of the session.
+    rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
+}
+
+fn write(dir: &OwnedFd, name: &str, bytes: &[u8], floor: (u64, u64)) -> io::Result<()> {
+    let space = rustix::fs::fstatvfs(dir)?;
+    let percent = space.f_blocks.saturating_mul(space.f_frsize) / 100 * floor.1;
+    let needed = floor.0.min(percent).saturating_add(bytes.len() as u64);
+    if space.f_bavail.saturating_mul(space.f_frsize) < needed {
+        return Err(rustix::io::Errno::NOSPC.into());
+    }
+    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?;
+    let written = write_all(&file, bytes);
+    if written.is_err() {
+        remove(dir, name);
+    }
+    written
+}
+
+fn write_all(file: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    let mut at = 0;
+    while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, at as u64))? {
+            0 => return Err(rustix::io::Errno::NOSPC.into()),
+            n => at += n,
+        }
+    }
+    Ok(())
+}

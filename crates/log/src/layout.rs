@@ -1,0 +1,230 @@
+//! Byte layout of segments and records, the same in memory and on disk, little-endian. Does no I/O.
+//!
+//! ```text
+//! segment  0 magic u64 | 8 layout u32 | 12 slot u32 | 16 id u64 | 24 base_seq u64 | 32 base_offset u64
+//!          40 commit u32 | 44 sealed u32 | 48 output u32 | 52 records u32 | 56 crc u32 | 60 zero u32 | 64 records
+//! record   0 len u32 | 4 kind u8 | 5 stream u8 | 6 zero u16 | 8 crc u32 | 12 zero u32 | 16 seq u64 | 24 payload, to a multiple of 8
+//! ```
+//!
+//! `commit` counts the bytes in use, header included; `output` and `records` what lies below it. Both checksums are zero in
+//! memory and set on disk; each covers its header with the checksum itself as zero, that of a record also its payload.
+
+use crate::event::{self, Event, Exit, Stream};
+
+/// Size of a segment, 1 MiB. Larger ones are let go later and cost more at the end of a quiet log.
+pub const SEGMENT_BYTES: usize = 1 << 20;
+
+/// Largest payload of a record, 64 KiB: one chunk on the wire.
+pub const RECORD_MAX: usize = 64 << 10;
+
+/// Least room offered for a record, 4 KiB. A segment with less left is sealed, which wastes under 0.4 % of it.
+pub const ROOM_MIN: usize = 4 << 10;
+
+/// Processes of a session that can have a log at once. The control block takes 128 bytes each when used.
+pub const SLOTS: u32 = 4096;
+
+pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"exsegmnt");
+pub(crate) const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"exctrlbk");
+
+pub(crate) const SEGMENT_HEADER: usize = 64;
+pub(crate) const RECORD_HEADER: usize = 24;
+const CRC_AT: usize = 8;
+
+pub(crate) const KIND_OUTPUT: u8 = 1;
+pub(crate) const KIND_EXITED: u8 = 2;
+pub(crate) const KIND_CLOSED: u8 = 3;
+
+/// Header of a record, copied out of the segment so that what was checked is what is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordHeader {
+    pub(crate) len: u32,
+    pub(crate) kind: u8,
+    pub(crate) stream: u8,
+    pub(crate) crc: u32,
+    pub(crate) seq: u64,
+}
+
+impl RecordHeader {
+    pub(crate) fn encode(&self) -> [u8; RECORD_HEADER] {
+        let mut out = [0; RECORD_HEADER];
+        out[..4].copy_from_slice(&self.len.to_le_bytes());
+        out[4] = self.kind;
+        out[5] = self.stream;
+        out[CRC_AT..CRC_AT + 4].copy_from_slice(&self.crc.to_le_bytes());
+        out[16..].copy_from_slice(&self.seq.to_le_bytes());
+        out
+    }
+
+    fn decode(raw: &[u8; RECORD_HEADER]) -> Option<Self> {
+        let header =
+            Self { len: word(raw, 0), kind: raw[4], stream: raw[5], crc: word(raw, CRC_AT), seq: double(raw, 16) };
+        // The reserved bytes must be zero: a reader of this layout must not guess at a newer one.
+        (raw[6..8] == [0; 2] && raw[12..16] == [0; 4]).then_some(header)
+    }
+
+    /// Output bytes in the record.
+    pub(crate) fn output_bytes(&self) -> u64 {
+        if self.kind == KIND_OUTPUT { u64::from(self.len) } else { 0 }
+    }
+
+    fn checksum(&self, payload: &[u8]) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&Self { crc: 0, ..*self }.encode());
+        hasher.update(payload);
+        hasher.finalize()
+    }
+
+    pub(crate) fn has_checksum_of(&self, payload: &[u8]) -> bool {
+        self.crc == self.checksum(payload)
+    }
+}
+
+/// A record as it lies in a region, with the position of the one after it.
+pub(crate) struct Found<'a> {
+    pub(crate) header: RecordHeader,
+    pub(crate) payload: &'a [u8],
+    pub(crate) end: usize,
+}
+
+impl<'a> Found<'a> {
+    pub(crate) fn event(&self) -> Option<Event<'a>> {
+        match self.header.kind {
+            KIND_OUTPUT if !self.payload.is_empty() => {
+                Some(Event::Output { stream: Stream::from_byte(self.header.stream)?, bytes: self.payload })
+            }
+            KIND_EXITED => Exit::decode(self.payload).map(Event::Exited),
+            KIND_CLOSED => event::decode_closed(self.payload),
+            _ => None,
+        }
+    }
+}
+
+/// What lies at a position of a region of committed records.
+pub(crate) enum At<'a> {
+    Record(Found<'a>),
+    End,
+    Malformed,
+}
+
+/// Reads the record at `pos` of the committed `region` (which begins after the segment header). Never reads outside of it.
+pub(crate) fn record_at(region: &[u8], pos: usize) -> At<'_> {
+    if pos == region.len() {
+        return At::End;
+    }
+    let Some(rest) = region.get(pos..) else {
+        return At::Malformed;
+    };
+    let Some(header) = rest.first_chunk().and_then(RecordHeader::decode) else {
+        return At::Malformed;
+    };
+    let len = header.len as usize;
+    if len > RECORD_MAX {
+        return At::Malformed;
+    }
+    let Some(payload) = rest.get(RECORD_HEADER..RECORD_HEADER + len) else {
+        return At::Malformed;
+    };
+    let end = pos + record_bytes(len);
+    if end > region.len() {
+        return At::Malformed;
+    }
+    At::Record(Found { header, payload, end })
+}
+
+/// Bytes that a record with a payload of `len` takes.
+pub(crate) const fn record_bytes(len: usize) -> usize {
+    RECORD_HEADER + len.next_multiple_of(8)
+}
+
+/// Header of a segment as it is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentHeader {
+    pub(crate) slot: u32,
+    pub(crate) id: u64,
+    pub(crate) base_seq: u64,
+    pub(crate) base_offset: u64,
+    pub(crate) commit: u32,
+    pub(crate) sealed: u32,
+    pub(crate) output: u32,
+    pub(crate) records: u32,
+}
+
+/// Why the first 64 bytes are no segment header of ours.
+pub(crate) enum BadHeader {
+    Magic,
+    Layout(u32),
+    Checksum,
+}
+
+impl SegmentHeader {
+    /// The header without its checksum, as it is in memory.
+    pub(crate) fn encode(&self) -> [u8; SEGMENT_HEADER] {
+        let mut out = [0; SEGMENT_HEADER];
+        out[..8].copy_from_slice(&SEGMENT_MAGIC.to_le_bytes());
+        out[8..12].copy_from_slice(&LAYOUT.to_le_bytes());
+        out[12..16].copy_from_slice(&self.slot.to_le_bytes());
+        out[16..24].copy_from_slice(&self.id.to_le_bytes());
+        out[24..32].copy_from_slice(&self.base_seq.to_le_bytes());
+        out[32..40].copy_from_slice(&self.base_offset.to_le_bytes());
+        out[40..44].copy_from_slice(&self.commit.to_le_bytes());
+        out[44..48].copy_from_slice(&self.sealed.to_le_bytes());
+        out[48..52].copy_from_slice(&self.output.to_le_bytes());
+        out[52..56].copy_from_slice(&self.records.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn encode_with_checksum(&self) -> [u8; SEGMENT_HEADER] {
+        let mut out = self.encode();
+        let crc = crc32fast::hash(&out);
+        out[56..60].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, BadHeader> {
+        if double(raw, 0) != SEGMENT_MAGIC {
+            return Err(BadHeader::Magic);
+        }
+        let layout = word(raw, 8);
+        if layout != LAYOUT {
+            return Err(BadHeader::Layout(layout));
+        }
+        let header = Self {
+            slot: word(raw, 12),
+            id: double(raw, 16),
+            base_seq: double(raw, 24),
+            base_offset: double(raw, 32),
+            commit: word(raw, 40),
+            sealed: word(raw, 44),
+            output: word(raw, 48),
+            records: word(raw, 52),
+        };
+        if header.encode_with_checksum() != *raw {
+            return Err(BadHeader::Checksum);
+        }
+        Ok(header)
+    }
+}
+
+/// Sets the checksum of every record of `region`.
+pub(crate) fn set_checksums(region: &mut [u8]) {
+    let mut pos = 0;
+    while let At::Record(found) = record_at(region, pos) {
+        let crc = found.header.checksum(found.payload);
+        let end = found.end;
+        region[pos + CRC_AT..pos + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        pos = end;
+    }
+}
+
+fn word(raw: &[u8], at: usize) -> u32 {
+    let mut out = [0; 4];
+    out.copy_from_slice(&raw[at..at + 4]);
+    u32::from_le_bytes(out)
+}
+
+fn double(raw: &[u8], at: usize) -> u64 {
+    let mut out = [0; 8];
+    out.copy_from_slice(&raw[at..at + 8]);
+    u64::from_le_bytes(out)
+}

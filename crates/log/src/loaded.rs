@@ -1,0 +1,156 @@
+//! A disk segment in the heap, checked record by record. Knows neither directory nor chain.
+
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
+
+use crate::{
+    layout::{At, BadHeader, LAYOUT, SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
+    segment::{Place, SegmentInfo},
+};
+
+/// Why nothing of a disk segment can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The disk or the kernel refused.
+    #[error("read a segment file")]
+    Os(#[from] io::Error),
+    /// Not a regular file, or larger than a segment.
+    #[error("a file of `{found}` bytes is no segment")]
+    Size {
+        /// Its size.
+        found: u64,
+    },
+    /// It ends within its header.
+    #[error("a segment file ends after `{found}` bytes, within its header")]
+    Short {
+        /// Its size.
+        found: u64,
+    },
+    /// It does not begin like a segment.
+    #[error("a file does not begin like a segment")]
+    Magic,
+    /// Written by another version.
+    #[error("a segment file has layout `{found}` instead of `{expected}`")]
+    Layout {
+        /// What this version reads.
+        expected: u32,
+        /// What the file has.
+        found: u32,
+    },
+    /// Its header does not match its checksum.
+    #[error("the header of a segment file is damaged")]
+    Header,
+}
+
+/// The whole records of a disk segment, up to the first one that is cut or damaged.
+#[derive(Debug)]
+pub struct Loaded {
+    header: SegmentHeader,
+    records: Vec<u8>,
+    count: u32,
+    output: u64,
+}
+
+impl Loaded {
+    /// Reads a segment file and checks every record. A torn tail is cut off and counted.
+    pub fn read(file: &File) -> Result<Arc<Self>, RecoverError> {
+        let meta = file.metadata()?;
+        if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
+            return Err(RecoverError::Size { found: meta.len() });
+        }
+        let mut bytes = vec![0; usize::try_from(meta.len()).unwrap_or(SEGMENT_BYTES)];
+        let len = read_full(file, &mut bytes)?;
+        bytes.truncate(len);
+        Self::parse(bytes)
+    }
+
+    fn parse(mut bytes: Vec<u8>) -> Result<Arc<Self>, RecoverError> {
+        let raw = bytes.first_chunk().ok_or(RecoverError::Short { found: bytes.len() as u64 })?;
+        let header = SegmentHeader::decode_with_checksum(raw).map_err(|bad| match bad {
+            BadHeader::Magic => RecoverError::Magic,
+            BadHeader::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
+            BadHeader::Checksum => RecoverError::Header,
+        })?;
+        // What lies behind the commit was never part of the log.
+        bytes.truncate(header.commit as usize);
+        bytes.drain(..SEGMENT_HEADER.min(bytes.len()));
+        let mut loaded = Self { header, records: bytes, count: 0, output: 0 };
+        loaded.cut();
+        Ok(Arc::new(loaded))
+    }
+
+    /// Walks the records and cuts at the first that is not whole.
+    fn cut(&mut self) {
+        let mut pos = 0;
+        while let At::Record(found) = record_at(&self.records, pos) {
+            let expected = self.header.base_seq.checked_add(u64::from(self.count));
+            if Some(found.header.seq) != expected
+                || !found.header.has_checksum_of(found.payload)
+                || found.event().is_none()
+            {
+                break;
+            }
+            self.count += 1;
+            self.output += found.header.output_bytes();
+            pos = found.end;
+        }
+        self.records.truncate(pos);
+    }
+
+    /// What the header says.
+    pub fn info(&self) -> SegmentInfo {
+        SegmentInfo {
+            id: self.header.id,
+            base_seq: self.header.base_seq,
+            base_offset: self.header.base_offset,
+            place: Place::Disk,
+            sealed: true,
+        }
+    }
+
+    /// The slot of the log that it belongs to.
+    pub fn slot(&self) -> u32 {
+        self.header.slot
+    }
+
+    /// Number after its last whole event.
+    pub fn next_seq(&self) -> u64 {
+        self.header.base_seq.saturating_add(u64::from(self.count))
+    }
+
+    /// Output bytes up to the end of its last whole event.
+    pub fn end_offset(&self) -> u64 {
+        self.header.base_offset.saturating_add(self.output)
+    }
+
+    /// Events that the file once had and that were cut off.
+    pub fn torn_records(&self) -> u64 {
+        u64::from(self.header.records.saturating_sub(self.count))
+    }
+
+    /// Output bytes of the events that were cut off.
+    pub fn torn_bytes(&self) -> u64 {
+        u64::from(self.header.output).saturating_sub(self.output)
+    }
+
+    pub(crate) fn records(&self) -> &[u8] {
+        &self.records
+    }
+
+    /// Records and output bytes that are whole.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        (u64::from(self.count), self.output)
+    }
+}
+
+fn read_full(file: &File, buf: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < buf.len() {
+        match file.read_at(&mut buf[len..], len as u64) {
+            Ok(0) => break,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}

@@ -1,0 +1,118 @@
+//! A segment in shared memory as its reader sees it, and the header that both sides share. Knows neither chain nor cursor.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use rustix::mm::ProtFlags;
+
+use crate::{
+    layout::{LAYOUT, SEGMENT_BYTES, SEGMENT_HEADER, SEGMENT_MAGIC},
+    memory::{Map, OpenError},
+};
+
+/// The header of a segment in memory; the layout is that of `layout.rs`.
+#[repr(C)]
+pub(crate) struct SharedHeader {
+    pub(crate) magic: AtomicU64,
+    pub(crate) layout: AtomicU32,
+    pub(crate) slot: AtomicU32,
+    pub(crate) id: AtomicU64,
+    pub(crate) base_seq: AtomicU64,
+    pub(crate) base_offset: AtomicU64,
+    /// Bytes in use, stored with release after the bytes themselves.
+    pub(crate) commit: AtomicU32,
+    pub(crate) sealed: AtomicU32,
+    /// Output bytes below `commit`, stored before it.
+    pub(crate) output: AtomicU32,
+    /// Records below `commit`, stored before it.
+    pub(crate) records: AtomicU32,
+    pub(crate) reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<SharedHeader>() == SEGMENT_HEADER);
+
+impl SharedHeader {
+    pub(crate) fn of(map: &Map) -> &Self {
+        debug_assert_eq!(map.len(), SEGMENT_BYTES);
+        // SAFETY: the mapping is page-aligned, outlives the borrow and is larger than the header, whose used fields are all
+        // atomics, so that writes by the other process are no data race.
+        unsafe { map.start().cast().as_ref() }
+    }
+}
+
+/// A segment of a holder, mapped read-only.
+///
+/// The memory may be reused for another segment after it was given back, so nothing of the header is cached here.
+pub struct Mapping {
+    map: Map,
+}
+
+impl Mapping {
+    /// Maps a segment that a holder handed over, after checking size, seals, magic and layout.
+    pub fn map(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
+        let map = Map::open(&fd, SEGMENT_BYTES, ProtFlags::READ)?;
+        let header = SharedHeader::of(&map);
+        let magic = header.magic.load(Ordering::Acquire);
+        if magic != SEGMENT_MAGIC {
+            return Err(OpenError::Magic { found: magic });
+        }
+        let layout = header.layout.load(Ordering::Relaxed);
+        if layout != LAYOUT {
+            return Err(OpenError::Layout { expected: LAYOUT, found: layout });
+        }
+        Ok(Arc::new(Self { map }))
+    }
+
+    /// Number of the segment that lies in this memory at the moment.
+    pub fn id(&self) -> u64 {
+        SharedHeader::of(&self.map).id.load(Ordering::Relaxed)
+    }
+
+    /// The slot of the log that it belongs to at the moment.
+    pub fn slot(&self) -> u32 {
+        SharedHeader::of(&self.map).slot.load(Ordering::Relaxed)
+    }
+
+    /// The committed records. A commit that makes no sense gives fewer bytes, never more than the mapping has.
+    pub(crate) fn records(&self) -> &[u8] {
+        let header = SharedHeader::of(&self.map);
+        let commit = header.commit.load(Ordering::Acquire) as usize;
+        let len = commit.min(SEGMENT_BYTES).saturating_sub(SEGMENT_HEADER);
+        // SAFETY: header plus `len` is inside the mapping, which outlives the borrow; the writer does not touch bytes below a
+        // commit that it stored with release until the segment is given back, and they are initialised.
+        unsafe {
+            let start = self.map.start().add(SEGMENT_HEADER);
+            std::slice::from_raw_parts(start.as_ptr(), len)
+        }
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        let header = SharedHeader::of(&self.map);
+        header.sealed.load(Ordering::Acquire) != 0
+    }
+
+    /// Records and output bytes committed so far.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let header = SharedHeader::of(&self.map);
+        // Stored before the commit, so at least what the commit covers.
+        header.commit.load(Ordering::Acquire);
+        (u64::from(header.records.load(Ordering::Relaxed)), u64::from(header.output.load(Ordering::Relaxed)))
+    }
+}
+
+impl AsRef<Self> for Mapping {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapping").field("id", &self.id()).finish()
+    }
+}

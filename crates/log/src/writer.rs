@@ -1,0 +1,277 @@
+//! The writing end of one process's log. Decides where a record goes and keeps the shared counters true; which segment is
+//! spilled, dropped or lent is its owner's policy.
+
+use std::{collections::VecDeque, io};
+
+use crate::{
+    control::Control,
+    event::{self, Exit, Stream},
+    layout::{KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
+    segment::{Place, Pool, Segment, SegmentInfo},
+};
+
+/// Space for one output record.
+#[derive(Debug)]
+pub struct Room<'a> {
+    /// Where to read into, 4 to 64 KiB; the contents are what was there before.
+    pub buf: &'a mut [u8],
+    /// A new segment began, which readers must be told of: see [`Writer::take_fresh`].
+    pub fresh: bool,
+}
+
+/// What became of a segment that the server had taken.
+#[derive(Debug)]
+pub enum Released {
+    /// It was in memory; reuse it once no reader has it.
+    Memory(Segment),
+    /// It was on disk; its file can go.
+    Disk,
+    /// No such segment, or it is still appended to.
+    Unknown,
+}
+
+/// A segment dropped by policy.
+#[derive(Debug)]
+pub struct Dropped {
+    /// Its number.
+    pub id: u64,
+    /// Where it was.
+    pub place: Place,
+    /// Its memory; reuse it once no reader has it.
+    pub segment: Option<Segment>,
+    /// Output bytes lost with it.
+    pub bytes: u64,
+}
+
+/// One retained segment. `last_seq` and `output` are filled when it is sealed, so that it can be accounted for on disk.
+struct Held {
+    info: SegmentInfo,
+    memory: Option<Segment>,
+    last_seq: u64,
+    output: u64,
+}
+
+/// The log of one process in the holder.
+///
+/// Segments are ordered; only the last can be unsealed, and that one is always in memory.
+pub struct Writer {
+    slot: u32,
+    next_seq: u64,
+    written: u64,
+    dropped: u64,
+    released_seq: u64,
+    released_offset: u64,
+    segments: VecDeque<Held>,
+    fresh: VecDeque<SegmentInfo>,
+    in_memory: usize,
+}
+
+impl Writer {
+    /// An empty log in `slot`; the owner has called [`Control::reset_slot`]. No memory is taken before the first record.
+    pub fn new(slot: u32) -> Self {
+        Self {
+            slot,
+            next_seq: 1,
+            written: 0,
+            dropped: 0,
+            released_seq: 0,
+            released_offset: 0,
+            segments: VecDeque::new(),
+            fresh: VecDeque::new(),
+            in_memory: 0,
+        }
+    }
+
+    /// Space for one output record, in a new segment where the current one has too little. Never blocks.
+    pub fn room(&mut self, pool: &mut Pool) -> io::Result<Room<'_>> {
+        let fresh = self.make_room(pool, ROOM_MIN)?;
+        let segment = self.current().expect("room was just made");
+        Ok(Room { buf: segment.payload_mut(), fresh })
+    }
+
+    /// Commits the first `len` bytes of the room as one record; true means that the caller must write the eventfd.
+    ///
+    /// Nothing is committed for zero bytes. Without room asked for before, or with more bytes than it had, it panics.
+    pub fn commit(&mut self, control: &Control, stream: Stream, len: usize) -> bool {
+        if len == 0 {
+            return false;
+        }
+        let segment = self.current().expect("commit follows room");
+        segment.commit(KIND_OUTPUT, stream.to_byte(), len);
+        self.written += len as u64;
+        self.publish(control)
+    }
+
+    /// Appends the exit; true means that the caller must write the eventfd.
+    pub fn append_exited(&mut self, control: &Control, pool: &mut Pool, exit: Exit) -> io::Result<bool> {
+        let seq = self.append(pool, KIND_EXITED, &exit.encode())?;
+        control.set_exited(self.slot, seq, &exit);
+        Ok(self.publish(control))
+    }
+
+    /// Appends the last event and seals the log; true means that the caller must write the eventfd.
+    pub fn append_closed(&mut self, control: &Control, pool: &mut Pool) -> io::Result<bool> {
+        let totals = event::encode_closed(self.written, self.dropped);
+        let seq = self.append(pool, KIND_CLOSED, &totals)?;
+        // So that the tail, too, can be let go or spilled.
+        self.seal_current();
+        control.set_closed(self.slot, seq);
+        Ok(self.publish(control))
+    }
+
+    /// Number that the next event gets.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Output bytes so far, dropped ones included.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// The retained segments in order.
+    pub fn segments(&self) -> impl Iterator<Item = SegmentInfo> + '_ {
+        self.segments.iter().map(|held| held.info)
+    }
+
+    /// The memory of a retained segment.
+    pub fn segment(&self, id: u64) -> Option<&Segment> {
+        self.find(id).and_then(|index| self.segments[index].memory.as_ref())
+    }
+
+    /// Retained segments in memory, the current one included.
+    pub fn memory_segments(&self) -> usize {
+        self.in_memory
+    }
+
+    /// Retained segments on disk.
+    pub fn disk_segments(&self) -> usize {
+        self.segments.len() - self.in_memory
+    }
+
+    /// The next segment begun since last asked, in order.
+    pub fn take_fresh(&mut self) -> Option<SegmentInfo> {
+        self.fresh.pop_front()
+    }
+
+    /// The segment to spill next.
+    pub fn oldest_sealed_in_memory(&self) -> Option<&Segment> {
+        let mut memory = self.segments.iter().filter_map(|held| held.memory.as_ref());
+        memory.find(|segment| segment.is_sealed())
+    }
+
+    /// Notes that the file of a sealed segment is written, and hands back its memory: to be reused once no reader has it.
+    pub fn set_on_disk(&mut self, id: u64) -> Option<Segment> {
+        let index = self.find(id)?;
+        let held = &mut self.segments[index];
+        if !held.info.sealed {
+            return None;
+        }
+        let memory = held.memory.take()?;
+        held.info.place = Place::Disk;
+        self.in_memory -= 1;
+        Some(memory)
+    }
+
+    /// Lets go of a sealed segment that the server has taken.
+    pub fn release(&mut self, control: &Control, id: u64) -> Released {
+        let Some(held) = self.remove_sealed(id) else {
+            return Released::Unknown;
+        };
+        self.released_seq = self.released_seq.max(held.last_seq);
+        let end = held.info.base_offset + held.output;
+        self.released_offset = self.released_offset.max(end);
+        control.set_released(self.slot, self.released_seq, self.released_offset);
+        control.set_first(self.slot, self.first_seq(), self.dropped);
+        held.memory.map_or(Released::Disk, Released::Memory)
+    }
+
+    /// Drops the oldest sealed segment, by policy, and counts its output as lost.
+    pub fn drop_oldest(&mut self, control: &Control) -> Option<Dropped> {
+        let id = self.segments.front()?.info.id;
+        let held = self.remove_sealed(id)?;
+        self.dropped += held.output;
+        control.set_first(self.slot, self.first_seq(), self.dropped);
+        Some(Dropped { id, place: held.info.place, segment: held.memory, bytes: held.output })
+    }
+
+    /// Everything that is retained, the current segment included, when the process is forgotten.
+    pub fn into_segments(self) -> impl Iterator<Item = (SegmentInfo, Option<Segment>)> {
+        self.segments.into_iter().map(|held| (held.info, held.memory))
+    }
+
+    fn publish(&mut self, control: &Control) -> bool {
+        self.next_seq += 1;
+        control.publish(self.slot, self.next_seq, self.written);
+        control.notify(self.slot)
+    }
+
+    fn append(&mut self, pool: &mut Pool, kind: u8, payload: &[u8]) -> io::Result<u64> {
+        self.make_room(pool, payload.len())?;
+        let segment = self.current().expect("room was just made");
+        segment.payload_mut()[..payload.len()].copy_from_slice(payload);
+        Ok(segment.commit(kind, 0, payload.len()))
+    }
+
+    /// Makes sure that the last segment takes a payload of `least` bytes; true means that it is a new one.
+    fn make_room(&mut self, pool: &mut Pool, least: usize) -> io::Result<bool> {
+        if self.current().is_some_and(|segment| segment.room() >= least) {
+            return Ok(false);
+        }
+        // Taken before the old one is sealed: where it fails, the log stays as it was.
+        let segment = pool.take(self.slot, self.next_seq, self.written)?;
+        self.seal_current();
+        let info = segment.info();
+        self.segments.push_back(Held { info, memory: Some(segment), last_seq: 0, output: 0 });
+        self.in_memory += 1;
+        self.fresh.push_back(info);
+        Ok(true)
+    }
+
+    fn current(&mut self) -> Option<&mut Segment> {
+        self.segments.back_mut().and_then(|held| held.memory.as_mut()).filter(|segment| !segment.is_sealed())
+    }
+
+    fn seal_current(&mut self) {
+        let Some(held) = self.segments.back_mut() else {
+            return;
+        };
+        if let Some(segment) = held.memory.as_mut().filter(|held| !held.is_sealed()) {
+            segment.seal();
+            held.info.sealed = true;
+            held.last_seq = segment.last_seq();
+            held.output = segment.output_bytes();
+        }
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.segments.iter().position(|held| held.info.id == id)
+    }
+
+    fn remove_sealed(&mut self, id: u64) -> Option<Held> {
+        let index = self.find(id)?;
+        if !self.segments[index].info.sealed {
+            return None;
+        }
+        let held = self.segments.remove(index)?;
+        if held.memory.is_some() {
+            self.in_memory -= 1;
+        }
+        Some(held)
+    }
+
+    /// Lowest retained number; the next one where nothing is retained.
+    fn first_seq(&self) -> u64 {
+        self.segments.front().map_or(self.next_seq, |held| held.info.base_seq)
+    }
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer")
+            .field("slot", &self.slot)
+            .field("next_seq", &self.next_seq)
+            .field("segments", &self.segments.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,425 @@
+//! Writer and chain against a list of events: whatever is appended, spilled, released or dropped, every cursor sees exactly what
+//! is retained, in order, and every gap to the byte. Over 400 lines because the model and the world it judges are read together.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::{fd::AsFd, unix::fs::FileExt},
+    sync::{Arc, Weak},
+};
+
+use exec_server_log::{
+    Chain, Control, Cursor, Event, Exit, Loaded, Mapping, Place, Pool, RECORD_MAX, ROOM_MIN, Record, Released,
+    SEGMENT_BYTES, Segment, Step, Stream, Writer, disk_name, load, memfd_of,
+};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const SLOT: u32 = 77;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Append { count: usize, len: usize, stream: Stream },
+    Exit(i32),
+    Close,
+    Spill,
+    Unload,
+    DropOldest,
+    TakeUpTo { cursor: usize, keep_bytes: u64 },
+    Trim,
+    Read { cursor: usize, steps: usize },
+    Rewind { cursor: usize, permille: u64, with_offset: bool },
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let stream = prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr), Just(Stream::Pty)];
+    let len = prop_oneof![1..64_usize, 1000..5000_usize, RECORD_MAX - 40..=RECORD_MAX];
+    let keep = prop_oneof![Just(0_u64), 0..4_000_000_u64];
+    let op = prop_oneof![
+        6 => (1..30_usize, len, stream).prop_map(|(count, len, stream)| Op::Append { count, len, stream }),
+        1 => any::<i32>().prop_map(Op::Exit),
+        1 => Just(Op::Close),
+        4 => Just(Op::Spill),
+        1 => Just(Op::Unload),
+        2 => Just(Op::DropOldest),
+        4 => (0..3_usize, keep).prop_map(|(cursor, keep_bytes)| Op::TakeUpTo { cursor, keep_bytes }),
+        1 => Just(Op::Trim),
+        6 => (0..3_usize, 1..80_usize).prop_map(|(cursor, steps)| Op::Read { cursor, steps }),
+        2 => (0..3_usize, 0..1100_u64, any::<bool>())
+            .prop_map(|(cursor, permille, with_offset)| Op::Rewind { cursor, permille, with_offset }),
+    ];
+    prop::collection::vec(op, 1..80)
+}
+
+/// An event as the model keeps it.
+#[derive(Clone, Debug, PartialEq)]
+enum Kept {
+    Output(Stream, Vec<u8>),
+    Exited(Exit),
+    Closed { written: u64, dropped: u64 },
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Output(_, bytes) => bytes.len() as u64,
+            Self::Exited(_) | Self::Closed { .. } => 0,
+        }
+    }
+
+    fn of(event: &Event<'_>) -> Self {
+        match *event {
+            Event::Output { stream, bytes } => Self::Output(stream, bytes.to_vec()),
+            Event::Exited(exit) => Self::Exited(exit),
+            Event::Closed { written, dropped } => Self::Closed { written, dropped },
+        }
+    }
+}
+
+/// The log as a list: event n is at index n - 1, with the segment it went to.
+#[derive(Default)]
+struct Model {
+    events: Vec<(u64, Kept)>,
+    gone: Vec<u64>,
+    dropped: u64,
+    exit: Option<(u64, Exit)>,
+    closed: Option<u64>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Expected {
+    Record { seq: u64, offset: u64, event: Kept },
+    Gap { from_seq: u64, to_seq: u64, bytes: u64 },
+    End,
+}
+
+impl Model {
+    fn next_seq(&self) -> u64 {
+        self.events.len() as u64 + 1
+    }
+
+    fn written(&self) -> u64 {
+        self.offset_of(self.next_seq())
+    }
+
+    /// Output bytes before event `seq`.
+    fn offset_of(&self, seq: u64) -> u64 {
+        let before = usize::try_from(seq).unwrap() - 1;
+        self.events[..before.min(self.events.len())].iter().map(|(_, event)| event.bytes()).sum()
+    }
+
+    fn is_retained(&self, seq: u64) -> bool {
+        let (segment, _) = &self.events[usize::try_from(seq).unwrap() - 1];
+        !self.gone.contains(segment)
+    }
+
+    fn first_seq(&self) -> u64 {
+        (1..self.next_seq()).find(|seq| self.is_retained(*seq)).unwrap_or(self.next_seq())
+    }
+
+    fn bytes_in(&self, segment: u64) -> u64 {
+        let inside = self.events.iter().filter(|(id, _)| *id == segment);
+        inside.map(|(_, event)| event.bytes()).sum()
+    }
+
+    fn expect(&self, cursor: &Cursor) -> Expected {
+        let seq = cursor.next_seq();
+        if seq >= self.next_seq() {
+            return Expected::End;
+        }
+        if self.is_retained(seq) {
+            let (_, event) = &self.events[usize::try_from(seq).unwrap() - 1];
+            return Expected::Record { seq, offset: self.offset_of(seq), event: event.clone() };
+        }
+        let next = (seq..self.next_seq()).find(|seq| self.is_retained(*seq)).unwrap_or(self.next_seq());
+        let known = cursor.offset().unwrap_or(0);
+        Expected::Gap { from_seq: seq, to_seq: next - 1, bytes: self.offset_of(next) - known }
+    }
+}
+
+struct Lent(Arc<Mapping>);
+
+impl AsRef<Mapping> for Lent {
+    fn as_ref(&self) -> &Mapping {
+        &self.0
+    }
+}
+
+struct World {
+    control: Control,
+    server: Control,
+    pool: Pool,
+    writer: Writer,
+    chain: Chain,
+    model: Model,
+    cursors: [Cursor; 3],
+    mappings: HashMap<u64, Arc<Mapping>>,
+    lent: HashMap<u64, Weak<Lent>>,
+    dir: TempDir,
+    stamp: u8,
+}
+
+impl World {
+    fn new() -> Self {
+        let control = Control::create().unwrap();
+        let server = Control::open(control.fd().try_clone_to_owned().unwrap()).unwrap();
+        control.reset_slot(SLOT);
+        Self {
+            control,
+            server,
+            pool: Pool::new(),
+            writer: Writer::new(SLOT),
+            chain: Chain::new(),
+            model: Model::default(),
+            cursors: [Cursor::start(); 3],
+            mappings: HashMap::new(),
+            lent: HashMap::new(),
+            dir: TempDir::new().unwrap(),
+            stamp: 0,
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Append { count, len, stream } => {
+                for _ in 0..count {
+                    self.append(len, stream);
+                }
+            }
+            Op::Exit(code) => self.exit(code),
+            Op::Close => self.close(),
+            Op::Spill => self.spill(),
+            Op::Unload => {
+                let ids: Vec<_> = self.chain.segments().map(|info| info.id).collect();
+                ids.into_iter().for_each(|id| self.chain.unload(id));
+            }
+            Op::DropOldest => self.drop_oldest(),
+            Op::TakeUpTo { cursor, keep_bytes } => self.take_up_to(cursor, keep_bytes),
+            Op::Trim => {
+                for id in self.pool.trim_idle() {
+                    self.mappings.remove(&memfd_of(id));
+                }
+            }
+            Op::Read { cursor, steps } => (0..steps).for_each(|_| self.read(cursor)),
+            Op::Rewind { cursor, permille, with_offset } => {
+                let seq = self.model.events.len() as u64 * permille / 1000;
+                self.cursors[cursor] = if with_offset && seq < self.model.next_seq() {
+                    Cursor::after_with_offset(seq, self.model.offset_of(seq + 1))
+                } else {
+                    Cursor::after(seq)
+                };
+            }
+        }
+        self.check_status();
+    }
+
+    fn append(&mut self, len: usize, stream: Stream) {
+        if self.model.closed.is_some() {
+            return;
+        }
+        let room = self.writer.room(&mut self.pool).unwrap();
+        assert!((ROOM_MIN..=RECORD_MAX).contains(&room.buf.len()));
+        let len = len.min(room.buf.len());
+        self.stamp = self.stamp.wrapping_add(1);
+        room.buf[..len].fill(self.stamp);
+        self.writer.commit(&self.control, stream, len);
+        self.note(Kept::Output(stream, vec![self.stamp; len]));
+    }
+
+    fn exit(&mut self, code: i32) {
+        if self.model.exit.is_some() || self.model.closed.is_some() {
+            return;
+        }
+        let exit = Exit { code, signal: (code < 0).then_some(9), user_ms: 3, ..Exit::default() };
+        self.model.exit = Some((self.model.next_seq(), exit));
+        self.writer.append_exited(&self.control, &mut self.pool, exit).unwrap();
+        self.note(Kept::Exited(exit));
+    }
+
+    fn close(&mut self) {
+        if self.model.exit.is_none() || self.model.closed.is_some() {
+            return;
+        }
+        self.model.closed = Some(self.model.next_seq());
+        self.writer.append_closed(&self.control, &mut self.pool).unwrap();
+        let (written, dropped) = (self.model.written(), self.model.dropped);
+        self.note(Kept::Closed { written, dropped });
+    }
+
+    fn note(&mut self, event: Kept) {
+        let segment = self.writer.segments().last().unwrap().id;
+        self.model.events.push((segment, event));
+        while let Some(info) = self.writer.take_fresh() {
+            let memory = self.writer.segment(info.id).unwrap();
+            let mapping = self
+                .mappings
+                .entry(memfd_of(info.id))
+                .or_insert_with(|| Mapping::map(memory.fd().try_clone_to_owned().unwrap()).unwrap());
+            assert_eq!(mapping.id(), info.id);
+            let lent = Arc::new(Lent(mapping.clone()));
+            self.lent.insert(info.id, Arc::downgrade(&lent));
+            self.chain.push_memory(info, lent);
+        }
+    }
+
+    fn spill(&mut self) {
+        let Some(segment) = self.writer.oldest_sealed_in_memory() else {
+            return;
+        };
+        let id = segment.id();
+        let mut bytes = Vec::with_capacity(SEGMENT_BYTES);
+        segment.encode_for_disk(&mut bytes);
+        let file = File::create_new(self.dir.path().join(disk_name(SLOT, id))).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        let memory = self.writer.set_on_disk(id).unwrap();
+        self.chain.set_on_disk(id);
+        self.recycle(memory);
+    }
+
+    fn recycle(&mut self, memory: Segment) {
+        let lent = self.lent.remove(&memory.id()).unwrap();
+        assert!(lent.upgrade().is_none(), "the chain has given it back");
+        if let Some(id) = self.pool.recycle(memory) {
+            self.mappings.remove(&memfd_of(id));
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some(dropped) = self.writer.drop_oldest(&self.control) else {
+            return;
+        };
+        assert_eq!(dropped.bytes, self.model.bytes_in(dropped.id));
+        assert_eq!(dropped.segment.is_some(), dropped.place == Place::Memory);
+        self.model.dropped += dropped.bytes;
+        self.model.gone.push(dropped.id);
+        // A reader that has not loaded the last segment of a closed log learns where it ended from the status.
+        self.chain.remove(dropped.id);
+        if self.chain.first().is_none() {
+            let status = self.server.status(SLOT);
+            self.chain.forget_below(status.first_seq, status.written);
+        }
+        if let Some(memory) = dropped.segment {
+            self.recycle(memory);
+        }
+    }
+
+    fn take_up_to(&mut self, cursor: usize, keep_bytes: u64) {
+        let taken = self.cursors[cursor].next_seq() - 1;
+        let retained = |world: &Self| world.chain.retained_bytes(world.model.written());
+        let before = retained(self);
+        for id in self.chain.take_up_to(taken, keep_bytes) {
+            let last = self.model.events.iter().rposition(|(of, _)| *of == id);
+            let last_seq = last.unwrap() as u64 + 1;
+            assert!(last_seq <= taken, "untaken is never let go");
+            self.model.gone.push(id);
+            match self.writer.release(&self.control, id) {
+                Released::Memory(memory) => self.recycle(memory),
+                Released::Disk => {}
+                Released::Unknown => panic!("the writer has what the chain has"),
+            }
+            let status = self.server.status(SLOT);
+            assert_eq!(status.released_seq, last_seq);
+            let end = self.model.offset_of(status.released_seq + 1);
+            assert_eq!(status.released_offset, end);
+        }
+        assert!(retained(self) >= keep_bytes.min(before));
+    }
+
+    fn read(&mut self, cursor: usize) {
+        let dir = File::open(self.dir.path()).unwrap();
+        let expected = self.model.expect(&self.cursors[cursor]);
+        loop {
+            let mut at = self.cursors[cursor];
+            let len = self.chain.peek_len(&at);
+            let found = match self.chain.read(&mut at) {
+                Step::NeedsLoad(id) => {
+                    let loaded = load(dir.as_fd(), SLOT, id).unwrap();
+                    assert!(self.chain.set_loaded(id, loaded));
+                    continue;
+                }
+                Step::Record(Record { seq, offset, event }) => {
+                    let event = Kept::of(&event);
+                    assert_eq!(len.map(|len| len as u64), Some(event.bytes()));
+                    Expected::Record { seq, offset, event }
+                }
+                Step::Gap { from_seq, to_seq, bytes } => Expected::Gap { from_seq, to_seq, bytes },
+                Step::End => Expected::End,
+                Step::Damaged(id) => panic!("segment {id} is damaged"),
+            };
+            assert_eq!(found, expected);
+            self.cursors[cursor] = at;
+            return;
+        }
+    }
+
+    fn check_status(&self) {
+        let status = self.server.status(SLOT);
+        assert_eq!(status.next_seq, self.model.next_seq());
+        assert_eq!(status.first_seq, self.model.first_seq());
+        assert_eq!(status.written, self.model.written());
+        assert_eq!(status.dropped, self.model.dropped);
+        assert_eq!(status.exited, self.model.exit);
+        assert_eq!(status.closed_seq, self.model.closed);
+        let ids: Vec<_> = self.writer.segments().map(|info| info.id).collect();
+        assert_eq!(ids, self.chain.segments().map(|i| i.id).collect::<Vec<_>>());
+        assert_eq!(self.writer.memory_segments() + self.writer.disk_segments(), ids.len());
+    }
+
+    /// Reads every cursor to the end.
+    fn finish(&mut self) {
+        for cursor in 0..self.cursors.len() {
+            while self.cursors[cursor].next_seq() < self.model.next_seq() {
+                self.read(cursor);
+            }
+            self.read(cursor);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_cursor_sees_what_is_retained_and_each_gap_to_the_byte(ops in ops()) {
+        let mut world = World::new();
+        for op in &ops {
+            world.apply(op);
+        }
+        world.finish();
+    }
+}
+
+#[test]
+fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
+    let mut world = World::new();
+    for round in 0..400_u64 {
+        world.apply(&Op::Append { count: 20, len: RECORD_MAX, stream: Stream::Stdout });
+        world.apply(&Op::Read { cursor: 0, steps: 25 });
+        if round % 3 == 0 {
+            world.apply(&Op::Spill);
+        }
+        world.apply(&Op::TakeUpTo { cursor: 0, keep_bytes: 1 << 20 });
+        if round % 50 == 0 {
+            // The model keeps every byte: start afresh before it grows.
+            world.finish();
+            world = World::new();
+        }
+    }
+    world.finish();
+    assert!(world.mappings.len() < 10, "memory was reused");
+}
+
+#[test]
+fn a_loaded_segment_of_another_id_is_refused() {
+    let mut world = World::new();
+    world.apply(&Op::Append { count: 40, len: RECORD_MAX, stream: Stream::Pty });
+    world.apply(&Op::Spill);
+    world.apply(&Op::Spill);
+    let ids: Vec<_> = world.writer.segments().map(|info| info.id).collect();
+    let path = world.dir.path().join(disk_name(SLOT, ids[0]));
+    let loaded = Loaded::read(&File::open(path).unwrap()).unwrap();
+    assert!(!world.chain.set_loaded(ids[1], loaded.clone()));
+    assert!(world.chain.set_loaded(ids[0], loaded));
+}

@@ -1,0 +1,271 @@
+//! Finding and killing what a child has left behind, by `/proc`.
+//!
+//! Owns the walk and the rule which process belongs to a tree. A process is killed through a pidfd after its start
+//! time was read again, so a number that changed hands between the walk and the kill is never hit.
+
+use std::{collections::HashSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt};
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+/// Rounds of walk and kill before a tree that grows faster than it dies is reported as incomplete. A killed process
+/// cannot fork, so each round takes all that the last one saw; more rounds only prolong the caller's stall.
+const MAX_ROUNDS: usize = 64;
+
+/// Which processes belong to the tree of a leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeScope {
+    /// The leader is alive or an unreaped zombie: itself, its group, its session and all descendants.
+    Whole,
+    /// The leader was reaped: what is left of its group and session, with its descendants. The kernel gives the
+    /// number to no other process while a member is left; if somebody has it, no member is, and nobody is killed.
+    Remains,
+}
+
+/// What a kill has reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Killed {
+    /// Number of processes that were sent SIGKILL; zombies do not count.
+    pub signalled: usize,
+    /// Whether the last walk found nobody new.
+    pub complete: bool,
+}
+
+/// A process as the last walk saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its process id.
+    pub pid: Pid,
+    /// The id of its parent, 0 for none.
+    pub parent: i32,
+    /// The id of its process group.
+    pub group: i32,
+    /// The id of its session.
+    pub session: i32,
+    /// Whether it has ended and waits to be reaped.
+    pub is_zombie: bool,
+    /// Clock ticks from boot to its start: with the pid, its identity.
+    pub start_ticks: u64,
+}
+
+/// Sends SIGKILL to a leader's tree until a walk finds nobody new.
+pub fn kill_tree(leader: Pid, scope: TreeScope) -> io::Result<Killed> {
+    let leader = leader.as_raw_pid();
+    kill_to_fixpoint(Roots {
+        sessions: HashSet::from([leader]),
+        ancestor: (scope == TreeScope::Whole).then_some(leader),
+        itself: scope == TreeScope::Whole,
+        must_be_free: (scope == TreeScope::Remains).then_some(leader),
+    })
+}
+
+/// Sends SIGKILL to every descendant of a process, but not to the process itself, until a walk finds nobody new.
+pub fn kill_descendants(ancestor: Pid) -> io::Result<Killed> {
+    kill_to_fixpoint(Roots {
+        sessions: HashSet::new(),
+        ancestor: Some(ancestor.as_raw_pid()),
+        itself: false,
+        must_be_free: None,
+    })
+}
+
+/// The descendants of a process by their chain of parents, zombies included.
+pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<Member>> {
+    let roots =
+        Roots { sessions: HashSet::new(), ancestor: Some(ancestor.as_raw_pid()), itself: false, must_be_free: None };
+    Ok(roots.members(&walk()?))
+}
+
+/// What a process is compared with to tell whether it belongs to the tree.
+struct Roots {
+    /// Ids of sessions and groups whose members belong to the tree. It grows by the sessions of members found: a
+    /// process that they fork before they die loses its chain of parents, not its session.
+    sessions: HashSet<i32>,
+    ancestor: Option<i32>,
+    /// Whether the ancestor itself belongs to the tree.
+    itself: bool,
+    /// A number that no process may have, else the tree is empty.
+    must_be_free: Option<i32>,
+}
+
+impl Roots {
+    fn members(&self, all: &[Member]) -> Vec<Member> {
+        let taken = |number: i32| all.iter().any(|process| process.pid.as_raw_pid() == number);
+        if self.must_be_free.is_some_and(taken) {
+            return Vec::new();
+        }
+        let mut inside: HashSet<i32> = self.ancestor.into_iter().collect();
+        // A parent may have a higher number than its child, so one pass is not enough.
+        loop {
+            let before = inside.len();
+            for process in all {
+                let by_session = self.sessions.contains(&process.session) || self.sessions.contains(&process.group);
+                if by_session || inside.contains(&process.parent) {
+                    inside.insert(process.pid.as_raw_pid());
+                }
+            }
+            if inside.len() == before {
+                break;
+            }
+        }
+        if !self.itself
+            && let Some(ancestor) = self.ancestor
+        {
+            inside.remove(&ancestor);
+        }
+        // Never ourselves, even where the caller is a member of the tree that it kills.
+        inside.remove(&getpid().as_raw_pid());
+        all.iter().filter(|process| inside.contains(&process.pid.as_raw_pid())).copied().collect()
+    }
+
+    fn learn(&mut self, members: &[Member]) {
+        let leads = |process: &&Member| process.session == process.pid.as_raw_pid();
+        self.sessions.extend(members.iter().filter(leads).map(|process| process.session));
+    }
+}
+
+fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
+    let mut seen: HashSet<(i32, u64)> = HashSet::new();
+    let mut killed = Killed::default();
+    for _round in 0..MAX_ROUNDS {
+        let members = roots.members(&walk()?);
+        roots.learn(&members);
+        let mut is_fixpoint = true;
+        for member in members {
+            // A process stays visible for a moment after its SIGKILL, but it can fork no more.
+            if !seen.insert((member.pid.as_raw_pid(), member.start_ticks)) {
+                continue;
+            }
+            // A zombie is signalled too: its other threads may still run.
+            is_fixpoint = false;
+            let was_hit = kill_member(&member)?;
+            killed.signalled += usize::from(was_hit && !member.is_zombie);
+        }
+        if is_fixpoint {
+            return Ok(Killed { complete: true, ..killed });
+        }
+    }
+    Ok(killed)
+}
+
+/// Kills the process unless its number belongs to another one by now.
+fn kill_member(member: &Member) -> io::Result<bool> {
+    let pidfd = match pidfd_open(member.pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(rustix::io::Errno::SRCH) => return Ok(false),
+        Err(errno) => return Err(errno.into()),
+    };
+    // The descriptor names one process for good; the second look tells whether it is the one that the walk saw.
+    match read_member(member.pid) {
+        Some(now) if now.start_ticks == member.start_ticks => {}
+        Some(_) | None => return Ok(false),
+    }
+    match pidfd_send_signal(&pidfd, Signal::KILL) {
+        Ok(()) => Ok(true),
+        // A set-user-id program that we may not signal is not ours to report as an error of the whole walk.
+        Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn walk() -> io::Result<Vec<Member>> {
+    let mut members = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        // A process that ends during the walk is nobody's member any more.
+        if let Some(member) = entry.ok().and_then(|entry| read_member(number(&entry.file_name())?)) {
+            members.push(member);
+        }
+    }
+    Ok(members)
+}
+
+fn number(name: &OsStr) -> Option<Pid> {
+    Pid::from_raw(std::str::from_utf8(name.as_bytes()).ok()?.parse().ok().filter(|number| *number > 0)?)
+}
+
+fn read_member(pid: Pid) -> Option<Member> {
+    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    parse_stat(pid, &stat)
+}
+
+/// Reads the fields after the name, which stands in brackets and may itself hold brackets, spaces and line ends.
+fn parse_stat(pid: Pid, stat: &[u8]) -> Option<Member> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?;
+    let mut next = || fields.next()?.parse().ok();
+    let (parent, group, session) = (next()?, next()?, next()?);
+    // Field 22 of the file; four fields after the name are taken.
+    let start_ticks = fields.nth(15)?.parse().ok()?;
+    Some(Member { pid, parent, group, session, is_zombie: matches!(state, "Z" | "X"), start_ticks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32, group: i32, session: i32) -> Member {
+        let pid = Pid::from_raw(pid).expect("test pids are not zero");
+        Member { pid, parent, group, session, is_zombie: false, start_ticks: 1 }
+    }
+
+    fn roots(leader: i32, scope: TreeScope) -> Roots {
+        Roots {
+            sessions: HashSet::from([leader]),
+            ancestor: (scope == TreeScope::Whole).then_some(leader),
+            itself: scope == TreeScope::Whole,
+            must_be_free: (scope == TreeScope::Remains).then_some(leader),
+        }
+    }
+
+    #[track_caller]
+    fn check(roots: &Roots, all: &[Member], expected: &[i32]) {
+        let members = roots.members(all);
+        let pids: Vec<i32> = members.iter().map(|member| member.pid.as_raw_pid()).collect();
+        assert_eq!(pids, expected);
+    }
+
+    const HIGH: i32 = 1 << 24;
+
+    #[test]
+    fn fields_are_found_behind_a_name_full_of_brackets() {
+        let stat = b"42 (a) b (c)\n) S 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2 3";
+        let pid = Pid::from_raw(42).expect("the pid is not zero");
+        let expected = Member { pid, parent: 7, group: 42, session: 40, is_zombie: false, start_ticks: 9876 };
+        assert_eq!(parse_stat(pid, stat), Some(expected));
+        assert_eq!(parse_stat(pid, b"42 (cut"), None);
+        assert_eq!(parse_stat(pid, b"42 (a) S 7 42"), None);
+    }
+
+    #[test]
+    fn whole_tree_holds_group_session_and_descendants_in_other_sessions() {
+        let all = [
+            process(HIGH + 9, HIGH + 11, HIGH + 9, HIGH + 9),
+            process(HIGH + 10, 1, HIGH + 10, HIGH + 10),
+            process(HIGH + 11, HIGH + 10, HIGH + 11, HIGH + 11),
+            process(HIGH + 12, 1, HIGH + 12, HIGH + 10),
+            process(HIGH + 13, 1, HIGH + 13, HIGH + 13),
+        ];
+        let whole = roots(HIGH + 10, TreeScope::Whole);
+        check(&whole, &all, &[HIGH + 9, HIGH + 10, HIGH + 11, HIGH + 12]);
+    }
+
+    #[test]
+    fn remains_are_empty_when_the_number_belongs_to_another_process() {
+        let left = process(HIGH + 12, 1, HIGH + 10, HIGH + 10);
+        let below = process(HIGH + 14, HIGH + 12, HIGH + 14, HIGH + 14);
+        let remains = roots(HIGH + 10, TreeScope::Remains);
+        check(&remains, &[left, below], &[HIGH + 12, HIGH + 14]);
+        check(&remains, &[left, below, process(HIGH + 10, 1, HIGH + 10, HIGH + 10)], &[]);
+    }
+
+    #[test]
+    fn orphan_of_a_killed_member_is_known_by_its_session() {
+        let mut roots = roots(HIGH + 10, TreeScope::Whole);
+        let daemon = process(HIGH + 11, HIGH + 10, HIGH + 11, HIGH + 11);
+        roots.learn(&[daemon, process(HIGH + 12, HIGH + 11, HIGH + 12, 77)]);
+        let orphan = process(HIGH + 15, 1, HIGH + 15, HIGH + 11);
+        let stranger = process(HIGH + 16, 1, HIGH + 16, 77);
+        check(&roots, &[orphan, stranger], &[HIGH + 15]);
+    }
+}

@@ -1,0 +1,171 @@
+//! Children on a terminal.
+
+mod common;
+
+use std::os::fd::AsFd;
+
+use common::{
+    PIPE, PTY, finish, is_gone, is_reaped, number_after, read_until, run, sh, spawn, wait_exit, wait_until, write_all,
+};
+use exec_server_process::{CloseStdin, Size, SpawnError, Stdio};
+
+#[test]
+fn pty_repl_emits_output_and_exits() {
+    let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
+    spawn.env.push(c"PS1=ready> ".to_owned());
+    let child = spawn.spawn().expect("sh starts");
+    let master = child.pty().expect("a terminal");
+    read_until(master, "ready> ");
+    write_all(master, b"echo $((6 * 7))\n");
+    read_until(master, "42\r\n");
+    write_all(master, b"exit 3\n");
+    assert_eq!(finish(child).code, 3);
+}
+
+#[test]
+fn pipe_and_pty_share_interface() {
+    for (stdio, newline) in [(PIPE, "\n"), (PTY, "\r\n")] {
+        let finished = run(sh(stdio, "echo same; exit 5"));
+        assert_eq!(format!("{}{}", finished.stdout, finished.pty), format!("same{newline}"));
+        assert_eq!(finished.code, 5);
+    }
+}
+
+#[test]
+fn pty_is_the_controlling_terminal_of_its_own_session() {
+    let child = sh(PTY, "tty; cut -d' ' -f5,6,8 /proc/$$/stat; : </dev/tty && echo opened").spawn().expect("sh starts");
+    let pid = child.pid().as_raw_pid();
+    let text = finish(child).pty;
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("/dev/pts/"), "{text}");
+    assert_eq!(lines[1..], [format!("{pid} {pid} {pid}").as_str(), "opened"]);
+}
+
+#[test]
+fn pty_size_is_set_before_the_program_runs() {
+    assert_eq!(run(sh(PTY, "stty size")).pty, "24 80\r\n");
+    assert_eq!(run(sh(Stdio::Pty(Size { rows: 7, cols: 133 }), "stty size")).pty, "7 133\r\n");
+    assert_eq!(PTY, Stdio::Pty(Size::default()));
+}
+
+#[test]
+fn resize_is_seen_by_the_child() {
+    let script = "trap 'stty size; exit 6' WINCH; echo armed; while :; do sleep 0.01; done";
+    let child = sh(PTY, script).spawn().expect("sh starts");
+    read_until(child.pty().expect("a terminal"), "armed");
+    child.resize(Size { rows: 50, cols: 120 }).expect("the size changes");
+    read_until(child.pty().expect("a terminal"), "50 120\r\n");
+    assert_eq!(finish(child).code, 6);
+}
+
+#[test]
+fn environment_is_exactly_what_was_given() {
+    for stdio in [PIPE, PTY] {
+        let mut spawn = spawn(stdio, &["/usr/bin/env"]);
+        spawn.env = vec![c"ONLY=this".to_owned(), c"EMPTY=".to_owned()];
+        let finished = run(spawn);
+        let text = format!("{}{}", finished.stdout, finished.pty);
+        assert_eq!(text.lines().collect::<Vec<_>>(), ["ONLY=this", "EMPTY="]);
+    }
+}
+
+#[test]
+fn pty_terminate_kills_background_children_in_same_process_group() {
+    // Without job control the background job stays in the leader's group.
+    let mut child = sh(PTY, "sleep 1000 & echo bg=$!; wait").spawn().expect("sh starts");
+    let background = number_after(&read_until(child.pty().expect("a terminal"), "\n"), "bg");
+    child.signal_group(libc::SIGKILL).expect("the group is there");
+    assert_eq!(wait_exit(&mut child).code, 137);
+    assert!(is_reaped(child.pid()));
+    wait_until("the end of the background job", || is_gone(background));
+}
+
+#[test]
+fn interrupt_character_reaches_the_foreground_group() {
+    let child = sh(PTY, "trap 'echo caught; exit 9' INT; echo armed; while :; do sleep 0.01; done").spawn();
+    let child = child.expect("sh starts");
+    read_until(child.pty().expect("a terminal"), "armed");
+    write_all(child.pty().expect("a terminal"), &[3]);
+    read_until(child.pty().expect("a terminal"), "caught");
+    assert_eq!(finish(child).code, 9);
+}
+
+#[test]
+fn close_stdin_of_a_canonical_terminal_ends_the_input() {
+    let mut child = spawn(PTY, &["cat"]).spawn().expect("cat starts");
+    write_all(child.stdin().expect("the terminal takes input"), b"line\n");
+    read_until(child.pty().expect("a terminal"), "line\r\nline\r\n");
+    assert_eq!(child.close_stdin().expect("the character is sent"), CloseStdin::EofSent);
+    assert_eq!(finish(child).code, 0);
+}
+
+#[test]
+fn close_stdin_of_a_raw_terminal_says_so() {
+    let mut child = sh(PTY, "stty raw -echo; echo raw; exec cat").spawn().expect("sh starts");
+    read_until(child.pty().expect("a terminal"), "raw");
+    assert_eq!(child.close_stdin().expect("the mode can be read"), CloseStdin::RawMode);
+    assert_eq!(child.try_wait().expect("the child can be waited for"), None);
+}
+
+#[test]
+fn output_before_the_exit_is_complete_on_a_terminal() {
+    let finished = run(sh(PTY, "stty -opost; head -c 300000 /dev/zero | tr '\\0' y"));
+    assert_eq!((finished.pty.len(), finished.code), (300_000, 0));
+}
+
+#[test]
+fn terminal_ends_when_the_last_holder_of_the_slave_is_gone() {
+    // HUP at the leader's end is ignored by the grandchild, which writes on.
+    let script = "trap '' HUP; (sleep 0.2; echo late 2>/dev/null) & exit 0";
+    let finished = run(sh(PTY, script));
+    assert_eq!(finished.code, 0);
+}
+
+#[test]
+fn pty_spawn_can_preserve_inherited_fds() {
+    let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
+    rustix::io::write(&write, b"declared\n").expect("the pipe has room");
+    drop(write);
+    let mut spawn = sh(PTY, "head -n 1 <&5");
+    spawn.extra_fds = vec![(read, 5)];
+    assert_eq!(run(spawn).pty, "declared\r\n");
+}
+
+#[test]
+fn pty_preserving_inherited_fds_keeps_repl_running() {
+    let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
+    let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
+    spawn.env.push(c"PS1=ready> ".to_owned());
+    spawn.extra_fds = vec![(write, 5)];
+    let child = spawn.spawn().expect("sh starts");
+    let master = child.pty().expect("a terminal");
+    read_until(master, "ready> ");
+    write_all(master, b"echo through >&5; echo st''ill\n");
+    read_until(master, "still\r\n");
+    assert_eq!(read_until(read.as_fd(), "\n"), "through\n");
+    write_all(master, b"exit 0\n");
+    assert_eq!(finish(child).code, 0);
+}
+
+#[test]
+fn pty_spawn_with_inherited_fds_reports_exec_failures() {
+    let file = std::fs::File::open("/dev/null").expect("the null device opens");
+    let mut spawn = spawn(PTY, &["/no/such/program"]);
+    spawn.extra_fds = vec![(file.into(), 5)];
+    let error = spawn.spawn().expect_err("the program does not exist");
+    assert!(matches!(error, SpawnError::Exec { .. }), "{error:?}");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+}
+
+#[test]
+fn pty_spawn_with_inherited_fds_supports_resize() {
+    let file = std::fs::File::open("/dev/null").expect("the null device opens");
+    let mut spawn = sh(PTY, "echo up; read line; stty size");
+    spawn.extra_fds = vec![(file.into(), 5)];
+    let child = spawn.spawn().expect("sh starts");
+    read_until(child.pty().expect("a terminal"), "up");
+    child.resize(Size { rows: 33, cols: 99 }).expect("the size changes");
+    write_all(child.pty().expect("a terminal"), b"go\n");
+    read_until(child.pty().expect("a terminal"), "33 99\r\n");
+    assert_eq!(finish(child).code, 0);
+}

@@ -1,0 +1,144 @@
+//! Failure kinds: the stable words in `error.data.kind`, each with its code. It must not know when a kind applies;
+//! that is the server's one table from its errors to these words.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Invalid request: state errors, unknown and duplicate names, malformed messages.
+pub const INVALID_REQUEST: i64 = -32600;
+/// Unknown method.
+pub const METHOD_NOT_FOUND: i64 = -32601;
+/// Undecodable or impossible params.
+pub const INVALID_PARAMS: i64 = -32602;
+/// Trouble on the server's side.
+pub const INTERNAL: i64 = -32603;
+/// The session has a live connection.
+pub const SESSION_ATTACHED: i64 = -32010;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident $word:literal $code:ident $description:literal;)*) => {
+        /// A failure's stable word.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Kind {
+            $(#[doc = $description] $name,)*
+        }
+
+        impl Kind {
+            /// Every kind, in the order of the table.
+            pub const ALL: &'static [Kind] = &[$(Kind::$name,)*];
+
+            /// The word on the wire.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Kind::$name => $word,)* }
+            }
+
+            /// The code that goes with it, where no rule of an older generation says otherwise.
+            #[must_use]
+            pub const fn code(self) -> i64 {
+                match self { $(Kind::$name => $code,)* }
+            }
+
+            /// What happened, in one line.
+            #[must_use]
+            pub const fn description(self) -> &'static str {
+                match self { $(Kind::$name => $description,)* }
+            }
+
+            /// The kind with this word.
+            #[must_use]
+            pub fn find(word: &str) -> Option<Kind> {
+                match word { $($word => Some(Kind::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+kinds! {
+    Malformed "malformed" INVALID_REQUEST "The message is not one JSON object of a known shape, or exceeds the bounds of decoding.";
+    UnknownMethod "unknownMethod" METHOD_NOT_FOUND "The server does not serve this method (-32600 under `command/`).";
+    UnknownNotification "unknownNotification" INVALID_REQUEST "The server does not know this notification.";
+    InvalidParams "invalidParams" INVALID_PARAMS "The params cannot be decoded.";
+    EmptyArgv "emptyArgv" INVALID_PARAMS "There is no program to run.";
+    RelativePath "relativePath" INVALID_PARAMS "A path is neither absolute nor a `file:` URI.";
+    InvalidUri "invalidUri" INVALID_PARAMS "A `file:` URI is not well formed or names nothing on this host.";
+    NotInitialized "notInitialized" INVALID_REQUEST "The method needs `initialize` first.";
+    NotConfirmed "notConfirmed" INVALID_REQUEST "The method needs the notification `initialized` first.";
+    AlreadyInitialized "alreadyInitialized" INVALID_REQUEST "The connection already has its session.";
+    UnknownSession "unknownSession" INVALID_REQUEST "There is no such session for this principal.";
+    SessionExpired "sessionExpired" INVALID_REQUEST "The session waited too long for its client and was ended.";
+    SessionAttached "sessionAttached" SESSION_ATTACHED "The session has a live connection and `takeover` was not asked for.";
+    SessionResumedElsewhere "sessionResumedElsewhere" INVALID_REQUEST "Another connection has taken the session.";
+    UnknownProcess "unknownProcess" INVALID_REQUEST "There is no such process in the session.";
+    DuplicateProcess "duplicateProcess" INVALID_REQUEST "The session already has a process of this name.";
+    ProcessStarting "processStarting" INVALID_REQUEST "The process is being started.";
+    StartCancelled "startCancelled" INVALID_REQUEST "The process was terminated while it was being started.";
+    SpawnFailed "spawnFailed" INTERNAL "The operating system could not start the process.";
+    ProgramNotFound "programNotFound" INTERNAL "The program does not exist.";
+    CwdNotFound "cwdNotFound" INTERNAL "The working directory does not exist or is not a directory.";
+    PermissionDenied "permissionDenied" INTERNAL "The operating system does not permit it.";
+    InvalidBase64 "invalidBase64" INVALID_PARAMS "A chunk is not padded base64 of the standard alphabet.";
+    EmptyWriteId "emptyWriteId" INVALID_PARAMS "A `writeId` is present and empty.";
+    WriteIdReused "writeIdReused" INVALID_REQUEST "The `writeId` was used before with other bytes.";
+    NotATerminal "notATerminal" INVALID_REQUEST "The process does not run on a terminal.";
+    UnknownSignal "unknownSignal" INVALID_PARAMS "The signal's name is not known.";
+    NotEnforceable "notEnforceable" INVALID_PARAMS "The asked confinement cannot be enforced here.";
+    StdinClosed "stdinClosed" INVALID_REQUEST "The process has no stdin that can be written.";
+    Overloaded "overloaded" INVALID_REQUEST "The connection has too many requests waiting.";
+    HolderLost "holderLost" INTERNAL "The session's processes were lost with the program that held them.";
+    ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk.";
+    Draining "draining" INVALID_REQUEST "The server is shutting down and starts nothing new.";
+    ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
+    Internal "internal" INTERNAL "Something failed that should not; the server's log has the details.";
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for Kind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Kind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Kind::find(&word).ok_or_else(|| de::Error::custom(format_args!("unknown failure kind `{word}`")))
+    }
+}
+
+/// What every error of this server carries as `data`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorData {
+    /// The stable word to branch on.
+    pub kind: Kind,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::Kind;
+
+    #[test]
+    fn every_word_is_unique_and_found_again() {
+        let words: HashSet<_> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
+        assert_eq!(words.len(), Kind::ALL.len());
+        for kind in Kind::ALL {
+            assert_eq!(Kind::find(kind.as_str()), Some(*kind));
+        }
+    }
+
+    #[test]
+    fn every_description_is_one_sentence() {
+        for kind in Kind::ALL {
+            let text = kind.description();
+            assert!(text.ends_with('.') && !text.contains('\n'), "{kind}: {text}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The handshake: params and result of `initialize`. It must not know what a session is made of.
+
+use std::{borrow::Cow, fmt};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Visitor},
+};
+
+use crate::{
+    SessionId,
+    capabilities::{ClientCapabilities, ServerCapabilities},
+    tolerant::{is_false, null_default},
+};
+
+/// The `protocolVersion` of V0, which every generation may read.
+pub const PROTOCOL_VERSION: &str = "exec-server.v0";
+
+/// Params of `initialize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct InitializeParams {
+    /// Who connects, for the log.
+    pub client_name: String,
+    /// The session to return to; absent makes a new one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume_session_id: Option<SessionId>,
+    /// What the client can take; absent means a reference client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<ClientCapabilities>,
+    /// How long the session waits for the client's return.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<Ttl>,
+    /// Takes the session from a connection that is still attached.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub takeover: bool,
+}
+
+/// Result of `initialize`; older peers send only a part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct InitializeResult {
+    /// The session this connection is attached to; V0 has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    /// Always `exec-server.v0`; S and H do not send it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol_version: Option<String>,
+    /// Who answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerInfo>,
+    /// What the server adds to the reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<ServerCapabilities>,
+}
+
+impl InitializeResult {
+    /// The whole answer of this server.
+    #[must_use]
+    pub fn new(session_id: SessionId, server: ServerInfo) -> Self {
+        Self {
+            session_id: Some(session_id),
+            protocol_version: Some(PROTOCOL_VERSION.to_owned()),
+            server: Some(server),
+            capabilities: Some(ServerCapabilities::served()),
+        }
+    }
+}
+
+/// Name and version of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ServerInfo {
+    /// The program, `exec-server`.
+    pub name: Cow<'static, str>,
+    /// Its version.
+    pub version: Cow<'static, str>,
+}
+
+/// How long a detached session lives: a number of milliseconds, or the word `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ttl {
+    /// This many milliseconds.
+    Ms(u64),
+    /// As long as the server allows.
+    Unlimited,
+}
+
+impl Serialize for Ttl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Ms(ms) => serializer.serialize_u64(*ms),
+            Self::Unlimited => serializer.serialize_str("none"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Ttl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TtlVisitor;
+
+        impl Visitor<'_> for TtlVisitor {
+            type Value = Ttl;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of milliseconds or \"none\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, ms: u64) -> Result<Ttl, E> {
+                Ok(Ttl::Ms(ms))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Ttl, E> {
+                if word == "none" {
+                    Ok(Ttl::Unlimited)
+                } else {
+                    Err(E::invalid_value(de::Unexpected::Str(word), &self))
+                }
+            }
+        }
+
+        deserializer.deserialize_any(TtlVisitor)
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Ttl {
+    fn schema_name() -> Cow<'static, str> {
+        "Ttl".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "How long a detached session lives: a number of milliseconds, or the word `none`.",
+            "oneOf": [
+                { "type": "integer", "format": "uint64", "minimum": 0 },
+                { "type": "string", "const": "none" }
+            ]
+        })
+    }
+}

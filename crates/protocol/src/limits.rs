@@ -1,0 +1,94 @@
+//! Every bound of the wire in one place. It must not know who enforces them.
+
+use std::time::Duration;
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+/// Bytes of one incoming message or WebSocket frame: 64 MiB of raw bytes are 85.4 MiB of base64, and some room for
+/// the envelope. Growing it grows the largest buffer a connection may hold.
+pub const MESSAGE_BYTES: usize = 96 * MIB;
+
+/// Nesting of one message, the outermost object counted. The params then nest at most 127 deep, which is as deep as
+/// the typed decoder goes; growing it makes valid messages fail there.
+pub const DEPTH: usize = 128;
+
+/// JSON values in one message (every scalar, array and object counts one): 2^18, as the reference head has it. It
+/// bounds the memory of decoding at about 20 MiB whatever the message's size.
+pub const VALUES: usize = 1 << 18;
+
+/// Raw bytes in one `process/output`: one log record. In base64 that is 87,384 bytes of text.
+pub const CHUNK_BYTES: usize = 64 * KIB;
+
+/// Raw bytes in one answer to `process/read`: 8 MiB, in base64 10.7 MiB, below the 16 MiB frame at which a reference
+/// client gives up.
+pub const READ_BYTES: usize = 8 * MIB;
+
+/// Bytes of one outgoing WebSocket frame; longer messages leave in fragments of this size.
+pub const FRAME_OUT_BYTES: usize = 8 * MIB;
+
+/// Unacknowledged output bytes after which a client that announced `ack` should send `process/ack`: four log
+/// segments. The log of a process is let go by whole segments, so that less would not free more.
+pub const ACK_WINDOW_BYTES: u64 = 4 * MIB as u64;
+
+/// Requests of one connection that run at once.
+pub const REQUESTS_RUNNING: usize = 64;
+
+/// Requests of one connection that wait for a slot; beyond it the answer is `overloaded`.
+pub const REQUESTS_WAITING: usize = 1024;
+
+/// Bytes of the requests of one connection that wait for a slot; beyond it the answer is `overloaded`.
+pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
+
+/// Write ids remembered per process.
+pub const REMEMBERED_WRITES: usize = 4096;
+
+/// Closed processes kept per session; those whose output was not taken are never counted out.
+pub const CLOSED_PROCESSES: usize = 1024;
+
+/// How long a closed process stays readable.
+pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long after `process/closed` a reference client's process id stays taken.
+pub const CLOSED_ID_TAKEN: Duration = Duration::from_secs(30);
+
+/// How long the session of a client that announced nothing waits for its return.
+pub const REFERENCE_TTL: Duration = Duration::from_secs(10 * 60);
+
+/// How long the session of a client with our capabilities waits for its return.
+pub const SESSION_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The most that `ttlMs` can ask for, unless the server is told otherwise.
+pub const SESSION_TTL_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// Silence of the old connection after which a resume is granted without `takeover`.
+pub const TAKEOVER_SILENCE: Duration = Duration::from_secs(2);
+
+/// How long pushes to a resumed client that announced nothing wait for its first `process/read`.
+pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
+
+/// Length at which an error text that quotes the peer's input is cut, in bytes: a refused 90 MiB string must not
+/// come back as a 90 MiB answer.
+pub const ERROR_TEXT_BYTES: usize = 512;
+
+/// Output bytes that stay readable behind what was taken, whoever took it: one segment.
+pub const READABLE_BYTES: u64 = MIB as u64;
+
+/// Output bytes that a peer without `ack` may still have to read: kept behind what was sent to it for a resume, and the most
+/// that is pushed beyond its last `process/read`.
+pub const UNREAD_BYTES: u64 = 16 * MIB as u64;
+
+/// The longest a `process/read` waits, whatever it asks for: a day.
+pub const READ_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Reads of one connection that wait for output.
+pub const READS_WAITING: usize = 1024;
+
+/// Bytes of stdin writes of one connection that their processes have not taken yet.
+pub const PARKED_BYTES: usize = 64 * MIB;
+
+/// Answers that wait for a peer that does not read them; beyond it the peer is not read either.
+pub const ANSWERS_WAITING: usize = 8192;
+
+/// Bytes of answers that wait for a peer that does not read them.
+pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;

@@ -1,0 +1,203 @@
+//! The one table of methods and notifications. It must not know handlers; the dispatcher asks it by name.
+
+/// One request method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Method {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// What must have happened before it.
+    pub family: Family,
+    /// How it runs beside other requests of its connection.
+    pub class: Class,
+    /// Whether the reference does not have it.
+    pub addition: bool,
+}
+
+/// Groups of methods with one precondition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// `initialize` itself; needs nothing.
+    Handshake,
+    /// V0; needs nothing, an implicit session is made.
+    Command,
+    /// `process/*`.
+    Exec,
+    /// `session/*`.
+    Session,
+    /// `environment/info`.
+    EnvironmentInfo,
+    /// `environment/status`.
+    EnvironmentStatus,
+}
+
+impl Family {
+    /// The family's word in the gate texts; none where there is no gate.
+    #[must_use]
+    pub const fn gate_word(self) -> Option<&'static str> {
+        match self {
+            Self::Handshake | Self::Command => None,
+            Self::Exec => Some("exec"),
+            Self::Session => Some("session"),
+            Self::EnvironmentInfo => Some("environment info"),
+            Self::EnvironmentStatus => Some("environment status"),
+        }
+    }
+
+    /// The text of the error before `initialize`, which peers compare.
+    #[must_use]
+    pub const fn not_initialized_text(self) -> Option<&'static str> {
+        match self {
+            Self::Handshake | Self::Command => None,
+            Self::Exec => Some("client must call initialize before using exec methods"),
+            Self::Session => Some("client must call initialize before using session methods"),
+            Self::EnvironmentInfo => Some("client must call initialize before using environment info methods"),
+            Self::EnvironmentStatus => Some("client must call initialize before using environment status methods"),
+        }
+    }
+
+    /// The text of the error before `initialized`, which peers compare.
+    #[must_use]
+    pub const fn not_confirmed_text(self) -> Option<&'static str> {
+        match self {
+            Self::Handshake | Self::Command => None,
+            Self::Exec => Some("client must send initialized before using exec methods"),
+            Self::Session => Some("client must send initialized before using session methods"),
+            Self::EnvironmentInfo => Some("client must send initialized before using environment info methods"),
+            Self::EnvironmentStatus => Some("client must send initialized before using environment status methods"),
+        }
+    }
+}
+
+/// How a request runs beside others of its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Before the next message is looked at.
+    Inline,
+    /// In a slot; its effect begins in arrival order unless the client announced `concurrent`.
+    Ordered,
+    /// Begins in order like the others, but may wait long and then holds no slot.
+    Parked,
+    /// At once; never waits for a slot or behind others.
+    Control,
+}
+
+/// Every method this server serves.
+pub const METHODS: &[Method] = &[
+    reference("initialize", Family::Handshake, Class::Inline),
+    reference("process/start", Family::Exec, Class::Ordered),
+    reference("process/read", Family::Exec, Class::Parked),
+    reference("process/write", Family::Exec, Class::Parked),
+    reference("process/signal", Family::Exec, Class::Control),
+    reference("process/terminate", Family::Exec, Class::Control),
+    addition("process/closeStdin", Family::Exec, Class::Parked),
+    addition("process/resize", Family::Exec, Class::Control),
+    addition("process/list", Family::Exec, Class::Ordered),
+    addition("process/subscribe", Family::Exec, Class::Ordered),
+    addition("process/unsubscribe", Family::Exec, Class::Ordered),
+    addition("process/forget", Family::Exec, Class::Ordered),
+    addition("session/end", Family::Session, Class::Control),
+    reference("environment/info", Family::EnvironmentInfo, Class::Control),
+    reference("environment/status", Family::EnvironmentStatus, Class::Control),
+    reference("command/exec", Family::Command, Class::Ordered),
+    reference("command/exec/write", Family::Command, Class::Parked),
+    reference("command/exec/terminate", Family::Command, Class::Control),
+];
+
+/// Methods under this prefix are V0's: an unknown one is -32600 there.
+pub const COMMAND_PREFIX: &str = "command/";
+
+impl Method {
+    /// The method of this name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Method> {
+        METHODS.iter().find(|method| method.name == name)
+    }
+}
+
+/// One notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notification {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// Who sends it.
+    pub sender: Sender,
+    /// Whether the reference does not have it.
+    pub addition: bool,
+}
+
+/// Who sends a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sender {
+    /// The client.
+    Client,
+    /// The server.
+    Server,
+}
+
+/// The client accepts the result of `initialize`.
+pub const INITIALIZED: &str = "initialized";
+/// The client has taken output.
+pub const PROCESS_ACK: &str = "process/ack";
+/// Output of a process.
+pub const PROCESS_OUTPUT: &str = "process/output";
+/// A process ended.
+pub const PROCESS_EXITED: &str = "process/exited";
+/// A process ended and all of its output was told.
+pub const PROCESS_CLOSED: &str = "process/closed";
+/// Output that can no longer be told.
+pub const PROCESS_GAP: &str = "process/gap";
+/// Output of a V0 process.
+pub const COMMAND_OUTPUT_DELTA: &str = "command/exec/outputDelta";
+/// A V0 process ended and all of its output was told.
+pub const COMMAND_EXITED: &str = "command/exec/exited";
+
+/// Every notification, both ways.
+pub const NOTIFICATIONS: &[Notification] = &[
+    Notification { name: INITIALIZED, sender: Sender::Client, addition: false },
+    Notification { name: PROCESS_ACK, sender: Sender::Client, addition: true },
+    Notification { name: PROCESS_OUTPUT, sender: Sender::Server, addition: false },
+    Notification { name: PROCESS_EXITED, sender: Sender::Server, addition: false },
+    Notification { name: PROCESS_CLOSED, sender: Sender::Server, addition: false },
+    Notification { name: PROCESS_GAP, sender: Sender::Server, addition: true },
+    Notification { name: COMMAND_OUTPUT_DELTA, sender: Sender::Server, addition: false },
+    Notification { name: COMMAND_EXITED, sender: Sender::Server, addition: false },
+];
+
+const fn reference(name: &'static str, family: Family, class: Class) -> Method {
+    Method { name, family, class, addition: false }
+}
+
+const fn addition(name: &'static str, family: Family, class: Class) -> Method {
+    Method { name, family, class, addition: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{METHODS, Method, NOTIFICATIONS};
+
+    #[test]
+    fn every_method_is_found_by_its_name_and_only_once() {
+        for method in METHODS {
+            assert_eq!(Method::find(method.name), Some(method));
+            assert_eq!(METHODS.iter().filter(|other| other.name == method.name).count(), 1);
+        }
+        assert_eq!(Method::find("fs/readFile"), None);
+        assert_eq!(Method::find("process/ack"), None);
+    }
+
+    #[test]
+    fn gate_texts_name_the_family() {
+        for method in METHODS {
+            let family = method.family;
+            let expected =
+                |verb: &str| family.gate_word().map(|word| format!("client must {verb} before using {word} methods"));
+            assert_eq!(family.not_initialized_text().map(str::to_owned), expected("call initialize"));
+            assert_eq!(family.not_confirmed_text().map(str::to_owned), expected("send initialized"));
+        }
+    }
+
+    #[test]
+    fn no_notification_is_also_a_method() {
+        assert!(NOTIFICATIONS.iter().all(|notification| Method::find(notification.name).is_none()));
+    }
+}

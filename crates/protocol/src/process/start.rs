@@ -1,0 +1,156 @@
+//! Params and result of `process/start`. It must not know how a process is started.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    ProcessId,
+    failure::Kind,
+    path::PathArg,
+    tolerant::{is_false, null_default},
+};
+
+/// Params of `process/start`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct StartParams {
+    /// The caller's name for the process.
+    pub process_id: ProcessId,
+    /// Program and arguments; the program is looked up in the child's PATH.
+    pub argv: Vec<String>,
+    /// Working directory.
+    pub cwd: PathArg,
+    /// The whole environment, or with `envPolicy` what is laid over it.
+    pub env: BTreeMap<String, String>,
+    /// How the environment is made from the server's; absent means nothing is inherited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env_policy: Option<EnvPolicy>,
+    /// Runs on a terminal.
+    pub tty: bool,
+    /// Keeps a writable stdin without a terminal.
+    #[serde(default, deserialize_with = "null_default")]
+    pub pipe_stdin: bool,
+    /// Override of `argv[0]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arg0: Option<String>,
+    /// First size of the terminal, default 24 by 80.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// TERM for a process on a terminal; `env` wins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub term: Option<String>,
+    /// Ends the process after so many milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Ends the process after so many milliseconds without output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_ms: Option<u64>,
+    /// What happens when output is not taken, default `block`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
+    /// The reference's sandbox; refused where it asks for confinement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
+    pub sandbox: Option<Box<RawValue>>,
+    /// The reference's network confinement; refused.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub enforce_managed_network: bool,
+    /// Ports of the reference's proxy; means nothing without the confinement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
+    pub managed_network: Option<Box<RawValue>>,
+    /// The reference's proxy; refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
+    pub network_proxy: Option<Box<RawValue>>,
+    /// The reference's cached shell state; ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
+    pub shell_snapshot: Option<Box<RawValue>>,
+}
+
+impl StartParams {
+    /// Refuses what no host could start.
+    pub fn check(&self) -> Result<(), Kind> {
+        if self.argv.is_empty() { Err(Kind::EmptyArgv) } else { Ok(()) }
+    }
+}
+
+/// How a child's environment is made from the server's; every member is required.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct EnvPolicy {
+    /// Which variables of the server are taken.
+    pub inherit: Inherit,
+    /// Keeps names that look like secrets.
+    pub ignore_default_excludes: bool,
+    /// Patterns of names to drop.
+    pub exclude: Vec<String>,
+    /// Variables to set after the dropping.
+    pub set: BTreeMap<String, String>,
+    /// When not empty: patterns of the only names to keep.
+    pub include_only: Vec<String>,
+}
+
+/// Which variables of the server a child inherits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum Inherit {
+    /// All of them.
+    All,
+    /// The platform's short list.
+    Core,
+    /// None.
+    None,
+}
+
+/// Size of a terminal in character cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Size {
+    /// Lines.
+    pub rows: u16,
+    /// Columns.
+    pub cols: u16,
+}
+
+/// What happens when output is not taken and the log is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum Overflow {
+    /// The process waits.
+    #[default]
+    Block,
+    /// The oldest output is dropped, counted and told as a gap.
+    DropOldest,
+}
+
+/// Result of `process/start`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct StartResult {
+    /// The caller's name for the process.
+    pub process_id: ProcessId,
+    /// `none` from this server; null or absent means the peer did not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox_type: Option<Cow<'static, str>>,
+    /// The process id of the operating system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+impl StartResult {
+    /// The answer to a start that went well.
+    #[must_use]
+    pub fn started(process_id: ProcessId, pid: u32) -> Self {
+        Self { process_id, sandbox_type: Some(Cow::Borrowed("none")), pid: Some(pid) }
+    }
+}

@@ -1,0 +1,267 @@
+//! The budget scan: one pass over a message, without recursion, before anything is built from it.
+//!
+//! It proves that the text is one JSON object within the bounds of depth and number of values and without duplicate
+//! keys at any level, and notes where the envelope's members are. It must not know what the members mean. Memory:
+//! one frame per open container and one entry per key of the open objects, both bounded by [`limits`].
+
+use std::{collections::HashSet, hash::BuildHasher, hash::RandomState, ops::Range};
+
+use crate::limits;
+
+use text::{Key, Text};
+
+mod text;
+
+/// Objects up to this many keys are searched one by one; larger ones get an index.
+const LINEAR_KEYS: usize = 16;
+/// A key longer than this brings the index at once: comparing long keys one by one would be quadratic in bytes.
+const LINEAR_KEY_BYTES: usize = 256;
+
+/// Why a text is not a message; offsets are bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ScanError {
+    /// Something that is not JSON.
+    #[error("invalid JSON at byte {at}")]
+    Syntax {
+        /// Where it was noticed.
+        at: usize,
+    },
+    /// The text ends inside a value.
+    #[error("the JSON text ends too early")]
+    End,
+    /// The outermost value is not an object.
+    #[error("the message is not a JSON object")]
+    NotAnObject,
+    /// Containers nest too deep.
+    #[error("the message nests deeper than {limit} levels", limit = limits::DEPTH)]
+    Depth,
+    /// Too many values.
+    #[error("the message has more than {limit} values", limit = limits::VALUES)]
+    Values,
+    /// An object has a key twice.
+    #[error("duplicate key at byte {at}")]
+    DuplicateKey {
+        /// Where the second one is.
+        at: usize,
+    },
+}
+
+/// Where the members of the envelope are.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Members {
+    pub(crate) id: Option<Range<usize>>,
+    pub(crate) method: Option<Range<usize>>,
+    pub(crate) params: Option<Range<usize>>,
+    pub(crate) trace: Option<Range<usize>>,
+    pub(crate) result: Option<Range<usize>>,
+    pub(crate) error: Option<Range<usize>>,
+}
+
+/// Scans one message.
+pub(crate) fn scan(text: &str) -> Result<Members, ScanError> {
+    let mut scan = Scan {
+        text: Text::new(text),
+        frames: Vec::new(),
+        keys: Vec::new(),
+        values: 0,
+        hasher: None,
+        members: Members::default(),
+        member: None,
+    };
+    scan.text.skip_space();
+    if scan.text.peek() != Some(b'{') {
+        return Err(ScanError::NotAnObject);
+    }
+    scan.run()?;
+    scan.text.skip_space();
+    if scan.text.peek().is_some() {
+        return Err(scan.text.syntax());
+    }
+    Ok(scan.members)
+}
+
+struct Scan<'a> {
+    text: Text<'a>,
+    /// The open containers, the innermost last.
+    frames: Vec<Frame>,
+    /// The keys of all open objects; each frame knows where its own begin.
+    keys: Vec<Key>,
+    values: usize,
+    /// Made when the first index is, so that usual messages cost no random key.
+    hasher: Option<RandomState>,
+    members: Members,
+    /// The key of the outermost object whose value is being scanned, and where the value begins.
+    member: Option<(Key, usize)>,
+}
+
+enum Frame {
+    Array,
+    Object { first_key: usize, index: Option<HashSet<u64>> },
+}
+
+/// What the innermost container expects after a value.
+enum Next {
+    Value,
+    Finished,
+}
+
+impl Scan<'_> {
+    fn run(&mut self) -> Result<(), ScanError> {
+        loop {
+            if self.value()? {
+                continue;
+            }
+            match self.after_value()? {
+                Next::Value => {}
+                Next::Finished => return Ok(()),
+            }
+        }
+    }
+
+    /// Scans a scalar, an empty container or the opening of a container; true when a value must follow.
+    fn value(&mut self) -> Result<bool, ScanError> {
+        self.text.skip_space();
+        self.values += 1;
+        if self.values > limits::VALUES {
+            return Err(ScanError::Values);
+        }
+        if let (1, Some((_, start))) = (self.frames.len(), &mut self.member) {
+            *start = self.text.at();
+        }
+        match self.text.peek() {
+            Some(b'{') => self.open_object(),
+            Some(b'[') => self.open_array(),
+            Some(b'"') => self.text.string().map(|_| false),
+            Some(b'-' | b'0'..=b'9') => self.text.number().map(|()| false),
+            Some(b't') => self.text.literal(b"true").map(|()| false),
+            Some(b'f') => self.text.literal(b"false").map(|()| false),
+            Some(b'n') => self.text.literal(b"null").map(|()| false),
+            Some(_) => Err(self.text.syntax()),
+            None => Err(ScanError::End),
+        }
+    }
+
+    fn open_object(&mut self) -> Result<bool, ScanError> {
+        self.push(Frame::Object { first_key: self.keys.len(), index: None })?;
+        self.text.skip_space();
+        if self.text.peek() == Some(b'}') {
+            return Ok(false);
+        }
+        self.key().map(|()| true)
+    }
+
+    fn open_array(&mut self) -> Result<bool, ScanError> {
+        self.push(Frame::Array)?;
+        self.text.skip_space();
+        Ok(self.text.peek() != Some(b']'))
+    }
+
+    fn push(&mut self, frame: Frame) -> Result<(), ScanError> {
+        if self.frames.len() == limits::DEPTH {
+            return Err(ScanError::Depth);
+        }
+        self.text.advance();
+        self.frames.push(frame);
+        Ok(())
+    }
+
+    /// Closes what ends here and stops before the next value.
+    fn after_value(&mut self) -> Result<Next, ScanError> {
+        loop {
+            self.note_member();
+            self.text.skip_space();
+            let in_object = match self.frames.last() {
+                Some(Frame::Object { .. }) => true,
+                Some(Frame::Array) => false,
+                None => return Ok(Next::Finished),
+            };
+            match (self.text.peek(), in_object) {
+                (Some(b'}'), true) | (Some(b']'), false) => {
+                    self.text.advance();
+                    if let Some(Frame::Object { first_key, .. }) = self.frames.pop() {
+                        self.keys.truncate(first_key);
+                    }
+                }
+                (Some(b','), true) => {
+                    self.text.advance();
+                    self.text.skip_space();
+                    self.key()?;
+                    return Ok(Next::Value);
+                }
+                (Some(b','), false) => {
+                    self.text.advance();
+                    return Ok(Next::Value);
+                }
+                (Some(_), _) => return Err(self.text.syntax()),
+                (None, _) => return Err(ScanError::End),
+            }
+        }
+    }
+
+    fn key(&mut self) -> Result<(), ScanError> {
+        match self.text.peek() {
+            Some(b'"') => {}
+            Some(_) => return Err(self.text.syntax()),
+            None => return Err(ScanError::End),
+        }
+        let at = self.text.at();
+        let key = self.text.string()?;
+        if self.is_duplicate(key) {
+            return Err(ScanError::DuplicateKey { at });
+        }
+        self.keys.push(key);
+        if self.frames.len() == 1 {
+            self.member = Some((key, 0));
+        }
+        self.text.skip_space();
+        match self.text.peek() {
+            Some(b':') => {
+                self.text.advance();
+                Ok(())
+            }
+            Some(_) => Err(self.text.syntax()),
+            None => Err(ScanError::End),
+        }
+    }
+
+    fn is_duplicate(&mut self, key: Key) -> bool {
+        let Some(Frame::Object { first_key, index }) = self.frames.last_mut() else {
+            return false;
+        };
+        let seen = &self.keys[*first_key..];
+        let same = |other: &Key| self.text.same_key(*other, key);
+        if index.is_none() {
+            if seen.len() < LINEAR_KEYS && key.len() <= LINEAR_KEY_BYTES {
+                return seen.iter().any(same);
+            }
+            let hasher = self.hasher.get_or_insert_with(RandomState::new);
+            *index = Some(seen.iter().map(|other| self.text.hash_key(*other, hasher.build_hasher())).collect());
+        }
+        let hasher = self.hasher.get_or_insert_with(RandomState::new);
+        let hash = self.text.hash_key(key, hasher.build_hasher());
+        let is_new = index.as_mut().is_none_or(|index| index.insert(hash));
+        // Two keys with one hash are compared for real; with a random hash key that happens once, if ever.
+        !is_new && seen.iter().any(same)
+    }
+
+    fn note_member(&mut self) {
+        if self.frames.len() != 1 {
+            return;
+        }
+        let Some((key, start)) = self.member.take() else { return };
+        let members = &mut self.members;
+        for (name, slot) in [
+            ("id", &mut members.id),
+            ("method", &mut members.method),
+            ("params", &mut members.params),
+            ("trace", &mut members.trace),
+            ("result", &mut members.result),
+            ("error", &mut members.error),
+        ] {
+            if self.text.is_key(key, name) {
+                *slot = Some(start..self.text.at());
+                return;
+            }
+        }
+    }
+}

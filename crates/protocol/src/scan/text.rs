@@ -1,0 +1,285 @@
+//! Tokens of JSON: strings, numbers, literals, space; and keys compared as they read after unescaping. It must not
+//! know objects or arrays.
+
+use std::hash::Hasher;
+
+use super::ScanError;
+
+/// A text and a place in it.
+pub(super) struct Text<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+/// The inside of a string, without its quotes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Key {
+    start: usize,
+    end: usize,
+    escaped: bool,
+}
+
+impl Key {
+    /// Length as written, in bytes.
+    pub(super) fn len(self) -> usize {
+        self.end - self.start
+    }
+}
+
+impl<'a> Text<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.bytes().get(self.at).copied()
+    }
+
+    pub(super) fn advance(&mut self) {
+        self.at += 1;
+    }
+
+    pub(super) fn syntax(&self) -> ScanError {
+        ScanError::Syntax { at: self.at }
+    }
+
+    pub(super) fn skip_space(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\n' | b'\r' | b'\t')) {
+            self.at += 1;
+        }
+    }
+
+    pub(super) fn literal(&mut self, word: &'static [u8]) -> Result<(), ScanError> {
+        for &expected in word {
+            match self.peek() {
+                Some(byte) if byte == expected => self.at += 1,
+                Some(_) => return Err(self.syntax()),
+                None => return Err(ScanError::End),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn number(&mut self) -> Result<(), ScanError> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), ScanError> {
+        let start = self.at;
+        while matches!(self.peek(), Some(b'0'..=b'9')) {
+            self.at += 1;
+        }
+        match self.peek() {
+            _ if self.at > start => Ok(()),
+            Some(_) => Err(self.syntax()),
+            None => Err(ScanError::End),
+        }
+    }
+
+    /// Scans a string from its opening quote past its closing one.
+    pub(super) fn string(&mut self) -> Result<Key, ScanError> {
+        self.at += 1;
+        let start = self.at;
+        let mut escaped = false;
+        loop {
+            self.at += plain_prefix(&self.bytes()[self.at..]);
+            match self.peek() {
+                Some(b'"') => {
+                    let key = Key { start, end: self.at, escaped };
+                    self.at += 1;
+                    return Ok(key);
+                }
+                Some(b'\\') => {
+                    escaped = true;
+                    self.escape()?;
+                }
+                Some(_) => return Err(self.syntax()),
+                None => return Err(ScanError::End),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<(), ScanError> {
+        let start = self.at;
+        self.at += 1;
+        match self.peek() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
+                self.at += 1;
+                Ok(())
+            }
+            Some(b'u') => {
+                let unit = self.hex4()?;
+                // A pair of surrogates is one character; half a pair is none, and no string of ours can hold it.
+                match unit {
+                    0xD800..=0xDBFF => {
+                        self.literal(b"\\")?;
+                        match self.peek() {
+                            Some(b'u') => match self.hex4()? {
+                                0xDC00..=0xDFFF => Ok(()),
+                                _ => Err(ScanError::Syntax { at: start }),
+                            },
+                            Some(_) => Err(self.syntax()),
+                            None => Err(ScanError::End),
+                        }
+                    }
+                    0xDC00..=0xDFFF => Err(ScanError::Syntax { at: start }),
+                    _ => Ok(()),
+                }
+            }
+            Some(_) => Err(self.syntax()),
+            None => Err(ScanError::End),
+        }
+    }
+
+    /// Reads `uXXXX`.
+    fn hex4(&mut self) -> Result<u32, ScanError> {
+        self.at += 1;
+        let mut unit = 0;
+        for _ in 0..4 {
+            let digit = match self.peek() {
+                Some(byte) => char::from(byte).to_digit(16).ok_or_else(|| self.syntax())?,
+                None => return Err(ScanError::End),
+            };
+            unit = unit * 16 + digit;
+            self.at += 1;
+        }
+        Ok(unit)
+    }
+
+    /// Whether two keys read the same.
+    pub(super) fn same_key(&self, a: Key, b: Key) -> bool {
+        let (a_text, b_text) = (self.inside(a), self.inside(b));
+        if a.escaped || b.escaped { Unescaped::new(a_text).eq(Unescaped::new(b_text)) } else { a_text == b_text }
+    }
+
+    /// Whether a key reads as `name`.
+    pub(super) fn is_key(&self, key: Key, name: &str) -> bool {
+        if key.escaped { Unescaped::new(self.inside(key)).eq(name.chars()) } else { self.inside(key) == name }
+    }
+
+    /// Hashes what a key reads as; the same for every spelling, since both paths feed equal pieces.
+    pub(super) fn hash_key(&self, key: Key, mut hasher: impl Hasher) -> u64 {
+        const PIECE: usize = 64;
+        let inside = self.inside(key);
+        if !key.escaped {
+            for piece in inside.as_bytes().chunks(PIECE) {
+                hasher.write(piece);
+            }
+            return hasher.finish();
+        }
+        let mut piece = [0; PIECE];
+        let mut filled = 0;
+        for character in Unescaped::new(inside) {
+            for &byte in character.encode_utf8(&mut [0; 4]).as_bytes() {
+                piece[filled] = byte;
+                filled += 1;
+                if filled == PIECE {
+                    hasher.write(&piece);
+                    filled = 0;
+                }
+            }
+        }
+        if filled > 0 {
+            hasher.write(&piece[..filled]);
+        }
+        hasher.finish()
+    }
+
+    fn inside(&self, key: Key) -> &'a str {
+        &self.text[key.start..key.end]
+    }
+
+    fn bytes(&self) -> &'a [u8] {
+        self.text.as_bytes()
+    }
+}
+
+/// The characters of a valid string's inside, escapes resolved.
+struct Unescaped<'a> {
+    chars: std::str::Chars<'a>,
+}
+
+impl<'a> Unescaped<'a> {
+    fn new(inside: &'a str) -> Self {
+        Self { chars: inside.chars() }
+    }
+
+    fn unit(&mut self) -> u32 {
+        self.chars.by_ref().take(4).fold(0, |unit, c| unit * 16 + c.to_digit(16).unwrap_or(0))
+    }
+}
+
+impl Iterator for Unescaped<'_> {
+    type Item = char;
+
+    fn next(&mut self) -> Option<char> {
+        let first = self.chars.next()?;
+        if first != '\\' {
+            return Some(first);
+        }
+        Some(match self.chars.next()? {
+            'b' => '\u{8}',
+            'f' => '\u{c}',
+            'n' => '\n',
+            'r' => '\r',
+            't' => '\t',
+            'u' => {
+                let high = self.unit();
+                if (0xD800..0xDC00).contains(&high) {
+                    self.chars.nth(1);
+                    let low = self.unit();
+                    let code = 0x10000 + ((high - 0xD800) << 10) + low.wrapping_sub(0xDC00);
+                    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+                } else {
+                    char::from_u32(high).unwrap_or(char::REPLACEMENT_CHARACTER)
+                }
+            }
+            other => other,
+        })
+    }
+}
+
+/// Length of the prefix without quote, backslash and control characters, eight bytes at a time.
+fn plain_prefix(bytes: &[u8]) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
+    let (words, tail) = bytes.as_chunks::<8>();
+    for (n, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let control = word.wrapping_sub(ONES * 0x20) & !word;
+        let quote = (word ^ (ONES * u64::from(b'"'))).wrapping_sub(ONES);
+        let backslash = (word ^ (ONES * u64::from(b'\\'))).wrapping_sub(ONES);
+        // A borrow can mark a byte above a real match wrongly, never one below it, so the lowest mark is right.
+        let quote = quote & !(word ^ (ONES * u64::from(b'"')));
+        let backslash = backslash & !(word ^ (ONES * u64::from(b'\\')));
+        let marks = (control | quote | backslash) & HIGHS;
+        if marks != 0 {
+            return n * 8 + (marks.trailing_zeros() / 8) as usize;
+        }
+    }
+    let special = |&b: &u8| b < 0x20 || b == b'"' || b == b'\\';
+    bytes.len() - tail.len() + tail.iter().position(special).unwrap_or(tail.len())
+}

@@ -1,0 +1,156 @@
+//! JSON Schema of the whole wire, from the types that serve it. It must not say anything the types do not.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Empty, command, environment,
+    failure::Kind,
+    initialize,
+    message::{RequestId, Trace},
+    method::{METHODS, NOTIFICATIONS, Sender},
+    process, session,
+};
+
+/// One document: envelope, methods with params and result, notifications, failure kinds. The same for every call.
+#[must_use]
+pub fn schema() -> Value {
+    let mut generator = SchemaSettings::draft2020_12().into_generator();
+    let envelope = json!({
+        "id": generator.subschema_for::<RequestId>(),
+        "trace": generator.subschema_for::<Trace>(),
+    });
+    let methods: Map<String, Value> = METHODS
+        .iter()
+        .map(|method| {
+            let (params, result) = method_schema(method.name, &mut generator).unwrap_or_default();
+            let entry = json!({ "params": params, "result": result, "addition": method.addition });
+            (method.name.to_owned(), entry)
+        })
+        .collect();
+    let notifications: Map<String, Value> = NOTIFICATIONS
+        .iter()
+        .map(|notification| {
+            let sender = match notification.sender {
+                Sender::Client => "client",
+                Sender::Server => "server",
+            };
+            let params = notification_schema(notification.name, &mut generator).unwrap_or_default();
+            let entry = json!({ "params": params, "sender": sender, "addition": notification.addition });
+            (notification.name.to_owned(), entry)
+        })
+        .collect();
+    let errors: Vec<Value> = Kind::ALL
+        .iter()
+        .map(|kind| json!({ "kind": kind, "code": kind.code(), "description": kind.description() }))
+        .collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "exec-server",
+        "protocolVersion": initialize::PROTOCOL_VERSION,
+        "envelope": envelope,
+        "methods": methods,
+        "notifications": notifications,
+        "errors": errors,
+        "$defs": generator.take_definitions(true),
+    })
+}
+
+fn method_schema(name: &str, generator: &mut SchemaGenerator) -> Option<(Schema, Schema)> {
+    fn pair<P: JsonSchema, R: JsonSchema>(generator: &mut SchemaGenerator) -> (Schema, Schema) {
+        (named::<P>(generator), named::<R>(generator))
+    }
+    Some(match name {
+        "initialize" => pair::<initialize::InitializeParams, initialize::InitializeResult>(generator),
+        "process/start" => pair::<process::StartParams, process::StartResult>(generator),
+        "process/read" => pair::<process::ReadParams, process::ReadResult>(generator),
+        "process/write" => pair::<process::WriteParams<'_>, process::WriteResult>(generator),
+        "process/signal" => pair::<process::SignalParams, process::SignalResult>(generator),
+        "process/terminate" => pair::<process::TerminateParams, process::TerminateResult>(generator),
+        "process/closeStdin" => pair::<process::CloseStdinParams, process::CloseStdinResult>(generator),
+        "process/resize" => pair::<process::ResizeParams, process::ResizeResult>(generator),
+        "process/list" => pair::<process::ListParams, process::ListResult>(generator),
+        "process/subscribe" => pair::<process::SubscribeParams, process::SubscribeResult>(generator),
+        "process/unsubscribe" => pair::<process::UnsubscribeParams, process::UnsubscribeResult>(generator),
+        "process/forget" => pair::<process::ForgetParams, process::ForgetResult>(generator),
+        "session/end" => pair::<session::EndParams, session::EndResult>(generator),
+        "environment/info" => pair::<Empty, environment::InfoResult>(generator),
+        "environment/status" => pair::<Empty, environment::StatusResult>(generator),
+        "command/exec" => pair::<command::ExecParams, command::ExecResult>(generator),
+        "command/exec/write" => pair::<command::WriteParams<'_>, command::WriteResult>(generator),
+        "command/exec/terminate" => pair::<command::TerminateParams, command::TerminateResult>(generator),
+        _ => return None,
+    })
+}
+
+fn notification_schema(name: &str, generator: &mut SchemaGenerator) -> Option<Schema> {
+    Some(match name {
+        "initialized" => named::<Value>(generator),
+        "process/ack" => named::<process::AckParams>(generator),
+        "process/output" => named::<process::OutputParams>(generator),
+        "process/exited" => named::<process::ExitedParams>(generator),
+        "process/closed" => named::<process::ClosedParams>(generator),
+        "process/gap" => named::<process::GapParams>(generator),
+        "command/exec/outputDelta" => named::<command::OutputDeltaParams>(generator),
+        "command/exec/exited" => named::<command::ExitedParams>(generator),
+        _ => return None,
+    })
+}
+
+/// The schema of a type, its named parts left in the definitions. The type itself stands in place, since types of
+/// different modules share their short names.
+fn named<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = T::json_schema(generator);
+    schema.insert("title".to_owned(), T::schema_name().into());
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use schemars::generate::SchemaSettings;
+
+    use super::{method_schema, notification_schema, schema};
+    use crate::{
+        failure::Kind,
+        method::{METHODS, NOTIFICATIONS},
+    };
+
+    #[test]
+    fn every_method_and_notification_has_a_schema() {
+        let mut generator = SchemaSettings::draft2020_12().into_generator();
+        for method in METHODS {
+            assert!(method_schema(method.name, &mut generator).is_some(), "{}", method.name);
+        }
+        for notification in NOTIFICATIONS {
+            assert!(notification_schema(notification.name, &mut generator).is_some(), "{}", notification.name);
+        }
+    }
+
+    #[test]
+    fn the_document_is_the_same_every_time_and_has_every_failure() {
+        let first = schema();
+        assert_eq!(serde_json::to_string(&first).unwrap(), serde_json::to_string(&schema()).unwrap());
+        assert_eq!(first["errors"].as_array().map(Vec::len), Some(Kind::ALL.len()));
+    }
+
+    #[test]
+    fn descriptions_are_for_readers_of_the_wire() {
+        assert!(!schema().to_string().contains("[`"));
+    }
+
+    #[test]
+    fn the_golden_document_is_fresh() {
+        let golden: serde_json::Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
+        assert!(golden == schema(), "write it again: exec-server schema > crates/protocol/schema.json");
+    }
+
+    #[test]
+    fn every_reference_in_the_document_leads_somewhere() {
+        let document = schema();
+        let text = document.to_string();
+        for part in text.split("\"$ref\":\"#").skip(1) {
+            let pointer = part.split('"').next().unwrap_or_default();
+            assert!(document.pointer(pointer).is_some(), "{pointer}");
+        }
+    }
+}

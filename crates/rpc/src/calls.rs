@@ -1,0 +1,188 @@
+//! Calls that wait for an answer: id to waiter, bounded, and emptied in one step when the connection ends.
+//!
+//! Owns the ids and the rule that no call outlives the connection: registering checks the end under the same lock that
+//! the end takes, so a call is either refused or woken. Knows nothing of what an answer holds.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::oneshot;
+
+use crate::Closed;
+
+/// Most calls in flight by default: 1024, as the reference. Each costs one table entry and one waiting task.
+pub const MAX_CALLS: usize = 1024;
+
+/// Why a call could not be registered, or got no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PendingError {
+    /// Too many calls wait for an answer.
+    #[error("too many calls in flight: `{limit}`")]
+    Full {
+        /// The most that may wait at once.
+        limit: usize,
+    },
+    /// The connection ended; the answer, if there is one, is lost.
+    #[error("connection ended before the answer")]
+    Disconnected(#[source] Arc<Closed>),
+}
+
+/// The calls of one connection that wait for an answer of type `T`.
+#[derive(Debug)]
+pub struct Pending<T> {
+    state: Mutex<State<T>>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Open {
+        next_id: i64,
+        waiting: HashMap<i64, oneshot::Sender<T>>,
+    },
+    /// Never left again. Holds why.
+    Drained(Arc<Closed>),
+}
+
+/// A registered call; dropping it gives its place free, and its answer is then ignored.
+#[derive(Debug)]
+pub struct Call<T> {
+    pending: Arc<Pending<T>>,
+    id: i64,
+    answer: oneshot::Receiver<T>,
+}
+
+impl<T> Pending<T> {
+    /// Makes an empty table for at most `limit` calls at once.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::Open { next_id: 1, waiting: HashMap::new() }), limit })
+    }
+
+    /// Registers a call under a fresh id; register before sending, or the answer may find nobody.
+    pub fn register(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
+        let limit = self.limit;
+        match &mut *self.lock() {
+            State::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
+            State::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
+            State::Open { next_id, waiting } => {
+                let id = *next_id;
+                *next_id += 1;
+                let (answer_tx, answer) = oneshot::channel();
+                waiting.insert(id, answer_tx);
+                Ok(Call { pending: Arc::clone(self), id, answer })
+            }
+        }
+    }
+
+    /// Hands an answer to its call; false if no call has this id.
+    pub fn complete(&self, id: i64, answer: T) -> bool {
+        let waiter = match &mut *self.lock() {
+            State::Open { waiting, .. } => waiting.remove(&id),
+            State::Drained(_) => None,
+        };
+        waiter.is_some_and(|waiter| waiter.send(answer).is_ok())
+    }
+
+    /// Ends every waiting call and refuses all later ones; the first reason stays.
+    pub fn drain(&self, closed: Arc<Closed>) {
+        let mut state = self.lock();
+        if let State::Open { .. } = &*state {
+            // The old state drops the senders, and that wakes the calls, after the new one is in place.
+            let old = std::mem::replace(&mut *state, State::Drained(closed));
+            drop(state);
+            drop(old);
+        }
+    }
+
+    /// Returns the number of calls that wait.
+    pub fn len(&self) -> usize {
+        match &*self.lock() {
+            State::Open { waiting, .. } => waiting.len(),
+            State::Drained(_) => 0,
+        }
+    }
+
+    /// Tells whether no call waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns why the connection ended, once it has.
+    pub fn closed(&self) -> Option<Arc<Closed>> {
+        match &*self.lock() {
+            State::Open { .. } => None,
+            State::Drained(closed) => Some(Arc::clone(closed)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // No code under the lock can panic half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Call<T> {
+    /// Returns the id to send.
+    pub fn id(&self) -> i64 {
+        self.id
+    }
+
+    /// Waits for the answer; an answer that came before the end wins over the end.
+    pub async fn answer(mut self) -> Result<T, PendingError> {
+        match (&mut self.answer).await {
+            Ok(answer) => Ok(answer),
+            Err(_) => {
+                let closed = self.pending.closed().expect("a waiter is dropped unanswered only by the drain");
+                Err(PendingError::Disconnected(closed))
+            }
+        }
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        if let State::Open { waiting, .. } = &mut *self.pending.lock() {
+            waiting.remove(&self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn answers_reach_their_calls_in_any_order() {
+        let pending = Pending::new(2);
+        let (first, second) = (pending.register().unwrap(), pending.register().unwrap());
+        assert!(matches!(pending.register(), Err(PendingError::Full { limit: 2 })));
+        assert!(pending.complete(second.id(), "second"));
+        assert!(pending.complete(first.id(), "first"));
+        assert!(!pending.complete(7, "nobody"));
+        assert_eq!((first.answer().await.unwrap(), second.answer().await.unwrap()), ("first", "second"));
+    }
+
+    #[tokio::test]
+    async fn the_end_wakes_waiting_calls_and_refuses_new_ones() {
+        let pending = Pending::new(8);
+        let (answered, lost) = (pending.register().unwrap(), pending.register().unwrap());
+        pending.complete(answered.id(), 1);
+        pending.drain(Arc::new(Closed::InvalidUtf8));
+        pending.drain(Arc::new(Closed::Eof));
+        assert_eq!(answered.answer().await.unwrap(), 1);
+        for error in [lost.answer().await.unwrap_err(), pending.register().unwrap_err()] {
+            let PendingError::Disconnected(closed) = error else { panic!("{error:?}") };
+            assert!(matches!(*closed, Closed::InvalidUtf8));
+        }
+    }
+
+    #[test]
+    fn a_dropped_call_gives_its_place_free() {
+        let pending = Pending::<()>::new(1);
+        drop(pending.register().unwrap());
+        assert!(pending.is_empty());
+        assert!(pending.register().is_ok());
+    }
+}

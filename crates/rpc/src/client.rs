@@ -1,0 +1,368 @@
+//! A minimal client over any stream: calls, notifications both ways, and nothing typed.
+//!
+//! Owns one connection and its two tasks, a reader and a writer; dropping the client aborts both. It knows the envelope
+//! of a message and no method; it does not reconnect.
+//!
+//! Failure paths: the reader alone ends the connection, after it has handed out every answer that came before the end.
+//! A failed write is told to the reader, which ends once nothing more is there to be read. The end empties the table
+//! of calls in one step, so no call hangs.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use exec_server_protocol::{
+    failure::Kind,
+    message::{self, Incoming, RequestId},
+};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+use crate::{
+    Closed, Framing, Inbound, Outbox, Receiver, Stream,
+    calls::{MAX_CALLS, Pending, PendingError},
+};
+
+mod url;
+
+pub use url::{ConnectError, open};
+
+/// Messages queued for the writer: 128. A full queue makes `call` and `notify` wait.
+const OUTGOING: usize = 128;
+
+/// Notifications queued for the user: 1024. A full queue stops the reader, see [`RawClient::notifications`].
+const NOTIFICATIONS: usize = 1024;
+
+/// Bytes encoded before a flush: 256 KiB. More would delay the first of them.
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// Room for the envelope around params; more only costs a reallocation.
+const ENVELOPE_BYTES: usize = 128;
+
+/// Largest message a client opened by [`connect`] accepts: 96 MiB, as the server does.
+const MESSAGE_MAX: usize = 96 * 1024 * 1024;
+
+/// Why a call has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The server answered with an error.
+    #[error("server answered with error `{code}`: {message}")]
+    Rpc {
+        /// The code of the error.
+        code: i64,
+        /// The text for people; do not branch on it.
+        message: String,
+        /// What the server adds for programs.
+        data: Option<Box<RawValue>>,
+    },
+    /// The parameters cannot be written as JSON.
+    #[error("encode the parameters")]
+    Encode(#[from] serde_json::Error),
+    /// Too many calls are in flight, or the connection ended.
+    #[error(transparent)]
+    Pending(#[from] PendingError),
+}
+
+/// A notification from the server.
+#[derive(Debug)]
+pub struct Notification {
+    /// The method.
+    pub method: String,
+    /// The parameters as they came; `None` if there are none, or null.
+    pub params: Option<Box<RawValue>>,
+}
+
+/// Connects to `ws://host:port/?token=..` or `unix:///path?token=..` and upgrades; see [`open`].
+pub async fn connect(url: &str) -> Result<RawClient, ConnectError> {
+    let (stream, framing) = open(url, MESSAGE_MAX).await?;
+    Ok(RawClient::new(stream, framing))
+}
+
+type Answer = Result<Box<RawValue>, CallError>;
+
+/// One connection to a server.
+#[derive(Debug)]
+pub struct RawClient {
+    shared: Arc<Shared>,
+    outgoing_tx: mpsc::Sender<Outgoing>,
+    closed_rx: watch::Receiver<Option<Arc<Closed>>>,
+    /// The reader and the writer; aborted when the client is dropped.
+    tasks: JoinSet<()>,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Message(Vec<u8>),
+    Close,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pending: Arc<Pending<Answer>>,
+    /// Where notifications go; written by the user's subscription and by the end.
+    subscriber: Mutex<Subscriber>,
+    /// Control frames owed to the peer; they pass the queue.
+    owed: Mutex<Owed>,
+    owed_changed: Notify,
+}
+
+#[derive(Debug)]
+enum Subscriber {
+    /// Nobody listens: notifications are discarded.
+    Absent,
+    Listening(mpsc::Sender<Notification>),
+    Ended,
+}
+
+#[derive(Debug, Default)]
+struct Owed {
+    /// Payload of the latest ping. RFC 6455 allows to answer only that.
+    pong: Option<Bytes>,
+    close: Option<u16>,
+}
+
+impl RawClient {
+    /// Starts a client on a connected stream, WebSocket after its upgrade; must be called inside a tokio runtime.
+    pub fn new(stream: Stream, framing: Framing) -> Self {
+        let Stream { reader, mut writer, leftover, probe: _ } = stream;
+        let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
+        let (closed_tx, closed_rx) = watch::channel(None);
+        let (broken_tx, broken_rx) = oneshot::channel();
+        let shared = Arc::new(Shared {
+            pending: Pending::new(MAX_CALLS),
+            subscriber: Mutex::new(Subscriber::Absent),
+            owed: Mutex::new(Owed::default()),
+            owed_changed: Notify::new(),
+        });
+        let mut tasks = JoinSet::new();
+        let receiver = Receiver::new(framing, reader, leftover);
+        let reading =
+            Reading { shared: Arc::clone(&shared), receiver, outgoing_tx: outgoing_tx.clone(), broken_rx, closed_tx };
+        tasks.spawn(reading.run());
+        let writing = Writing { shared: Arc::clone(&shared), outbox: Outbox::new(framing), outgoing_rx };
+        tasks.spawn(async move {
+            if let Err(error) = writing.run(&mut writer).await {
+                broken_tx.send(Closed::Io(error)).ok(); // The reader ended first and has its own reason.
+            }
+        });
+        Self { shared, outgoing_tx, closed_rx, tasks }
+    }
+
+    /// Sends a request and waits for its answer; has no deadline.
+    ///
+    /// Dropping the future forgets the call: the request may have been sent, its answer is ignored.
+    pub async fn call(&self, method: &str, params: &impl Serialize) -> Answer {
+        let call = self.shared.pending.register()?;
+        let params = to_raw_value(params)?;
+        let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
+        message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
+        if self.outgoing_tx.send(Outgoing::Message(message)).await.is_err() {
+            // The writer is gone, so the reader is about to end: its reason is the better one.
+            return Err(self.disconnected().await);
+        }
+        call.answer().await?
+    }
+
+    /// Sends a notification; returns when it is queued.
+    pub async fn notify(&self, method: &str, params: &impl Serialize) -> Result<(), CallError> {
+        let params = to_raw_value(params)?;
+        let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
+        message::encode_notification(&mut message, method, &params);
+        match self.outgoing_tx.send(Outgoing::Message(message)).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.disconnected().await),
+        }
+    }
+
+    /// Subscribes to the server's notifications, in place of an earlier subscription; ends with the connection.
+    ///
+    /// Without a subscription they are discarded: subscribe before the first call. The queue holds 1024; when it is
+    /// full nothing more is read, so a user who stops taking notifications also holds up the answers to calls.
+    pub fn notifications(&self) -> mpsc::Receiver<Notification> {
+        let (notifications_tx, notifications_rx) = mpsc::channel(NOTIFICATIONS);
+        let mut subscriber = lock(&self.shared.subscriber);
+        match &*subscriber {
+            Subscriber::Absent | Subscriber::Listening(_) => *subscriber = Subscriber::Listening(notifications_tx),
+            Subscriber::Ended => {}
+        }
+        notifications_rx
+    }
+
+    /// Returns the number of calls that wait for an answer.
+    pub fn in_flight(&self) -> usize {
+        self.shared.pending.len()
+    }
+
+    /// Waits for the end of the connection and returns its reason.
+    pub async fn closed(&self) -> Arc<Closed> {
+        let mut closed_rx = self.closed_rx.clone();
+        match closed_rx.wait_for(Option::is_some).await {
+            Ok(closed) => closed.clone().expect("waited for a reason"),
+            // The reader was aborted with the runtime.
+            Err(_) => Arc::new(Closed::Eof),
+        }
+    }
+
+    /// Sends what is queued and a close frame, and ends the connection without waiting for the peer.
+    pub async fn close(mut self) {
+        if self.outgoing_tx.send(Outgoing::Close).await.is_err() {
+            return;
+        }
+        // The writer ends after the close, the reader at the latest when the peer closes: the first is enough.
+        self.tasks.join_next().await;
+    }
+
+    async fn disconnected(&self) -> CallError {
+        PendingError::Disconnected(self.closed().await).into()
+    }
+}
+
+/// The reader task.
+struct Reading {
+    shared: Arc<Shared>,
+    receiver: Receiver,
+    outgoing_tx: mpsc::Sender<Outgoing>,
+    /// Fires when the writer failed.
+    broken_rx: oneshot::Receiver<Closed>,
+    closed_tx: watch::Sender<Option<Arc<Closed>>>,
+}
+
+impl Reading {
+    async fn run(mut self) {
+        let closed = loop {
+            // Both are cancel safe. Reading first: an answer that is there wins over a failed write.
+            let received = tokio::select! {
+                biased;
+                received = self.receiver.recv() => received,
+                Ok(closed) = &mut self.broken_rx, if !self.broken_rx.is_terminated() => Err(closed),
+            };
+            match received {
+                Ok(Inbound::Message(bytes)) => {
+                    if let Err(closed) = self.handle_message(&bytes).await {
+                        break closed;
+                    }
+                }
+                Ok(Inbound::Ping(payload)) => self.shared.owe(|owed| owed.pong = Some(payload)),
+                Ok(Inbound::Pong(_)) => {}
+                Err(closed) => break closed,
+            }
+        };
+        self.shared.owe(|owed| owed.close = Some(closed.code().unwrap_or(1000)));
+        let closed = Arc::new(closed);
+        *lock(&self.shared.subscriber) = Subscriber::Ended;
+        // Last the calls: who sees a call fail also sees the reason and the end of the notifications.
+        self.closed_tx.send_replace(Some(Arc::clone(&closed)));
+        self.shared.pending.drain(closed);
+    }
+
+    async fn handle_message(&mut self, bytes: &[u8]) -> Result<(), Closed> {
+        let incoming = message::decode(bytes).map_err(|_| Closed::Protocol("malformed message"))?;
+        match incoming {
+            // An unknown id is an abandoned call, or the answer to a message the server could not read.
+            Incoming::Response { id: RequestId::Number(id), result } => {
+                self.shared.pending.complete(id, Ok(result.to_owned()));
+            }
+            Incoming::Error { id: RequestId::Number(id), error } => {
+                let data = error.data.map(RawValue::to_owned);
+                let error = CallError::Rpc { code: error.code, message: error.message.into_owned(), data };
+                self.shared.pending.complete(id, Err(error));
+            }
+            // Our ids are numbers.
+            Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
+            Incoming::Notification { method, params } => {
+                let params = params.map(RawValue::to_owned);
+                self.shared.deliver(Notification { method: method.into_owned(), params }).await;
+            }
+            Incoming::Request { id, .. } => {
+                let mut refusal = Vec::new();
+                let kind = Kind::UnknownMethod;
+                message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
+                self.outgoing_tx.send(Outgoing::Message(refusal)).await.ok(); // The writer failed: `broken_rx` tells.
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The writer task.
+struct Writing {
+    shared: Arc<Shared>,
+    outbox: Outbox,
+    outgoing_rx: mpsc::Receiver<Outgoing>,
+}
+
+impl Writing {
+    async fn run(mut self, writer: &mut (impl tokio::io::AsyncWrite + Unpin)) -> std::io::Result<()> {
+        use tokio::io::AsyncWriteExt as _;
+        let mut open = true;
+        while open {
+            // Both are cancel safe: a message or a wake-up that is not taken stays.
+            tokio::select! {
+                biased;
+                () = self.shared.owed_changed.notified() => open = self.pay(),
+                outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.unwrap_or(Outgoing::Close)),
+            }
+            while open && self.outbox.len() < BATCH_BYTES {
+                let Ok(outgoing) = self.outgoing_rx.try_recv() else { break };
+                open = self.encode(outgoing);
+            }
+            self.outbox.flush_to(writer).await?;
+        }
+        writer.shutdown().await
+    }
+
+    /// Encodes one message; false if it is the last.
+    fn encode(&mut self, outgoing: Outgoing) -> bool {
+        match outgoing {
+            Outgoing::Message(message) => {
+                self.outbox.message(message.len(), |buf| buf.extend_from_slice(&message));
+                true
+            }
+            Outgoing::Close => {
+                self.outbox.close(1000, "");
+                false
+            }
+        }
+    }
+
+    /// Encodes the control frames owed; false after a close.
+    fn pay(&mut self) -> bool {
+        let owed = std::mem::take(&mut *lock(&self.shared.owed));
+        if let Some(payload) = owed.pong {
+            self.outbox.pong(&payload);
+        }
+        if let Some(code) = owed.close {
+            self.outbox.close(code, "");
+        }
+        owed.close.is_none()
+    }
+}
+
+impl Shared {
+    fn owe(&self, change: impl FnOnce(&mut Owed)) {
+        change(&mut lock(&self.owed));
+        self.owed_changed.notify_one();
+    }
+
+    async fn deliver(&self, notification: Notification) {
+        let notifications_tx = match &*lock(&self.subscriber) {
+            Subscriber::Listening(notifications_tx) => notifications_tx.clone(),
+            Subscriber::Absent | Subscriber::Ended => return,
+        };
+        if notifications_tx.send(notification).await.is_err() {
+            let mut subscriber = lock(&self.subscriber);
+            // Only if no newer subscription has taken its place.
+            if matches!(&*subscriber, Subscriber::Listening(current) if current.same_channel(&notifications_tx)) {
+                *subscriber = Subscriber::Absent;
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code under these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

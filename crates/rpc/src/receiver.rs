@@ -1,0 +1,253 @@
+//! The receiving half of a connection: turns bytes into messages.
+//!
+//! Owns the receive buffer and the state of a half-received frame or line. Knows neither JSON nor who gets the message;
+//! it never answers: pings and closes are reported and the owner of the outbox replies.
+
+use std::io;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+use crate::{
+    Closed, Framing, Role,
+    frame::{self, Header, Opcode},
+};
+
+/// Room offered to a read while the peer is quiet: 16 KiB. It is what an idle connection holds.
+const READ_MIN: usize = 16 * 1024;
+
+/// Room offered to a read while reads come back full: 256 KiB. Larger would leave the processor's cache.
+const READ_MAX: usize = 256 * 1024;
+
+/// Room made at once for a frame whose header announces much: 8 MiB, so that a header alone pins no more.
+const RESERVE_MAX: usize = 8 * 1024 * 1024;
+
+/// What came from the peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inbound {
+    /// One whole message; text and binary are not told apart.
+    Message(Bytes),
+    /// A ping, to be answered with a pong of the same payload.
+    Ping(Bytes),
+    /// A pong.
+    Pong(Bytes),
+}
+
+/// Reads messages off a stream.
+pub struct Receiver {
+    framing: Framing,
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    /// Bytes read and not yet given out. A message is split off it without a copy.
+    buf: BytesMut,
+    /// Lines: bytes at the front of `buf` known to hold no LF. Frames: bytes of the payload already unmasked.
+    scanned: usize,
+    /// Header of the frame whose payload is at the front of `buf`.
+    frame: Option<Header>,
+    /// Payload of a fragmented message so far.
+    partial: Option<BytesMut>,
+    /// Room offered to the next read; doubles after a full read, halves after a small one.
+    room: usize,
+    /// The stream ended or failed; only what `buf` holds may still come out.
+    ended: bool,
+}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiver")
+            .field("framing", &self.framing)
+            .field("buffered", &self.buf.len())
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Receiver {
+    /// Makes a receiver; `leftover` are bytes that the handshake read too far.
+    pub fn new(framing: Framing, reader: Box<dyn AsyncRead + Send + Unpin>, leftover: BytesMut) -> Self {
+        Self { framing, reader, buf: leftover, scanned: 0, frame: None, partial: None, room: READ_MIN, ended: false }
+    }
+
+    /// Returns the next message or control frame, or why there will be none; after that always [`Closed::Eof`].
+    ///
+    /// Cancel safe: the only await is a read into the receiver's own buffer.
+    pub async fn recv(&mut self) -> Result<Inbound, Closed> {
+        let result = self.next().await;
+        if result.is_err() {
+            self.ended = true;
+            self.buf = BytesMut::new();
+            self.frame = None;
+            self.partial = None;
+            self.scanned = 0;
+        }
+        result
+    }
+
+    async fn next(&mut self) -> Result<Inbound, Closed> {
+        loop {
+            let decoded = match self.framing {
+                Framing::Lines { max } => self.line(max)?,
+                Framing::WebSocket { role, max } => self.frame(role, max)?,
+            };
+            if let Some(inbound) = decoded {
+                return Ok(inbound);
+            }
+            if self.ended {
+                return Err(self.end());
+            }
+            self.read().await.map_err(Closed::Io)?;
+        }
+    }
+
+    /// Reads once; no message is complete.
+    async fn read(&mut self) -> io::Result<()> {
+        let missing = match (&self.framing, &self.frame) {
+            // One byte over the limit and a CR decide that a line is too long: more is never buffered.
+            (Framing::Lines { max }, _) => (max.saturating_add(2) - self.buf.len()).min(self.room),
+            // Up to the end of a large frame and no further, so that its buffer leaves with it.
+            (Framing::WebSocket { .. }, Some(header)) => {
+                (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
+            }
+            (Framing::WebSocket { .. }, None) => self.room,
+        };
+        self.buf.reserve(missing);
+        let count = self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await?;
+        if count == 0 {
+            self.ended = true;
+        } else if count >= self.room {
+            self.room = (self.room * 2).min(READ_MAX);
+        } else if count < self.room / 4 {
+            self.room = (self.room / 2).max(READ_MIN);
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Closed {
+        if self.frame.is_some() || self.partial.is_some() || !self.buf.is_empty() {
+            return Closed::Io(io::ErrorKind::UnexpectedEof.into());
+        }
+        Closed::Eof
+    }
+
+    /// Gives out the first `len` bytes; a large message takes its whole buffer with it.
+    fn take(&mut self, len: usize) -> BytesMut {
+        let taken = self.buf.split_to(len);
+        self.scanned = 0;
+        if len > READ_MAX {
+            // What is left is less than one read. Left in place it would hold the large allocation, and reuse it.
+            self.buf = BytesMut::from(&self.buf[..]);
+        }
+        taken
+    }
+
+    fn line(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
+        loop {
+            let line = match memchr::memchr(b'\n', &self.buf[self.scanned..]) {
+                Some(at) => {
+                    let mut line = self.take(self.scanned + at + 1);
+                    line.truncate(line.len() - 1);
+                    if line.last() == Some(&b'\r') {
+                        line.truncate(line.len() - 1);
+                    }
+                    line
+                }
+                None if self.ended && !self.buf.is_empty() => self.take(self.buf.len()),
+                None => {
+                    self.scanned = self.buf.len();
+                    let payload = self.buf.strip_suffix(b"\r").unwrap_or(&self.buf);
+                    return if payload.len() > max { Err(Closed::TooLarge { limit: max }) } else { Ok(None) };
+                }
+            };
+            if line.len() > max {
+                return Err(Closed::TooLarge { limit: max });
+            }
+            let text = std::str::from_utf8(&line).map_err(|_| Closed::InvalidUtf8)?;
+            if !text.trim().is_empty() {
+                return Ok(Some(Inbound::Message(line.freeze())));
+            }
+        }
+    }
+
+    fn frame(&mut self, role: Role, max: usize) -> Result<Option<Inbound>, Closed> {
+        loop {
+            let header = match self.frame {
+                Some(header) => header,
+                None => {
+                    let Some((header, size)) = Header::decode(&self.buf, role).map_err(Closed::Protocol)? else {
+                        return Ok(None);
+                    };
+                    self.check(&header, max)?;
+                    self.buf.advance(size);
+                    *self.frame.insert(header)
+                }
+            };
+            // Bounded by `max`, which is a `usize`.
+            let len = header.len as usize;
+            let arrived = self.buf.len().min(len);
+            if let Some(mask) = header.mask {
+                // As it arrives, while it is in the processor's cache.
+                frame::apply_mask(&mut self.buf[self.scanned..arrived], mask, self.scanned);
+                self.scanned = arrived;
+            }
+            if arrived < len {
+                return Ok(None);
+            }
+            self.frame = None;
+            let payload = self.take(len);
+            if let Some(inbound) = self.finish(&header, payload)? {
+                return Ok(Some(inbound));
+            }
+        }
+    }
+
+    /// Checks a header against the message in progress, before a byte of the payload is buffered.
+    fn check(&self, header: &Header, max: usize) -> Result<(), Closed> {
+        let before = match (header.opcode, &self.partial) {
+            (Opcode::Continuation, None) => return Err(Closed::Protocol("continuation without a message")),
+            (Opcode::Text | Opcode::Binary, Some(_)) => return Err(Closed::Protocol("message inside a message")),
+            (Opcode::Continuation, Some(partial)) => partial.len(),
+            (Opcode::Text | Opcode::Binary, None) => 0,
+            (Opcode::Close | Opcode::Ping | Opcode::Pong, _) => return Ok(()),
+        };
+        if header.len > (max - before) as u64 {
+            return Err(Closed::TooLarge { limit: max });
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, header: &Header, payload: BytesMut) -> Result<Option<Inbound>, Closed> {
+        match header.opcode {
+            Opcode::Text | Opcode::Binary if header.fin => Ok(Some(Inbound::Message(payload.freeze()))),
+            Opcode::Text | Opcode::Binary => {
+                self.partial = Some(payload);
+                Ok(None)
+            }
+            Opcode::Continuation => {
+                let mut partial = self.partial.take().expect("a continuation was checked against the message");
+                partial.extend_from_slice(&payload);
+                if header.fin {
+                    return Ok(Some(Inbound::Message(partial.freeze())));
+                }
+                self.partial = Some(partial);
+                Ok(None)
+            }
+            Opcode::Ping => Ok(Some(Inbound::Ping(payload.freeze()))),
+            Opcode::Pong => Ok(Some(Inbound::Pong(payload.freeze()))),
+            Opcode::Close => Err(closed_by_peer(&payload)),
+        }
+    }
+}
+
+fn closed_by_peer(payload: &[u8]) -> Closed {
+    let (code, reason) = match payload {
+        [] => return Closed::Peer { code: 1005, reason: String::new() },
+        [_] => return Closed::Protocol("close frame of one byte"),
+        [high, low, reason @ ..] => (u16::from_be_bytes([*high, *low]), reason),
+    };
+    if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
+        return Closed::Protocol("close frame with a reserved code");
+    }
+    match std::str::from_utf8(reason) {
+        Ok(reason) => Closed::Peer { code, reason: reason.to_owned() },
+        Err(_) => Closed::Protocol("close reason is not UTF-8"),
+    }
+}

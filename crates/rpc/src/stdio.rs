@@ -1,0 +1,244 @@
+//! Standard input and output as a stream, without a blocking thread where the kernel can tell readiness.
+//!
+//! Owns the choice of how a descriptor is read. `O_NONBLOCK` belongs to the open file, which the parent and other
+//! programs may share: it is never set on it. Pipes and terminals are opened anew through `/proc/self/fd`, which makes
+//! an open file of our own; sockets are asked with `MSG_DONTWAIT`; all else is left to tokio's blocking thread.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    net::{RecvFlags, SendFlags},
+};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
+
+use crate::{Stream, sys};
+
+/// Room given to one read: 64 KiB, what a pipe holds. It is zeroed each time, so more would cost without use.
+const READ_BYTES: usize = 64 * 1024;
+
+/// Makes a stream of standard input and output.
+///
+/// Must be called inside a tokio runtime. The descriptors 0 and 1 stay open and keep their flags.
+pub fn stdio() -> Stream {
+    let (stdin, stdout) = (io::stdin(), io::stdout());
+    let (input, output) = (Descriptor::open(stdin.as_fd(), Way::In), Descriptor::open(stdout.as_fd(), Way::Out));
+    let mut stream = Stream::new(tokio::io::stdin(), tokio::io::stdout());
+    // A descriptor that cannot be waited for is not an error: the blocking thread reads regular files and devices well.
+    if let Ok(input) = input {
+        stream.reader = Box::new(input);
+    }
+    if let Ok(output) = output {
+        stream.writer = Box::new(output);
+    }
+    stream
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    In,
+    Out,
+}
+
+/// A descriptor of our own that never blocks.
+struct Descriptor {
+    fd: AsyncFd<OwnedFd>,
+    kind: Kind,
+    /// A read was tried. A named pipe whose writers left before we opened it never becomes readable, so the first read
+    /// does not wait.
+    tried: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Nonblocking,
+    Socket,
+}
+
+impl Descriptor {
+    fn open(fd: BorrowedFd<'_>, way: Way) -> io::Result<Self> {
+        let (fd, kind) = match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
+            FileType::Socket => (rustix::io::fcntl_dupfd_cloexec(fd, 3)?, Kind::Socket),
+            FileType::Fifo => (reopen(fd, way)?, Kind::Nonblocking),
+            FileType::CharacterDevice if rustix::termios::isatty(fd) => (reopen(fd, way)?, Kind::Nonblocking),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let interest = match way {
+            Way::In => Interest::READABLE,
+            Way::Out => Interest::WRITABLE,
+        };
+        Ok(Self { fd: sys::register(fd, interest)?, kind, tried: false })
+    }
+
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        Ok(match self.kind {
+            Kind::Nonblocking => rustix::io::read(&self.fd, buf)?,
+            Kind::Socket => rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0,
+        })
+    }
+
+    fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
+        Ok(match self.kind {
+            Kind::Nonblocking => rustix::io::write(&self.fd, buf)?,
+            Kind::Socket => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?,
+        })
+    }
+}
+
+fn reopen(fd: BorrowedFd<'_>, way: Way) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd as _;
+    let access = match way {
+        Way::In => OFlags::RDONLY,
+        Way::Out => OFlags::WRONLY,
+    };
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+impl AsyncRead for Descriptor {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.tried {
+            this.tried = true;
+            match retry(|| this.try_read(room(buf))) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result.map(|count| buf.advance(count))),
+            }
+        }
+        loop {
+            let mut ready = ready!(this.fd.poll_read_ready(cx))?;
+            let unfilled = room(buf);
+            if let Ok(result) = ready.try_io(|_| retry(|| this.try_read(unfilled))) {
+                return Poll::Ready(result.map(|count| buf.advance(count)));
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Descriptor {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.fd.poll_write_ready(cx))?;
+            if let Ok(result) = ready.try_io(|_| retry(|| self.try_write(buf))) {
+                return Poll::Ready(result);
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Does nothing: the descriptor 1 stays open, and what it leads to may be shared.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn room<'a>(buf: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
+    buf.initialize_unfilled_to(buf.remaining().min(READ_BYTES))
+}
+
+fn retry(mut operation: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match operation() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::{net, pipe};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn is_nonblocking(fd: impl AsFd) -> bool {
+        rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::NONBLOCK)
+    }
+
+    async fn check(near: OwnedFd, far: OwnedFd) {
+        let mut output = Descriptor::open(near.as_fd(), Way::Out).unwrap();
+        let mut input = Descriptor::open(far.as_fd(), Way::In).unwrap();
+        assert!(!is_nonblocking(&near) && !is_nonblocking(&far), "the shared open files keep their flags");
+        let sent: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
+        let expected = sent.clone();
+        // Both ends at once: neither a pipe nor a socket holds all of it.
+        let (output, received) = tokio::join!(
+            async move {
+                output.write_all(&sent).await.unwrap();
+                output
+            },
+            async {
+                let mut received = vec![0; expected.len()];
+                input.read_exact(&mut received).await.unwrap();
+                received
+            }
+        );
+        assert!(received == expected);
+        drop((output, near));
+        assert_eq!(input.read(&mut [0; 8]).await.unwrap(), 0, "the end comes when every writer is gone");
+    }
+
+    #[tokio::test]
+    async fn pipes_are_read_and_written_without_touching_their_flags() {
+        let (far, near) = pipe::pipe_with(pipe::PipeFlags::CLOEXEC).unwrap();
+        check(near, far).await;
+    }
+
+    #[tokio::test]
+    async fn sockets_are_read_and_written_without_touching_their_flags() {
+        let kind = net::SocketType::STREAM;
+        let (near, far) = net::socketpair(net::AddressFamily::UNIX, kind, net::SocketFlags::CLOEXEC, None).unwrap();
+        check(near, far).await;
+    }
+
+    #[tokio::test]
+    async fn a_pipe_whose_writer_left_before_gives_its_bytes_and_then_the_end() {
+        let (far, near) = pipe::pipe_with(pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::io::write(&near, b"last").unwrap();
+        drop(near);
+        let mut received = Vec::new();
+        Descriptor::open(far.as_fd(), Way::In).unwrap().read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"last");
+    }
+
+    #[tokio::test]
+    async fn a_terminal_is_read_and_written_without_touching_its_flags() {
+        use rustix::pty;
+        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY | pty::OpenptFlags::CLOEXEC;
+        let master = pty::openpt(flags).unwrap();
+        pty::unlockpt(&master).unwrap();
+        let slave = pty::ioctl_tiocgptpeer(&master, flags).unwrap();
+        let mut input = Descriptor::open(slave.as_fd(), Way::In).unwrap();
+        let mut output = Descriptor::open(slave.as_fd(), Way::Out).unwrap();
+        assert!(!is_nonblocking(&slave));
+        rustix::io::write(&master, b"typed\n").unwrap();
+        let mut line = [0; 6];
+        input.read_exact(&mut line).await.unwrap();
+        assert_eq!(&line, b"typed\n");
+        output.write_all(b"shown").await.unwrap();
+        let mut screen = [0; 64];
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"shown") {
+            let count = rustix::io::read(&master, &mut screen).unwrap();
+            seen.extend_from_slice(&screen[..count]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_is_left_to_the_blocking_thread() {
+        let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert!(Descriptor::open(file.as_fd(), Way::In).is_err());
+        let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert!(Descriptor::open(null.as_fd(), Way::Out).is_err());
+    }
+}

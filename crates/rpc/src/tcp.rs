@@ -1,0 +1,96 @@
+//! TCP: halves of a socket, the options of a message stream and what the kernel knows of the peer.
+//!
+//! Owns the sharing of a socket between its halves and the probe; knows no framing.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use crate::{Stream, sys};
+
+/// Unsent bytes the kernel takes ahead: 128 KiB. With more, answers queue behind megabytes of output.
+const NOTSENT_LOWAT: u32 = 128 * 1024;
+
+/// Asks the kernel about the peer of a TCP connection, without keeping the connection open.
+#[derive(Debug, Clone)]
+pub struct TcpProbe {
+    socket: Weak<TcpStream>,
+}
+
+impl TcpProbe {
+    /// Returns the milliseconds since the peer's TCP last acknowledged anything; `None` once the socket is closed.
+    pub fn last_ack_ms(&self) -> Option<u32> {
+        sys::last_ack_ms(&*self.socket.upgrade()?)
+    }
+}
+
+impl From<TcpStream> for Stream {
+    /// Splits the socket, switches Nagle's delay off and bounds what the kernel queues.
+    ///
+    /// Options that the kernel refuses are left as they are: they change timing, not meaning.
+    fn from(socket: TcpStream) -> Self {
+        socket.set_nodelay(true).ok(); // Refused only by a socket that is dead already; the first read tells.
+        sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
+        let socket = Arc::new(socket);
+        let probe = TcpProbe { socket: Arc::downgrade(&socket) };
+        let mut stream = Stream::new(ReadHalf(Arc::clone(&socket)), WriteHalf(socket));
+        stream.probe = Some(probe);
+        stream
+    }
+}
+
+/// Tokio's own halves hide the socket from [`TcpProbe`]; these share it. There is one of each, so that each direction
+/// has one waker.
+struct ReadHalf(Arc<TcpStream>);
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read_buf(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+/// Ends the sending direction when dropped, so that the peer sees the end even while the reading half lives.
+struct WriteHalf(Arc<TcpStream>);
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(buf) {
+                Ok(count) => return Poll::Ready(Ok(count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write)?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write).ok(); // Fails if the peer is gone already.
+    }
+}

@@ -1,0 +1,196 @@
+//! What an outbox sends a receiver gets, whatever the slices, cancellations and partial writes between them.
+
+use bytes::Bytes;
+use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Role};
+use proptest::prelude::*;
+
+use crate::slices::{self, Sink, Source};
+
+const MAX: usize = 96 * 1024 * 1024;
+
+fn ws(role: Role) -> Framing {
+    Framing::WebSocket { role, max: MAX }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Message {
+        payload: Vec<u8>,
+        hint: usize,
+    },
+    Ping(Vec<u8>),
+    Pong(Vec<u8>),
+    /// Polls the flush this often and cancels it.
+    Flush(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Around the sizes at which the header grows.
+    let size = prop_oneof![0usize..8, 120usize..132, 65_530usize..65_542, 0usize..5000];
+    let message = (size.clone(), any::<u8>(), prop_oneof![size, Just(0)]).prop_map(|(size, seed, hint)| Op::Message {
+        payload: (0..size).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect(),
+        hint,
+    });
+    let control = prop::collection::vec(any::<u8>(), 0..126);
+    prop_oneof![
+        6 => message,
+        1 => control.clone().prop_map(Op::Ping),
+        1 => control.prop_map(Op::Pong),
+        3 => (1usize..6).prop_map(Op::Flush),
+    ]
+}
+
+fn sizes() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(prop_oneof![1usize..4, 1usize..200, 1usize..40_000], 1..6)
+}
+
+/// Runs `ops` through an outbox, and what it wrote through a receiver.
+fn round_trip(
+    send: Framing,
+    receive: Framing,
+    ops: &[Op],
+    written: &[usize],
+    read: &[usize],
+) -> (Vec<Inbound>, Closed) {
+    let mut outbox = Outbox::new(send);
+    let mut sink = Sink::new(written);
+    for op in ops {
+        match op {
+            Op::Message { payload, hint } => outbox.message(*hint, |buf| buf.extend_from_slice(payload)),
+            Op::Ping(payload) => outbox.ping(payload),
+            Op::Pong(payload) => outbox.pong(payload),
+            Op::Flush(polls) => slices::flush_some(&mut outbox, &mut sink, *polls),
+        }
+    }
+    let (before, waiting) = (sink.bytes.len(), outbox.len());
+    slices::flush(&mut outbox, &mut sink);
+    assert_eq!(sink.bytes.len(), before + waiting, "the length says what is left to write");
+    assert!(outbox.is_empty());
+    slices::recv_all(&mut Source::new(sink.bytes, read).receiver(receive))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn websocket_messages_survive_any_slicing(
+        ops in prop::collection::vec(op(), 1..12), written in sizes(), read in sizes(), to_server in any::<bool>(),
+    ) {
+        let (send, receive) = if to_server { (Role::Client, Role::Server) } else { (Role::Server, Role::Client) };
+        let (received, closed) = round_trip(ws(send), ws(receive), &ops, &written, &read);
+        let expected: Vec<Inbound> = ops.into_iter().filter_map(|op| match op {
+            Op::Message { payload, .. } => Some(Inbound::Message(payload.into())),
+            Op::Ping(payload) => Some(Inbound::Ping(payload.into())),
+            Op::Pong(payload) => Some(Inbound::Pong(payload.into())),
+            Op::Flush(_) => None,
+        }).collect();
+        prop_assert_eq!(received, expected);
+        prop_assert!(matches!(closed, Closed::Eof));
+    }
+
+    #[test]
+    fn lines_survive_any_slicing(
+        lines in prop::collection::vec("[ a-zé{}\r]{0,300}", 1..12), written in sizes(), read in sizes(),
+    ) {
+        let framing = Framing::Lines { max: 4096 };
+        let ops: Vec<Op> =
+            lines.iter().map(|line| Op::Message { payload: line.clone().into_bytes(), hint: 0 }).collect();
+        let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
+        let expected: Vec<Inbound> = lines
+            .iter()
+            .filter(|line| !line.trim().is_empty())
+            .map(|line| Inbound::Message(line.strip_suffix('\r').unwrap_or(line).to_owned().into()))
+            .collect();
+        prop_assert_eq!(received, expected);
+        prop_assert!(matches!(closed, Closed::Eof));
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic_the_receiver(bytes in prop::collection::vec(any::<u8>(), 0..400), read in sizes()) {
+        for framing in [ws(Role::Server), ws(Role::Client), Framing::Lines { max: 64 }] {
+            let mut receiver = Source::new(bytes.clone(), &read).receiver(framing);
+            slices::recv_all(&mut receiver);
+            prop_assert!(matches!(slices::recv(&mut receiver), Err(Closed::Eof)), "after the end there is only the end");
+        }
+    }
+}
+
+#[test]
+fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
+    let payload: Vec<u8> = (0..20 * 1024 * 1024).map(|i| (i % 253) as u8).collect();
+    for (send, receive) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
+        let mut outbox = Outbox::new(ws(send));
+        outbox.message(10, |buf| buf.extend_from_slice(b"before"));
+        outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
+        outbox.ping(b"after");
+        let mut sink = Sink::new(&[7, 3_000_000]);
+        slices::flush(&mut outbox, &mut sink);
+        assert!(outbox.capacity() <= 256 * 1024, "a large message leaves no large buffer");
+
+        let mask = if send == Role::Client { 4 } else { 0 };
+        let overhead = (2 + mask) + 3 * (10 + mask) + (2 + mask);
+        assert_eq!(sink.bytes.len(), 6 + payload.len() + 5 + overhead);
+        let mut receiver = Source::new(sink.bytes, &[1_000_003]).receiver(ws(receive));
+        let (received, closed) = slices::recv_all(&mut receiver);
+        assert!(matches!(closed, Closed::Eof));
+        assert!(
+            received
+                == [
+                    Inbound::Message(Bytes::from_static(b"before")),
+                    Inbound::Message(payload.clone().into()),
+                    Inbound::Ping(Bytes::from_static(b"after")),
+                ]
+        );
+    }
+}
+
+#[test]
+fn a_message_keeps_no_more_memory_than_its_neighbours_need() {
+    let mut outbox = Outbox::new(ws(Role::Server));
+    let large = vec![b'x'; 2 * 1024 * 1024];
+    outbox.message(large.len(), |buf| buf.extend_from_slice(&large));
+    outbox.message(5, |buf| buf.extend_from_slice(b"small"));
+    let mut sink = Sink::new(&[usize::MAX]);
+    slices::flush(&mut outbox, &mut sink);
+    let mut receiver = Source::new(sink.bytes, &[usize::MAX]).receiver(ws(Role::Client));
+    let Ok(Inbound::Message(first)) = slices::recv(&mut receiver) else { panic!("the large message comes first") };
+    assert!(first == large);
+    assert!(first.is_unique(), "the receiver does not share the large buffer");
+    assert_eq!(slices::recv(&mut receiver).unwrap(), Inbound::Message(Bytes::from_static(b"small")));
+}
+
+#[test]
+fn nothing_follows_a_close_frame() {
+    let mut outbox = Outbox::new(ws(Role::Server));
+    outbox.close(1001, &"é".repeat(100));
+    outbox.message(1, |_| panic!("not encoded"));
+    outbox.ping(b"");
+    outbox.close(1000, "");
+    let mut sink = Sink::new(&[5]);
+    slices::flush(&mut outbox, &mut sink);
+    let (received, closed) = slices::recv_all(&mut Source::new(sink.bytes, &[3]).receiver(ws(Role::Client)));
+    assert!(received.is_empty());
+    let Closed::Peer { code: 1001, reason } = closed else { panic!("{closed:?}") };
+    assert_eq!(reason, "é".repeat(61), "a long reason is cut between characters");
+}
+
+#[test]
+fn an_outbox_that_never_runs_empty_stays_bounded() {
+    let mut outbox = Outbox::new(ws(Role::Client));
+    let mut sink = Sink::new(&[64 * 1024]);
+    let payload = vec![b'y'; 64 * 1024];
+    for _ in 0..8 {
+        outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
+    }
+    for _ in 0..200 {
+        outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
+        // A poll writes one slice: as much leaves as comes, and the backlog stays.
+        slices::flush_some(&mut outbox, &mut sink, 1);
+        assert!(!outbox.is_empty());
+    }
+    assert!(outbox.capacity() <= 4 * 1024 * 1024, "{}", outbox.capacity());
+    slices::flush(&mut outbox, &mut sink);
+    let (received, _) = slices::recv_all(&mut Source::new(sink.bytes, &[100_000]).receiver(ws(Role::Server)));
+    assert_eq!(received.len(), 208);
+    assert!(received.iter().all(|inbound| *inbound == Inbound::Message(payload.clone().into())));
+}

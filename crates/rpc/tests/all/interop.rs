@@ -1,0 +1,210 @@
+//! Both roles against tokio-tungstenite over loopback.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Receiver, Role, Stream, client};
+use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio_tungstenite::{
+    WebSocketStream, accept_async,
+    tungstenite::{
+        Message,
+        protocol::{CloseFrame, WebSocketConfig, frame::coding::CloseCode},
+    },
+};
+
+use crate::upgrade;
+
+const MAX: usize = 96 * 1024 * 1024;
+const LARGE: usize = 20 * 1024 * 1024;
+
+/// One end of ours.
+struct Ours {
+    receiver: Receiver,
+    outbox: Outbox,
+    writer: Box<dyn tokio::io::AsyncWrite + Send + Unpin>,
+}
+
+impl Ours {
+    fn new(stream: Stream, framing: Framing) -> Self {
+        let receiver = Receiver::new(framing, stream.reader, stream.leftover);
+        Self { receiver, outbox: Outbox::new(framing), writer: stream.writer }
+    }
+
+    async fn flush(&mut self) {
+        self.outbox.flush_to(&mut self.writer).await.unwrap();
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.outbox.message(text.len(), |buf| buf.extend_from_slice(text.as_bytes()));
+        self.flush().await;
+    }
+}
+
+/// Frames of 8 MiB and no more, and a message of 20 MiB.
+fn strict() -> WebSocketConfig {
+    WebSocketConfig::default().max_frame_size(Some(8 * 1024 * 1024)).max_message_size(Some(LARGE))
+}
+
+async fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    (client.unwrap(), accepted.unwrap().0)
+}
+
+/// Our client and their server.
+async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("ws://{}/?token=t", listener.local_addr().unwrap());
+    let (ours, theirs) = tokio::join!(client::open(&url, MAX), async {
+        let (socket, _) = listener.accept().await.unwrap();
+        tokio_tungstenite::accept_async_with_config(socket, Some(strict())).await.unwrap()
+    });
+    let (stream, framing) = ours.unwrap();
+    (Ours::new(stream, framing), theirs)
+}
+
+/// Our server and their client.
+async fn our_server() -> (Ours, WebSocketStream<TcpStream>) {
+    let (theirs, ours) = sockets().await;
+    let mut stream = Stream::from(ours);
+    let (theirs, _) =
+        tokio::join!(tokio_tungstenite::client_async_with_config("ws://h/", theirs, Some(strict())), async {
+            upgrade::accept(&mut stream).await
+        });
+    (Ours::new(stream, Framing::WebSocket { role: Role::Server, max: MAX }), theirs.unwrap().0)
+}
+
+/// Runs every exchange in one role.
+async fn check(mut ours: Ours, mut theirs: WebSocketStream<TcpStream>) {
+    ours.send("hällo").await;
+    assert_eq!(theirs.next().await.unwrap().unwrap(), Message::text("hällo"));
+    theirs.send(Message::text("text")).await.unwrap();
+    assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Message("text".into()));
+
+    theirs.send(Message::Ping("p".into())).await.unwrap();
+    assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Ping("p".into()));
+    ours.outbox.pong(b"p");
+    ours.flush().await;
+    assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("p".into()));
+
+    let large = "x".repeat(LARGE);
+    let (received, ()) = tokio::join!(theirs.next(), ours.send(&large));
+    assert!(received.unwrap().unwrap() == Message::text(large.clone()), "20 MiB went out in frames of 8 MiB");
+    let (sent, received) = tokio::join!(theirs.send(Message::text(large.clone())), ours.receiver.recv());
+    sent.unwrap();
+    assert!(received.unwrap() == Inbound::Message(large.into()), "20 MiB came in as one frame");
+
+    ours.outbox.close(1001, "going");
+    ours.flush().await;
+    let Message::Close(Some(close)) = theirs.next().await.unwrap().unwrap() else { panic!("a close frame") };
+    assert_eq!((close.code, close.reason.as_str()), (CloseCode::Away, "going"));
+    theirs.flush().await.ok(); // The answer to the close may have left already.
+    assert!(matches!(ours.receiver.recv().await, Err(Closed::Peer { code: 1001, .. })));
+}
+
+#[tokio::test]
+async fn our_client_and_another_server_understand_each_other() {
+    let (ours, theirs) = our_client().await;
+    check(ours, theirs).await;
+}
+
+#[tokio::test]
+async fn our_server_and_another_client_understand_each_other() {
+    let (ours, theirs) = our_server().await;
+    check(ours, theirs).await;
+}
+
+#[tokio::test]
+async fn websocket_connection_accepts_binary_jsonrpc_message() {
+    for (mut ours, mut theirs) in [our_client().await, our_server().await] {
+        theirs.send(Message::binary(&b"{}"[..])).await.unwrap();
+        assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Message("{}".into()));
+    }
+}
+
+#[tokio::test]
+async fn websocket_connection_sends_configured_ping() {
+    for (mut ours, mut theirs) in [our_client().await, our_server().await] {
+        ours.outbox.ping(b"");
+        ours.flush().await;
+        assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Ping(Bytes::new()));
+        theirs.flush().await.unwrap();
+        assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Pong(Bytes::new()));
+    }
+}
+
+#[tokio::test]
+async fn websocket_connection_reports_server_close() {
+    let (mut ours, mut theirs) = our_client().await;
+    let frame = CloseFrame { code: CloseCode::Policy, reason: "no".into() };
+    theirs.send(Message::Close(Some(frame))).await.unwrap();
+    let closed = ours.receiver.recv().await.unwrap_err();
+    assert!(matches!(&closed, Closed::Peer { code: 1008, reason } if reason == "no"), "{closed:?}");
+}
+
+#[tokio::test]
+async fn websocket_connection_keeps_outbound_message_while_send_is_backpressured() {
+    let (mut ours, mut theirs) = our_server().await;
+    let payload = "z".repeat(4 * 1024 * 1024);
+    for _ in 0..4 {
+        ours.outbox.message(payload.len(), |buf| buf.extend_from_slice(payload.as_bytes()));
+    }
+    // Nobody reads: the flush stalls, and each pong cancels it.
+    for _ in 0..3 {
+        theirs.send(Message::Pong(Bytes::new())).await.unwrap();
+        tokio::select! {
+            biased;
+            inbound = ours.receiver.recv() => assert_eq!(inbound.unwrap(), Inbound::Pong(Bytes::new())),
+            result = ours.outbox.flush_to(&mut ours.writer) => panic!("16 MiB do not fit: {result:?}"),
+        }
+    }
+    let expected = Message::text(payload);
+    let receive = async {
+        for _ in 0..4 {
+            assert!(theirs.next().await.unwrap().unwrap() == expected);
+        }
+    };
+    tokio::join!(ours.flush(), receive);
+    assert!(ours.outbox.is_empty());
+}
+
+#[tokio::test]
+async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("ws://{}", listener.local_addr().unwrap());
+    let (client, mut theirs) =
+        tokio::join!(client::connect(&url), async { accept_async(listener.accept().await.unwrap().0).await.unwrap() });
+    let client = Arc::new(client.unwrap());
+    theirs.send(Message::Pong("unasked".into())).await.unwrap();
+    theirs.send(Message::Ping("asked".into())).await.unwrap();
+    assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("asked".into()));
+    theirs.send(Message::Close(Some(CloseFrame { code: CloseCode::Restart, reason: "".into() }))).await.unwrap();
+    assert!(matches!(*client.closed().await, Closed::Peer { code: 1012, .. }));
+    let Message::Close(Some(answer)) = theirs.next().await.unwrap().unwrap() else { panic!("a close frame") };
+    assert_eq!(answer.code, CloseCode::Restart);
+}
+
+#[tokio::test]
+async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
+    let dir = std::env::temp_dir().join(format!("rpc-unix-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let path = dir.join("s?ck");
+    let listener = UnixListener::bind(&path).unwrap();
+    let url = format!("unix://{}?token=abc", path.to_str().unwrap().replace('?', "%3F"));
+    let (client, (head, mut stream)) = tokio::join!(client::connect(&url), async {
+        let mut stream = Stream::from(listener.accept().await.unwrap().0);
+        (upgrade::accept(&mut stream).await, stream)
+    });
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert!(head.starts_with("GET /?token=abc HTTP/1.1\r\n"), "{head}");
+    let client = client.unwrap();
+    client.notify("hello", &()).await.unwrap();
+    client.close().await;
+    let framing = Framing::WebSocket { role: Role::Server, max: MAX };
+    let mut receiver = Receiver::new(framing, stream.reader, std::mem::take(&mut stream.leftover));
+    assert_eq!(receiver.recv().await.unwrap(), Inbound::Message(r#"{"method":"hello","params":null}"#.into()));
+    assert!(matches!(receiver.recv().await, Err(Closed::Peer { code: 1000, .. })));
+}

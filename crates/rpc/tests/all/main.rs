@@ -1,0 +1,10 @@
+//! Tests of the crate from outside: framing by itself, against another WebSocket implementation, and the client.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
+
+mod client;
+mod framing;
+mod interop;
+mod limits;
+mod slices;
+mod upgrade;

@@ -1,0 +1,130 @@
+//! Streams that come and go in slices of chosen sizes, with a pending poll between any two: every await is a chance to
+//! be cancelled, and the helpers cancel at each.
+
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Receiver};
+use futures_util::FutureExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Gives `bytes` in slices of `sizes`, in turn.
+pub(crate) struct Source {
+    bytes: VecDeque<u8>,
+    sizes: Sizes,
+}
+
+/// Takes bytes in slices of `sizes`, in turn.
+pub(crate) struct Sink {
+    pub(crate) bytes: Vec<u8>,
+    sizes: Sizes,
+}
+
+struct Sizes {
+    sizes: Vec<usize>,
+    next: usize,
+    is_pending: bool,
+}
+
+impl Sizes {
+    fn new(sizes: &[usize]) -> Self {
+        Self { sizes: sizes.to_vec(), next: 0, is_pending: false }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        self.is_pending = !self.is_pending;
+        if self.is_pending {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.next += 1;
+        Poll::Ready(self.sizes[(self.next - 1) % self.sizes.len()])
+    }
+}
+
+impl Source {
+    pub(crate) fn new(bytes: impl Into<Vec<u8>>, sizes: &[usize]) -> Self {
+        Self { bytes: bytes.into().into(), sizes: Sizes::new(sizes) }
+    }
+
+    pub(crate) fn receiver(self, framing: Framing) -> Receiver {
+        Receiver::new(framing, Box::new(self), BytesMut::new())
+    }
+}
+
+impl Sink {
+    pub(crate) fn new(sizes: &[usize]) -> Self {
+        Self { bytes: Vec::new(), sizes: Sizes::new(sizes) }
+    }
+}
+
+impl AsyncRead for Source {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Poll::Ready(size) = self.sizes.poll(cx) else { return Poll::Pending };
+        let size = size.min(buf.remaining()).min(self.bytes.len());
+        let slice: Vec<u8> = self.bytes.drain(..size).collect();
+        buf.put_slice(&slice);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Sink {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let Poll::Ready(size) = self.sizes.poll(cx) else { return Poll::Pending };
+        let size = size.min(buf.len());
+        self.bytes.extend_from_slice(&buf[..size]);
+        Poll::Ready(Ok(size))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Polls a fresh future each time, so that every pending one was cancelled.
+fn cancelling<T>(mut start: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(output) = start() {
+            return output;
+        }
+    }
+}
+
+/// Receives, cancelled at every await.
+pub(crate) fn recv(receiver: &mut Receiver) -> Result<Inbound, Closed> {
+    cancelling(|| receiver.recv().now_or_never())
+}
+
+/// Receives until the end.
+pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<Inbound>, Closed) {
+    let mut received = Vec::new();
+    loop {
+        match recv(receiver) {
+            Ok(inbound) => received.push(inbound),
+            Err(closed) => return (received, closed),
+        }
+    }
+}
+
+/// Flushes, cancelled at every await.
+pub(crate) fn flush(outbox: &mut Outbox, sink: &mut Sink) {
+    cancelling(|| outbox.flush_to(sink).now_or_never()).unwrap();
+}
+
+/// Flushes for `polls` polls and then gives up.
+pub(crate) fn flush_some(outbox: &mut Outbox, sink: &mut Sink, polls: usize) {
+    for _ in 0..polls {
+        if let Some(result) = outbox.flush_to(sink).now_or_never() {
+            return result.unwrap();
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! One connection, inbound: takes messages, keeps the order of effects, and ends when its peer does.
+//!
+//! Reading never stops because sending is blocked; it stops only for a peer that asks without ever taking answers. Sending is the pump's,
+//! a task of its own that this one owns. What a request waits for is never waited for here, except `initialize`, which nothing may overtake.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use exec_server_protocol::{
+    Incoming, RequestId, limits, message,
+    method::{self, Class, Family, Method},
+};
+use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
+
+use crate::{
+    core::{Authenticated, Core, Principal},
+    dispatch::{self, Call},
+    error::Failure,
+    handlers,
+    process::{Dialect, lock},
+    pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
+    session::Session,
+};
+
+/// How long a connection that is told goodbye may take to go.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
+pub(crate) struct Peer {
+    pub(crate) id: u64,
+    pub(crate) mailbox: Arc<Mailbox>,
+    manners: Mutex<Manners>,
+    /// `initialized` came: events may be pushed.
+    listening: AtomicBool,
+    superseded: AtomicBool,
+    born: Instant,
+    /// Milliseconds after `born` at which the last byte came in.
+    last_in_ms: AtomicU64,
+    ended: Notify,
+}
+
+impl Peer {
+    pub(crate) fn manners(&self) -> Manners {
+        *lock(&self.manners)
+    }
+
+    pub(crate) fn set_manners(&self, manners: Manners) {
+        *lock(&self.manners) = manners;
+    }
+
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening.load(Ordering::Acquire)
+    }
+
+    /// Another connection has the session now: tell the peer and end.
+    pub(crate) fn supersede(&self, session: Arc<str>) {
+        self.superseded.store(true, Ordering::Release);
+        self.mailbox.order(Order::Superseded { session });
+        self.goodbye(1008, "session has been resumed by another connection");
+    }
+
+    /// Sends what is queued and a close frame, then ends; at the latest after [`GOODBYE`].
+    pub(crate) fn goodbye(&self, code: u16, reason: &'static str) {
+        self.mailbox.close(code, reason);
+        self.ended.notify_one();
+    }
+
+    /// When the last byte came in.
+    pub(crate) fn last_in(&self) -> Instant {
+        self.born + Duration::from_millis(self.last_in_ms.load(Ordering::Relaxed))
+    }
+
+    fn heard(&self) {
+        let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_in_ms.store(ms, Ordering::Relaxed);
+    }
+}
+
+/// Where a connection stands in the handshake.
+pub(crate) enum Stage {
+    Fresh,
+    /// V0: `command/*` without a handshake works in a session of its own, which ends with the connection.
+    Implicit(Arc<Session>),
+    Initialized {
+        session: Arc<Session>,
+        resumed: bool,
+    },
+    Confirmed(Arc<Session>),
+}
+
+pub(crate) struct Connection {
+    pub(crate) core: Arc<Core>,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) principal: Principal,
+    pub(crate) stage: Stage,
+    label: String,
+    ends_session: bool,
+    /// The framing has pings, so that a living peer is heard from.
+    pings: bool,
+    tasks: FuturesUnordered<Call>,
+    /// Tasks that hold one of the slots.
+    running: usize,
+    /// Requests that wait for a slot, and their bytes.
+    waiting: VecDeque<Bytes>,
+    waiting_bytes: usize,
+}
+
+/// Serves a connection until it ends. Its session, if it has one, is then detached.
+pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
+    let Authenticated { stream, framing, principal, label, ends_session } = connection;
+    let peer = Arc::new(Peer {
+        id,
+        mailbox: Arc::default(),
+        manners: Mutex::default(),
+        listening: AtomicBool::new(false),
+        superseded: AtomicBool::new(false),
+        born: Instant::now(),
+        last_in_ms: AtomicU64::new(0),
+        ended: Notify::new(),
+    });
+    core.connected(&peer);
+    let reader = Box::new(Heard { reader: stream.reader, peer: peer.clone() });
+    let receiver = Receiver::new(framing, reader, stream.leftover);
+    let mut pump = JoinSet::new();
+    pump.spawn(Pump::new(framing, stream.writer, peer.mailbox.clone()).run());
+    let mut connection = Connection {
+        core,
+        peer,
+        principal,
+        stage: Stage::Fresh,
+        label,
+        ends_session,
+        pings: matches!(framing, Framing::WebSocket { .. }),
+        tasks: FuturesUnordered::new(),
+        running: 0,
+        waiting: VecDeque::new(),
+        waiting_bytes: 0,
+    };
+    connection.run(receiver, &mut pump, stream.probe).await;
+    connection.end(pump).await;
+}
+
+impl Connection {
+    /// All branches are cancel safe. Tasks come first, so that a request that was woken acts before one that arrives now.
+    async fn run(&mut self, mut receiver: Receiver, pump: &mut JoinSet<io::Result<()>>, probe: Option<TcpProbe>) {
+        let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let peer = self.peer.clone();
+        loop {
+            let inbound = async {
+                peer.mailbox.room_for_answers().await;
+                receiver.recv().await
+            };
+            tokio::select! {
+                biased;
+                Some(held_slot) = self.tasks.next(), if !self.tasks.is_empty() => self.task_done(held_slot).await,
+                _ = pump.join_next() => return,
+                () = peer.ended.notified() => return,
+                inbound = inbound => match inbound {
+                    Ok(Inbound::Message(message)) => self.handle(message).await,
+                    Ok(Inbound::Ping(payload)) => peer.mailbox.pong(payload),
+                    Ok(Inbound::Pong(_)) => {}
+                    Err(closed) => return self.inbound_ended(&closed),
+                },
+                now = tick.tick() => if self.is_dead(now, probe.as_ref()) {
+                    tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
+                    return;
+                },
+            }
+        }
+    }
+
+    fn inbound_ended(&self, closed: &Closed) {
+        tracing::debug!(peer = %self.label, %closed, "connection ended");
+        match closed.code() {
+            Some(code) => self.peer.mailbox.close(code, ""),
+            // A peer that closed its sending half may still read what was answered.
+            None => self.peer.mailbox.close(1000, ""),
+        }
+    }
+
+    /// Pings a quiet peer; true where it has been silent for too long and its TCP too. A peer that is being sent to may just be slow.
+    fn is_dead(&self, now: Instant, probe: Option<&TcpProbe>) -> bool {
+        let silent = now.duration_since(self.peer.last_in().min(now));
+        if silent >= self.core.config.ping_every && !self.peer.mailbox.is_flushing() {
+            self.peer.mailbox.ping();
+        }
+        let limit = self.core.config.dead_after;
+        let tcp_silent = match probe.and_then(TcpProbe::last_ack_ms) {
+            Some(ms) => Duration::from_millis(u64::from(ms)) >= limit,
+            None => !self.peer.mailbox.is_flushing(),
+        };
+        // Lines have no ping: there a quiet peer is only quiet.
+        self.pings && silent >= limit && tcp_silent
+    }
+
+    async fn end(self, mut pump: JoinSet<io::Result<()>>) {
+        let now = Instant::now();
+        self.core.disconnected(&self.peer);
+        match &self.stage {
+            Stage::Fresh => {}
+            Stage::Implicit(session) => session.end().await,
+            Stage::Initialized { session, .. } | Stage::Confirmed(session) if self.ends_session => session.end().await,
+            Stage::Initialized { session, .. } | Stage::Confirmed(session) => session.detach(&self.peer, now),
+        }
+        // The pump may still be telling goodbye; a peer that does not listen does not keep it.
+        if tokio::time::timeout(GOODBYE, pump.join_next()).await.is_err() {
+            pump.shutdown().await;
+        }
+    }
+
+    async fn handle(&mut self, bytes: Bytes) {
+        match message::decode(&bytes) {
+            Ok(Incoming::Request { id, method, params, .. }) => {
+                let Some(found) = Method::find(&method) else {
+                    return self.fail(&id, &Failure::UnknownMethod { method: method.into_owned() });
+                };
+                if found.class == Class::Inline {
+                    let reply = Reply::new(id, self.peer.mailbox.clone(), Dialect::Process);
+                    return handlers::initialize(self, params, reply).await;
+                }
+                if let Err(failure) = self.admit(found, bytes.len()) {
+                    return self.fail(&id, &failure);
+                }
+                if found.class == Class::Ordered && self.running >= self.core.config.concurrent_requests {
+                    self.waiting_bytes += bytes.len();
+                    return self.waiting.push_back(bytes);
+                }
+                self.begin(found, id, params).await;
+            }
+            Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
+            // Nothing is ever asked of a client, so nothing waits for an answer.
+            Ok(Incoming::Response { .. } | Incoming::Error { .. }) => {}
+            Err(error) => {
+                let failure = Failure::Malformed { label: self.label.clone(), reason: error.to_string() };
+                self.fail(&message::MALFORMED_ID, &failure);
+            }
+        }
+    }
+
+    fn fail(&self, id: &RequestId, failure: &Failure) {
+        let mut out = Vec::new();
+        encode_failure(&mut out, id, failure);
+        self.peer.mailbox.answer(out);
+    }
+
+    /// Bounds what a connection may have waiting. Control requests always get through.
+    fn admit(&self, method: &Method, bytes: usize) -> Result<(), Failure> {
+        let full = self.waiting.len() >= limits::REQUESTS_WAITING
+            || self.waiting_bytes + bytes > limits::REQUESTS_WAITING_BYTES
+            || self.tasks.len() >= limits::REQUESTS_RUNNING + limits::REQUESTS_WAITING;
+        match method.class {
+            Class::Ordered | Class::Parked if full => Err(Failure::Overloaded { what: "requests" }),
+            Class::Ordered | Class::Parked | Class::Control | Class::Inline => Ok(()),
+        }
+    }
+
+    /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
+    async fn begin(&mut self, method: &'static Method, id: RequestId, params: Option<&serde_json::value::RawValue>) {
+        let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
+        let reply = Reply::new(id, self.peer.mailbox.clone(), dialect);
+        let context = match self.context(method) {
+            Ok(context) => context,
+            Err(failure) => return reply.fail(&failure),
+        };
+        let Some(mut call) = dispatch::call(context, method, params, reply) else { return };
+        if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
+            self.running += usize::from(method.class == Class::Ordered);
+            self.tasks.push(call);
+        }
+    }
+
+    async fn task_done(&mut self, held_slot: bool) {
+        self.running -= usize::from(held_slot);
+        if held_slot && let Some(bytes) = self.waiting.pop_front() {
+            self.waiting_bytes -= bytes.len();
+            // Decoded a second time: waiting is rare, and keeping borrowed params beside their bytes is not worth it.
+            if let Ok(Incoming::Request { id, method, params, .. }) = message::decode(&bytes)
+                && let Some(found) = Method::find(&method)
+            {
+                self.begin(found, id, params).await;
+            }
+        }
+    }
+
+    /// What a handler may use, after the gates: initialize seen, session still ours, initialized seen.
+    fn context(&mut self, method: &Method) -> Result<handlers::Context, Failure> {
+        let session = match (&self.stage, method.family.gate_word()) {
+            (Stage::Confirmed(session) | Stage::Initialized { session, .. } | Stage::Implicit(session), None) => {
+                session.clone()
+            }
+            (Stage::Fresh, None) => {
+                let session = self.core.implicit_session(self.principal.clone(), self.peer.clone())?;
+                self.peer.listening.store(true, Ordering::Release);
+                self.stage = Stage::Implicit(session.clone());
+                session
+            }
+            (Stage::Fresh | Stage::Implicit(_), Some(family)) => return Err(Failure::NotInitialized { family }),
+            (Stage::Initialized { .. } | Stage::Confirmed(_), Some(_))
+                if self.peer.superseded.load(Ordering::Acquire) =>
+            {
+                return Err(Failure::Superseded);
+            }
+            (Stage::Initialized { .. }, Some(family)) => return Err(Failure::NotConfirmed { family }),
+            (Stage::Confirmed(session), Some(_)) => session.clone(),
+        };
+        Ok(handlers::Context { core: self.core.clone(), peer: self.peer.clone(), session })
+    }
+
+    fn notified(&mut self, method: &str, params: Option<&serde_json::value::RawValue>) {
+        match method {
+            method::INITIALIZED => self.confirmed(),
+            method::PROCESS_ACK => {
+                // A bad or unknown acknowledgement changes nothing and is not worth an answer.
+                if let (Stage::Confirmed(session), Ok(ack)) =
+                    (&self.stage, message::params::<exec_server_protocol::process::AckParams>(params))
+                {
+                    let session = ack.session_id.map_or(session.id.clone(), |id| id.as_str().into());
+                    let process = ack.process_id.as_str().to_owned();
+                    self.peer.mailbox.order(Order::Ack { session, process, seq: ack.seq });
+                }
+            }
+            _ => self.fail(&message::MALFORMED_ID, &Failure::UnknownNotification { method: method.to_owned() }),
+        }
+    }
+
+    /// From now on the peer listens. Repeating it changes nothing; before `initialize` it is a mistake that costs an error, not the link.
+    fn confirmed(&mut self) {
+        match &self.stage {
+            Stage::Initialized { session, resumed } if !self.peer.superseded.load(Ordering::Acquire) => {
+                self.peer.listening.store(true, Ordering::Release);
+                session.follow_all(&self.peer, *resumed, Instant::now());
+                self.stage = Stage::Confirmed(session.clone());
+            }
+            Stage::Confirmed(_) | Stage::Initialized { .. } => {}
+            Stage::Fresh | Stage::Implicit(_) => {
+                self.fail(&message::MALFORMED_ID, &Failure::NotInitialized { family: "session" });
+            }
+        }
+    }
+}
+
+/// Notes when bytes come in, so that a slow large message counts as life.
+struct Heard {
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    peer: Arc<Peer>,
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.peer.heard();
+        }
+        polled
+    }
+}

@@ -1,0 +1,423 @@
+//! What lives as long as the server: its configuration, the session table, and the tasks that serve connections.
+//!
+//! Knows neither sockets nor HTTP: a connection arrives here as a byte stream with a principal, which only the doors
+//! (or an embedding program, for itself) can hand over.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use exec_server_rpc::{Framing, Stream};
+use tokio::{sync::Notify, task::JoinSet, time::Instant};
+
+use crate::{
+    connection::{self, Peer},
+    error::Failure,
+    process::lock,
+    session::{Attachment, Session, SessionRecord, short},
+};
+
+/// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Principal(Arc<str>);
+
+impl Principal {
+    /// The one principal of this release: the default token, the owner's uid on a Unix socket, and stdio.
+    pub fn owner() -> Self {
+        Self("owner".into())
+    }
+
+    /// A principal by name, as a holder's record gives it back after a restart.
+    pub fn named(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// Its name, as written into records and logs.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A byte stream whose peer has proven who it is. The dispatcher takes nothing else.
+pub struct Authenticated {
+    /// The bytes, both ways, with what was read past a handshake.
+    pub(crate) stream: Stream,
+    /// How messages are cut out of the bytes.
+    pub(crate) framing: Framing,
+    /// Who speaks.
+    pub(crate) principal: Principal,
+    /// For logs and for the prefix of the malformed-message answer, such as `exec-server websocket 127.0.0.1:4000`.
+    pub(crate) label: String,
+    /// Plain stdio keeps the reference's rule: the end of the stream ends the session and its processes.
+    pub(crate) ends_session: bool,
+}
+
+impl Authenticated {
+    /// Vouches for a stream. Called by the doors after their checks, and by a program that embeds the server for its own use.
+    pub fn vouch(stream: Stream, framing: Framing, principal: Principal, label: impl Into<String>) -> Self {
+        Self { stream, framing, principal, label: label.into(), ends_session: false }
+    }
+
+    /// The end of this connection also ends its session, as for a plain stdio listener.
+    pub fn ending_its_session(mut self) -> Self {
+        self.ends_session = true;
+        self
+    }
+}
+
+/// Settings of the core; every timeout and bound that a test or a user may want to change.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// No session lives longer than this without a connection; `None` = no upper bound.
+    pub session_ttl_max: Option<Duration>,
+    /// Requests of one connection that run at once.
+    pub concurrent_requests: usize,
+    /// How often an idle peer is pinged.
+    pub ping_every: Duration,
+    /// Silence (no byte in, nothing acknowledged by its TCP) after which a peer is dead.
+    pub dead_after: Duration,
+    /// How long the old peer of an attached session may take to answer a ping before it is handed over.
+    pub takeover_after: Duration,
+    /// The server's own environment, on which `envPolicy` is evaluated. Read once by the program, token names removed.
+    pub environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
+    /// The server's working directory, for `environment/info`.
+    pub cwd: Option<PathBuf>,
+    /// Memory a process's log may hold before the child blocks (attached) or spills (detached).
+    pub memory_cap_bytes: u64,
+    /// How far output may run ahead of the last acknowledgement.
+    pub ack_window_bytes: u64,
+}
+
+impl Config {
+    /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
+    pub(crate) fn reference_cap_bytes(&self) -> u64 {
+        exec_server_protocol::limits::UNREAD_BYTES + self.memory_cap_bytes / 2
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            session_ttl_max: Some(Duration::from_secs(30 * 24 * 3600)),
+            concurrent_requests: 64,
+            ping_every: Duration::from_secs(15),
+            dead_after: Duration::from_secs(30),
+            takeover_after: Duration::from_secs(2),
+            environment: Vec::new(),
+            cwd: None,
+            memory_cap_bytes: 16 << 20,
+            ack_window_bytes: 4 << 20,
+        }
+    }
+}
+
+/// What a scan of the state directory finds under a session's name.
+pub enum Found {
+    /// A holder that answers on its socket; the server adopts it.
+    Holder {
+        /// The connection to its control socket.
+        controller: OwnedFd,
+        /// The secret it expects in the first message.
+        secret: [u8; 32],
+    },
+    /// A session that had no process when the last server ended: its record.
+    Record(Vec<u8>),
+    /// A session whose time ran out: what its holder wrote about it.
+    Expired(String),
+    /// A holder that is gone without a word; what it spilled is still on disk.
+    Dead,
+}
+
+/// Where holders come from and where sessions leave their traces. Real: the spawner and the state directory. Simulated: scripted children.
+pub trait Holders: Send + Sync + 'static {
+    /// Makes the holder of a new session and returns the controlling end of its socket together with the secret.
+    fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
+    /// Everything that earlier servers left under this state directory.
+    fn scan(&self) -> io::Result<Vec<(String, Found)>>;
+    /// Keeps the record of a session that has no holder yet.
+    fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
+    /// Reads a spilled segment (blocking; called off the runtime's threads).
+    fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
+    /// Removes whatever is left of a session.
+    fn remove(&self, session: &str) -> io::Result<()>;
+}
+
+/// How often sessions are looked after.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// Expired sessions that are remembered, so that a late client hears why.
+const EXPIRED_REMEMBERED: usize = 1024;
+
+/// Everything that lives as long as the server.
+pub struct Core {
+    pub(crate) config: Config,
+    pub(crate) holders: Arc<dyn Holders>,
+    sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
+    expired: Mutex<BTreeMap<String, Expired>>,
+    peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
+    /// Told when a connection has ended.
+    peer_gone: Notify,
+    next_peer: AtomicU64,
+    draining: AtomicBool,
+    /// Links and the sweep. Ended when the core is dropped.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+struct Expired {
+    when: String,
+    processes: Vec<String>,
+}
+
+impl Core {
+    /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
+    pub fn new(config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            holders,
+            sessions: Mutex::default(),
+            expired: Mutex::default(),
+            peers: Mutex::default(),
+            peer_gone: Notify::new(),
+            next_peer: AtomicU64::new(1),
+            draining: AtomicBool::new(false),
+            tasks: Mutex::default(),
+        })
+    }
+
+    /// Serves a connection until it ends.
+    pub async fn serve(self: &Arc<Self>, connection: Authenticated) {
+        let id = self.next_peer.fetch_add(1, Ordering::Relaxed);
+        connection::serve(self.clone(), connection, id).await;
+    }
+
+    /// Takes over what earlier servers left in the state directory, and begins to look after sessions. Call it once, before serving.
+    pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
+        let holders = self.holders.clone();
+        let found = tokio::task::spawn_blocking(move || holders.scan()).await.map_err(io::Error::other)??;
+        for (id, found) in found {
+            self.adopt_one(id, found).await;
+        }
+        let core = Arc::downgrade(self);
+        self.spawn(async move {
+            let mut tick = tokio::time::interval(SWEEP_EVERY);
+            loop {
+                let now = tick.tick().await;
+                let Some(core) = core.upgrade() else { return };
+                core.sweep(now);
+            }
+        });
+        Ok(())
+    }
+
+    async fn adopt_one(self: &Arc<Self>, id: String, found: Found) {
+        match found {
+            Found::Holder { controller, secret } => {
+                match Session::adopt(self, id.as_str().into(), controller, secret, epoch()).await {
+                    Ok(session) => {
+                        tracing::info!(session = short(&id), processes = session.processes().len(), "adopted");
+                        lock(&self.sessions).insert(session.id.clone(), session);
+                    }
+                    // Never killed: its own clock ends it, or a server that understands it takes over.
+                    Err(error) => {
+                        tracing::error!(session = short(&id), %error, "its holder cannot be adopted and is left to its clock")
+                    }
+                }
+            }
+            Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
+                Ok(record) => {
+                    let attachment =
+                        Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
+                    let principal = Principal::named(&record.principal);
+                    let session =
+                        Session::new(id.as_str().into(), principal, Arc::downgrade(self), attachment, Instant::now());
+                    lock(&self.sessions).insert(session.id.clone(), session);
+                }
+                Err(error) => self.discard(&id, &format!("its record cannot be read: {error}")),
+            },
+            Found::Expired(text) => {
+                self.remember_expired(&id, Expired::parse(&text));
+                self.discard(&id, "its time was over");
+            }
+            Found::Dead => self.discard(&id, "its holder is gone"),
+        }
+    }
+
+    fn discard(&self, id: &str, why: &str) {
+        tracing::warn!(session = short(id), why, "session removed");
+        if let Err(error) = self.holders.remove(id) {
+            tracing::warn!(session = short(id), %error, "what was left of it stays");
+        }
+    }
+
+    /// Says goodbye to every connection and waits until they are gone, at most until the deadline. Sessions and holders stay.
+    pub async fn drain(&self, within: Duration) {
+        self.draining.store(true, Ordering::Release);
+        for peer in lock(&self.peers).values() {
+            peer.goodbye(1001, "server is shutting down; connect again");
+        }
+        let gone = async {
+            loop {
+                let changed = self.peer_gone.notified();
+                if lock(&self.peers).is_empty() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // Whoever has not gone by then is cut off by the end of the program.
+        tokio::time::timeout(within, gone).await.unwrap_or(());
+    }
+
+    /// Ends every session and its processes, and waits for it.
+    pub async fn end_all(&self) {
+        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        for session in sessions {
+            session.end().await;
+        }
+    }
+
+    /// Nothing new is started.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Gives a task an owner: this core.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = lock(&self.tasks);
+        // Those that have ended are let go here, so that the set does not grow with every session.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    pub(crate) fn connected(&self, peer: &Arc<Peer>) {
+        lock(&self.peers).insert(peer.id, peer.clone());
+        if self.is_draining() {
+            peer.goodbye(1001, "server is shutting down; connect again");
+        }
+    }
+
+    pub(crate) fn disconnected(&self, peer: &Peer) {
+        lock(&self.peers).remove(&peer.id);
+        self.peer_gone.notify_waiters();
+    }
+
+    /// Makes a session and puts its record on disk, so that a restart does not forget it.
+    pub(crate) async fn new_session(
+        self: &Arc<Self>,
+        principal: Principal,
+        attachment: Attachment,
+    ) -> Result<Arc<Session>, Failure> {
+        let session = self.bare_session(principal, attachment)?;
+        let (holders, id, record) = (self.holders.clone(), session.id.clone(), session.record());
+        let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
+        match written.map_err(io::Error::other).flatten() {
+            Ok(()) => {}
+            // It works all the same until the server ends; a full disk is no reason to refuse it.
+            Err(error) => tracing::error!(session = short(&session.id), %error, "record of the session not written"),
+        }
+        Ok(session)
+    }
+
+    fn bare_session(self: &Arc<Self>, principal: Principal, attachment: Attachment) -> Result<Arc<Session>, Failure> {
+        if self.is_draining() {
+            return Err(Failure::Draining);
+        }
+        let id: Arc<str> = uuid::Uuid::new_v4().to_string().into();
+        let session = Session::new(id.clone(), principal, Arc::downgrade(self), attachment, Instant::now());
+        lock(&self.sessions).insert(id, session.clone());
+        Ok(session)
+    }
+
+    /// V0: a session for a connection that never asked for one. It ends with the connection, so nothing of it is recorded.
+    pub(crate) fn implicit_session(
+        self: &Arc<Self>,
+        principal: Principal,
+        peer: Arc<Peer>,
+    ) -> Result<Arc<Session>, Failure> {
+        let attachment = Attachment { ttl: Some(exec_server_protocol::limits::REFERENCE_TTL), reference: true };
+        let session = self.bare_session(principal, attachment)?;
+        session.attach(peer, attachment);
+        Ok(session)
+    }
+
+    /// A session by id, for its own principal only: to others it is unknown.
+    pub(crate) fn session(&self, id: &str, principal: &Principal) -> Result<Arc<Session>, Failure> {
+        if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
+            return Ok(session.clone());
+        }
+        match lock(&self.expired).get(id) {
+            Some(expired) => Err(Failure::SessionExpired {
+                id: id.to_owned(),
+                when: expired.when.clone(),
+                what: if expired.processes.is_empty() { "no process".to_owned() } else { expired.processes.join(", ") },
+            }),
+            None => Err(Failure::UnknownSession { id: id.chars().take(64).collect() }),
+        }
+    }
+
+    pub(crate) fn sessions_of(&self, principal: &Principal) -> Vec<Arc<Session>> {
+        lock(&self.sessions).values().filter(|session| session.principal == *principal).cloned().collect()
+    }
+
+    /// The session is over: its name is free, and nothing of it stays on disk.
+    pub(crate) fn remove(&self, id: &str) {
+        lock(&self.sessions).remove(id);
+        match self.holders.remove(id) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder removed its directory itself.
+            Err(error) => tracing::warn!(session = short(id), %error, "what was left of the session stays"),
+        }
+    }
+
+    pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
+        tracing::info!(session = short(id), processes = processes.len(), "session expired");
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.remember_expired(id, Expired { when: format!("at unix time {seconds}"), processes });
+        self.remove(id);
+    }
+
+    fn remember_expired(&self, id: &str, what: Expired) {
+        let mut expired = lock(&self.expired);
+        while expired.len() >= EXPIRED_REMEMBERED {
+            expired.pop_first();
+        }
+        expired.insert(id.to_owned(), what);
+    }
+
+    fn sweep(&self, now: Instant) {
+        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        for session in sessions {
+            session.sweep(now);
+        }
+    }
+}
+
+impl Expired {
+    /// A holder's tombstone: the time, then the processes it ended.
+    fn parse(text: &str) -> Self {
+        let mut words = text.split_whitespace();
+        let when =
+            words.next().map_or_else(|| "at an unknown time".to_owned(), |seconds| format!("at unix time {seconds}"));
+        Self { when, processes: words.map(str::to_owned).collect() }
+    }
+}
+
+/// A number that only grows while holders live: they do not outlive a boot.
+fn epoch() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}

@@ -1,0 +1,94 @@
+//! The table from methods to handlers: one line a method, its concurrency class in `exec_server_protocol::method`.
+//!
+//! Decodes params and boxes the handler; knows nothing of what a handler does.
+
+use std::pin::Pin;
+
+use exec_server_protocol::{
+    message,
+    method::{Class, Method},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::{
+    error::Failure,
+    handlers::{self, Context},
+    pump::Reply,
+};
+
+/// A request under way. Ends with whether it held a slot; the answer has gone out by then, or somebody holds its [`Reply`].
+pub(crate) type Call = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+/// The handler of a request, ready to be polled. `None`: the params were refused, and the answer says so.
+pub(crate) fn call(context: Context, method: &'static Method, params: Option<&RawValue>, reply: Reply) -> Option<Call> {
+    let request = Request { context, method, params, reply };
+    match method.name {
+        "process/start" => request.run(handlers::process::start),
+        "process/read" => request.run(handlers::process::read),
+        "process/write" => request.run_borrowed(handlers::stdin::decode_write, handlers::stdin::write),
+        "process/closeStdin" => request.run(handlers::stdin::close),
+        "process/signal" => request.run(handlers::process::signal),
+        "process/resize" => request.run(handlers::process::resize),
+        "process/terminate" => request.run(handlers::process::terminate),
+        "process/list" => request.run(handlers::process::list),
+        "process/subscribe" => request.run(handlers::subscription::subscribe),
+        "process/unsubscribe" => request.run(handlers::subscription::unsubscribe),
+        "process/forget" => request.run(handlers::process::forget),
+        "session/end" => request.run(handlers::session_end),
+        "environment/info" => request.run(handlers::environment::info),
+        "environment/status" => request.run(handlers::environment::status),
+        "command/exec" => request.run(handlers::command::exec),
+        "command/exec/write" => request.run_borrowed(handlers::stdin::decode_command_write, handlers::stdin::write),
+        "command/exec/terminate" => request.run(handlers::command::terminate),
+        unserved => {
+            request.reply.fail(&Failure::UnknownMethod { method: unserved.to_owned() });
+            None
+        }
+    }
+}
+
+struct Request<'a> {
+    context: Context,
+    method: &'static Method,
+    params: Option<&'a RawValue>,
+    reply: Reply,
+}
+
+impl<'a> Request<'a> {
+    /// Params that own what they say.
+    fn run<P, F, R>(self, handler: F) -> Option<Call>
+    where
+        P: for<'de> Deserialize<'de>,
+        F: FnOnce(Context, P, Reply) -> R,
+        R: Future<Output = ()> + Send + 'static,
+    {
+        self.run_borrowed(Ok::<P, Failure>, handler)
+    }
+
+    /// Params that borrow from the message, turned into something owned before the message goes.
+    fn run_borrowed<P, O, D, F, R>(self, own: D, handler: F) -> Option<Call>
+    where
+        P: Deserialize<'a>,
+        D: FnOnce(P) -> Result<O, Failure>,
+        F: FnOnce(Context, O, Reply) -> R,
+        R: Future<Output = ()> + Send + 'static,
+    {
+        let decoded =
+            message::params::<P>(self.params).map_err(|error| Failure::InvalidParams { reason: error.to_string() });
+        match decoded.and_then(own) {
+            Ok(params) => {
+                let held_slot = self.method.class == Class::Ordered;
+                let handler = handler(self.context, params, self.reply);
+                Some(Box::pin(async move {
+                    handler.await;
+                    held_slot
+                }))
+            }
+            Err(failure) => {
+                self.reply.fail(&failure);
+                None
+            }
+        }
+    }
+}

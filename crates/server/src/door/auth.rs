@@ -1,0 +1,53 @@
+//! The token in a request: `Authorization: Bearer …` or `?token=…`.
+//! Must not keep or show what was offered.
+
+use zeroize::Zeroizing;
+
+use super::http::Request;
+use crate::state_dir::TokenDigest;
+
+/// Whether a request bears the token. Every credential it offers must be right, and there must be one: a wrong one beside
+/// a right one is not let in by the order in which they are looked at.
+pub(super) fn bears(request: &Request<'_>, token: &TokenDigest) -> bool {
+    let from_header = request.values("authorization").map(bearer);
+    let from_query = request
+        .query()
+        .split('&')
+        .filter_map(|pair| pair.split_once('=').filter(|(name, _)| *name == "token"))
+        .map(|(_, value)| percent_decode(value.as_bytes()));
+    let mut offered = 0_u32;
+    let mut wrong = 0_u32;
+    // No early end: how many were looked at must not depend on which was right.
+    for credential in from_header.chain(from_query) {
+        offered += 1;
+        let is_right = credential.is_some_and(|bytes| token.matches(&TokenDigest::of(&bytes)));
+        wrong += u32::from(!is_right);
+    }
+    offered > 0 && wrong == 0
+}
+
+/// The token of a Bearer credential; another scheme is none.
+fn bearer(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let (scheme, rest) = value.split_at_checked(b"bearer".len())?;
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer") && rest.first() == Some(&b' ');
+    is_bearer.then(|| Zeroizing::new(rest.trim_ascii().to_vec()))
+}
+
+/// `None` for a broken escape.
+fn percent_decode(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let mut decoded = Zeroizing::new(Vec::with_capacity(text.len()));
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        if *byte != b'%' {
+            decoded.push(*byte);
+            continue;
+        }
+        let [high, low, after @ ..] = after else { return None };
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let value = digit(*high)? * 16 + digit(*low)?;
+        decoded.push(u8::try_from(value).ok()?);
+        rest = after;
+    }
+    Some(decoded)
+}

@@ -1,0 +1,91 @@
+//! Whose name a request may call us by. A page that made its own name resolve to us (DNS rebinding) sends its own name.
+//! Must not resolve anything.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+};
+
+use crate::listen::exposure::is_loopback;
+
+/// A Host without a port means the one of plain HTTP.
+const DEFAULT_PORT: u16 = 80;
+
+/// A name from `--allow-host`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowedHost {
+    /// Lower case.
+    name: String,
+    /// Any port when absent: a proxy in front has its own.
+    port: Option<u16>,
+}
+
+/// Why a word cannot be the name of a host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a host name, with or without a port")]
+pub struct AllowedHostError {
+    /// What was given.
+    text: String,
+}
+
+impl FromStr for AllowedHost {
+    type Err = AllowedHostError;
+
+    fn from_str(text: &str) -> Result<Self, AllowedHostError> {
+        let error = || AllowedHostError { text: text.to_owned() };
+        let (name, port) = split(text).ok_or_else(error)?;
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        let is_ip6 = name.parse::<Ipv6Addr>().is_ok();
+        if name.is_empty() || !(is_ip6 || name.bytes().all(is_name)) {
+            return Err(error());
+        }
+        Ok(Self { name: name.to_ascii_lowercase(), port })
+    }
+}
+
+/// Whether a request with these Host headers, come in at `local`, means us. There must be exactly one.
+pub(super) fn is_ours<'a>(
+    mut hosts: impl Iterator<Item = &'a [u8]>,
+    local: SocketAddr,
+    allowed: &[AllowedHost],
+) -> bool {
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return false;
+    };
+    let Some((name, port)) = std::str::from_utf8(host).ok().and_then(split) else {
+        return false;
+    };
+    let is_allowed = allowed.iter().any(|allowed| {
+        let is_port = allowed.port.is_none() || allowed.port == Some(port.unwrap_or(DEFAULT_PORT));
+        is_port && allowed.name.eq_ignore_ascii_case(name)
+    });
+    is_allowed || (port.unwrap_or(DEFAULT_PORT) == local.port() && is_local(name, local.ip()))
+}
+
+/// `localhost`, a loopback literal, or the very address that we are bound to.
+fn is_local(name: &str, bound: IpAddr) -> bool {
+    if name.eq_ignore_ascii_case("localhost") {
+        return true;
+    }
+    let ip = name.parse::<Ipv4Addr>().map(IpAddr::V4).or_else(|_| name.parse::<Ipv6Addr>().map(IpAddr::V6));
+    ip.is_ok_and(|ip| is_loopback(ip) || (!bound.is_unspecified() && ip.to_canonical() == bound.to_canonical()))
+}
+
+/// Splits `name`, `name:port`, `[v6]` or `[v6]:port`; the name comes without brackets. `None` for anything else.
+fn split(host: &str) -> Option<(&str, Option<u16>)> {
+    let (name, rest) = match host.strip_prefix('[') {
+        Some(inner) => {
+            let (name, rest) = inner.split_once(']')?;
+            // Brackets are for IPv6 alone.
+            name.parse::<Ipv6Addr>().ok()?;
+            (name, rest)
+        }
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    if rest.is_empty() {
+        return Some((name, None));
+    }
+    let port = rest.strip_prefix(':')?;
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    Some((name, Some(is_number.then(|| port.parse().ok()).flatten()?)))
+}

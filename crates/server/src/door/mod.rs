@@ -1,0 +1,186 @@
+//! The door: the one gate that every connection passes before anything of the server sees it.
+//!
+//! One request is read (`http`), judged (`check`, with `host` and `auth` for its parts) and answered. Only an upgrade that
+//! passed becomes an [`Authenticated`], the only thing that the core serves: no route can skip the door.
+//! What is unauthenticated is bounded: 64 connections, 8 KiB and 10 s each.
+//!
+//! Must not know sessions or methods. Never logs a request target or a header value: the token is in them.
+
+mod auth;
+mod check;
+mod host;
+mod http;
+
+pub use host::{AllowedHost, AllowedHostError};
+
+use std::{
+    fmt::Display,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use exec_server_protocol::limits;
+use exec_server_rpc::{Framing, Role, Stream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpStream, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time,
+};
+
+use self::{
+    check::{Gate, Verdict},
+    http::Response,
+};
+use crate::{
+    core::{Authenticated, Principal},
+    state_dir::TokenDigest,
+};
+
+/// Connections that have not yet passed: each costs a descriptor and 8 KiB.
+const PENDING_MAX: usize = 64;
+
+/// From the first byte to the end of the answer. Longer, and 64 slow peers keep everybody else out.
+const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a door asks of those who come over TCP.
+#[derive(Clone, Debug)]
+pub struct DoorConfig {
+    /// The token a peer must bear; `None` lets in everybody who reaches the socket.
+    pub token: Option<TokenDigest>,
+    /// Names under which this server is reached besides its own addresses.
+    pub allowed_hosts: Vec<AllowedHost>,
+}
+
+/// The gate of all listeners of a server.
+pub struct Door {
+    config: DoorConfig,
+    pending: Arc<Semaphore>,
+    /// Set once, by the drain: not ready, no upgrades.
+    draining: AtomicBool,
+}
+
+/// The right to be judged. None was free: the peer is told to come back.
+pub struct Slot(Option<OwnedSemaphorePermit>);
+
+impl Door {
+    /// A door that asks for what `config` says.
+    pub fn new(config: DoorConfig) -> Self {
+        Self { config, pending: Arc::new(Semaphore::new(PENDING_MAX)), draining: AtomicBool::new(false) }
+    }
+
+    /// From now on the server is not ready and nobody is let in any more.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Takes a place among those who wait; asked for at accept, so that the bound holds before a task runs.
+    pub fn slot(&self) -> Slot {
+        Slot(Arc::clone(&self.pending).try_acquire_owned().ok())
+    }
+
+    /// Judges a TCP connection; `None` when it was answered and closed.
+    pub async fn admit_tcp(
+        &self,
+        mut socket: TcpStream,
+        local: SocketAddr,
+        peer: SocketAddr,
+        slot: Slot,
+    ) -> Option<Authenticated> {
+        let Slot(Some(_slot)) = slot else {
+            // Best effort: whoever floods us does not get a task that waits for its window.
+            socket.try_write(&Response::busy().encode()).ok();
+            return None;
+        };
+        let gate = Gate {
+            hosts: Some((local, &self.config.allowed_hosts)),
+            token: self.config.token.as_ref(),
+            draining: self.draining.load(Ordering::Acquire),
+        };
+        let leftover = judge(&mut socket, &gate, &peer).await?;
+        Some(websocket(socket, leftover, format!("exec-server websocket {peer}")))
+    }
+
+    /// Judges a connection on a Unix socket: the kernel says whose it is, so that no token and no Host are asked for.
+    pub async fn admit_unix(&self, mut socket: UnixStream, slot: Slot) -> Option<Authenticated> {
+        let Slot(Some(_slot)) = slot else {
+            socket.try_write(&Response::busy().encode()).ok();
+            return None;
+        };
+        if !is_owner(&socket) {
+            socket.try_write(&Response::forbidden().encode()).ok();
+            return None;
+        }
+        let gate = Gate { hosts: None, token: None, draining: self.draining.load(Ordering::Acquire) };
+        let leftover = judge(&mut socket, &gate, &"unix").await?;
+        Some(websocket(socket, leftover, "exec-server websocket unix".to_owned()))
+    }
+
+    /// Judges a connection of `dial-stdio`: newline JSON, the owner's uid alone.
+    pub fn admit_dial(&self, socket: UnixStream) -> Option<Authenticated> {
+        if self.draining.load(Ordering::Acquire) || !is_owner(&socket) {
+            return None;
+        }
+        let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
+        Some(Authenticated::vouch(socket.into(), framing, Principal::owner(), "exec-server dial-stdio"))
+    }
+}
+
+/// Reads one request and answers it. The leftover is what the peer sent behind its upgrade.
+async fn judge(
+    socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    gate: &Gate<'_>,
+    peer: &impl Display,
+) -> Option<BytesMut> {
+    let judged = time::timeout(HEAD_DEADLINE, async {
+        let mut buf = BytesMut::new();
+        let verdict = match http::read_head(socket, &mut buf).await {
+            Ok(size) => {
+                let head = buf.split_to(size);
+                http::with_request(&head, |request| check::check(request, gate))
+            }
+            Err(failure) => Verdict::Answer(failure.response()?),
+        };
+        match verdict {
+            Verdict::Upgrade { accept } => {
+                socket.write_all(&Response::switching(&accept).encode()).await.ok()?;
+                Some(buf)
+            }
+            Verdict::Answer(response) => {
+                tracing::debug!(%peer, status = response.status(), "answered at the door");
+                http::answer_and_close(socket, &response).await;
+                None
+            }
+        }
+    });
+    judged.await.ok().flatten()
+}
+
+fn websocket(socket: impl Into<Stream>, leftover: BytesMut, label: String) -> Authenticated {
+    let mut stream: Stream = socket.into();
+    // Copied out of the head's buffer, which would otherwise live as long as the connection.
+    stream.leftover = BytesMut::from(&leftover[..]);
+    let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
+    Authenticated::vouch(stream, framing, Principal::owner(), label)
+}
+
+/// Whether the peer is our user or root, by the kernel's word.
+fn is_owner(socket: &UnixStream) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    match socket.peer_cred() {
+        Ok(peer) if peer.uid() == us || peer.uid() == 0 => true,
+        Ok(peer) => {
+            tracing::warn!(uid = peer.uid(), "refused a connection of another user");
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Builds a child's environment: policy on the server's own variables, then what the request sets, then what no child may see.
+//!
+//! Works on bytes throughout: a server variable that is not UTF-8 is passed on as it is.
+
+use std::{collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStrExt};
+
+use exec_server_protocol::process::{EnvPolicy, Inherit};
+
+/// Names copied by `inherit: "core"`, compared without case.
+const CORE: [&str; 11] =
+    ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
+
+/// What policies leave out unless told not to.
+const DEFAULT_EXCLUDES: [&str; 3] = ["*KEY*", "*SECRET*", "*TOKEN*"];
+
+/// Credentials of this server and of the reference product. No child gets them, whoever set them.
+const TOKEN_NAMES: [&str; 6] = [
+    "EXEC_SERVER_TOKEN",
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+    "NODE_REPL_AUTH_TOKEN",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
+];
+
+/// Plumbing between the service manager and this server, and our own settings: never inherited, though a request may set such a name itself.
+const PLUMBING: [&str; 6] = [
+    "EXEC_SERVER_*",
+    "NOTIFY_SOCKET",
+    "LISTEN_*",
+    "WATCHDOG_*",
+    "CREDENTIALS_DIRECTORY",
+    "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+];
+
+/// The environment of a child as `NAME=value` strings, sorted by name.
+pub(crate) fn child_environment(
+    server: &[(OsString, OsString)],
+    policy: Option<&EnvPolicy>,
+    request: &BTreeMap<String, String>,
+) -> Vec<Vec<u8>> {
+    let mut child: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    if let Some(policy) = policy {
+        apply_policy(server, policy, &mut child);
+    }
+    for (name, value) in request {
+        child.insert(name.clone().into_bytes(), value.clone().into_bytes());
+    }
+    child.retain(|name, _| {
+        !matches_any(name, &TOKEN_NAMES) && name.as_slice() != b"CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"
+    });
+    child
+        .into_iter()
+        .map(|(mut line, value)| {
+            line.push(b'=');
+            line.extend_from_slice(&value);
+            line
+        })
+        .collect()
+}
+
+fn apply_policy(server: &[(OsString, OsString)], policy: &EnvPolicy, child: &mut BTreeMap<Vec<u8>, Vec<u8>>) {
+    for (name, value) in server {
+        let name = name.as_bytes();
+        let inherited = match policy.inherit {
+            Inherit::All => true,
+            Inherit::Core => matches_any(name, &CORE),
+            Inherit::None => false,
+        };
+        let excluded = matches_any(name, &PLUMBING)
+            || (!policy.ignore_default_excludes && matches_any(name, &DEFAULT_EXCLUDES))
+            || policy.exclude.iter().any(|pattern| matches(pattern, name));
+        if inherited && !excluded {
+            child.insert(name.to_vec(), value.as_bytes().to_vec());
+        }
+    }
+    for (name, value) in &policy.set {
+        child.insert(name.clone().into_bytes(), value.clone().into_bytes());
+    }
+    if !policy.include_only.is_empty() {
+        child.retain(|name, _| policy.include_only.iter().any(|pattern| matches(pattern, name)));
+    }
+}
+
+fn matches_any(name: &[u8], patterns: &[&str]) -> bool {
+    patterns.iter().any(|pattern| matches(pattern, name))
+}
+
+/// Whole-name wildcard match without case: `*` any run, `?` one character. Linear in the product of both lengths.
+fn matches(pattern: &str, name: &[u8]) -> bool {
+    let pattern = pattern.as_bytes();
+    let (mut p, mut n) = (0, 0);
+    // Where to go on after the last star: the pattern behind it, and the name one byte further than last time.
+    let mut retry: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                retry = Some((p + 1, n));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || c.eq_ignore_ascii_case(&name[n]) => {
+                p += 1;
+                n += 1;
+            }
+            _ => match retry {
+                Some((after_star, from)) => {
+                    p = after_star;
+                    n = from + 1;
+                    retry = Some((after_star, from + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server() -> Vec<(OsString, OsString)> {
+        [
+            ("PATH", "/bin"),
+            ("HOME", "/h"),
+            ("API_KEY", "k"),
+            ("Exec_Server_Token", "t"),
+            ("LISTEN_FDS", "1"),
+            ("OTHER", "o"),
+        ]
+        .map(|(k, v)| (k.into(), v.into()))
+        .to_vec()
+    }
+
+    fn check(policy: Option<EnvPolicy>, request: &[(&str, &str)], expected: &[&str]) {
+        let request = request.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let got = child_environment(&server(), policy.as_ref(), &request);
+        let got: Vec<String> = got.into_iter().map(|line| String::from_utf8_lossy(&line).into_owned()).collect();
+        assert_eq!(got, expected);
+    }
+
+    fn policy(inherit: Inherit) -> EnvPolicy {
+        EnvPolicy {
+            inherit,
+            ignore_default_excludes: false,
+            exclude: vec![],
+            set: BTreeMap::new(),
+            include_only: vec![],
+        }
+    }
+
+    #[test]
+    fn child_env_defaults_to_exact_env() {
+        check(None, &[("ONLY", "1")], &["ONLY=1"]);
+    }
+
+    #[test]
+    fn child_env_applies_policy_then_overlay() {
+        let mut p = policy(Inherit::All);
+        p.exclude = vec!["oth*".into()];
+        p.set.insert("SECRET_KEY".into(), "set".into());
+        check(Some(p), &[("PATH", "/mine")], &["HOME=/h", "PATH=/mine", "SECRET_KEY=set"]);
+    }
+
+    #[test]
+    fn core_copies_the_core_names_only() {
+        check(Some(policy(Inherit::Core)), &[], &["HOME=/h", "PATH=/bin"]);
+    }
+
+    #[test]
+    fn include_only_can_remove_what_set_put_in() {
+        let mut p = policy(Inherit::None);
+        p.set.insert("A".into(), "1".into());
+        p.set.insert("B".into(), "2".into());
+        p.include_only = vec!["b".into()];
+        check(Some(p), &[], &["B=2"]);
+    }
+
+    #[test]
+    fn token_names_reach_no_child_in_any_case_and_plumbing_only_when_asked_for() {
+        let mut p = policy(Inherit::All);
+        p.ignore_default_excludes = true;
+        check(
+            Some(p),
+            &[("exec_server_TOKEN", "x"), ("NOTIFY_SOCKET", "mine")],
+            &["API_KEY=k", "HOME=/h", "NOTIFY_SOCKET=mine", "OTHER=o", "PATH=/bin"],
+        );
+    }
+
+    #[test]
+    fn wildcards_match_whole_names() {
+        for (pattern, name, expected) in [
+            ("*key*", "MY_KEY_2", true),
+            ("A?C", "abc", true),
+            ("A?C", "abbc", false),
+            ("a*b*c", "aXbYbc", true),
+            ("", "x", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(matches(pattern, name.as_bytes()), expected, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Every way a request can fail, and how it looks on the wire. The one place that turns a domain failure into a code, a stable kind and a text.
+//!
+//! Texts that peers compare (`spec/wire.md` 0.1) stand here too; nothing in the server decides by them.
+
+use std::io;
+
+use exec_server_holder::wire::Stage;
+use exec_server_protocol::{failure::Kind, path::PathError};
+
+use crate::process::Meta;
+
+/// A request that ends in an error answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("client must call initialize before using {family} methods")]
+    NotInitialized { family: &'static str },
+    #[error("client must send initialized before using {family} methods")]
+    NotConfirmed { family: &'static str },
+    #[error("initialize may only be sent once per connection")]
+    AlreadyInitialized,
+    #[error("unknown method `{method}`")]
+    UnknownMethod { method: String },
+    #[error("unknown notification `{method}`")]
+    UnknownNotification { method: String },
+    #[error("failed to parse websocket JSON-RPC message from {label}: {reason}")]
+    Malformed { label: String, reason: String },
+    #[error("{reason}")]
+    InvalidParams { reason: String },
+    #[error("`{path}`: {source}")]
+    Path { path: String, source: PathError },
+    #[error("argv must not be empty")]
+    EmptyArgv,
+    #[error("chunk is not base64 with padding: {reason}")]
+    InvalidBase64 { reason: String },
+    #[error("writeId must not be empty")]
+    EmptyWriteId,
+    #[error("writeId was used before for other bytes")]
+    WriteIdReused,
+    #[error("unknown session id {id}")]
+    UnknownSession { id: String },
+    #[error("session {id} expired {when}; it ended: {what}")]
+    SessionExpired { id: String, when: String, what: String },
+    #[error("session {id} is already attached to another connection")]
+    SessionAttached { id: String },
+    #[error("session has been resumed by another connection")]
+    Superseded,
+    #[error("unknown process id {id}")]
+    UnknownProcess { id: String },
+    #[error("process {id} already exists")]
+    DuplicateProcess { id: String },
+    #[error("process {id} was terminated while it started")]
+    StartCancelled { id: String },
+    #[error("process {id} has not closed yet; terminate it first")]
+    NotClosed { id: String },
+    #[error("start `{program}`: {source}")]
+    Program { program: String, source: io::Error },
+    #[error("start `{program}` in `{cwd}`: {source}")]
+    Cwd { program: String, cwd: String, source: io::Error },
+    #[error("start `{program}`: the host is out of resources: {source}")]
+    Resources { program: String, source: io::Error },
+    #[error("process {id} has no terminal")]
+    NotATerminal { id: String },
+    #[error("unknown signal `{name}`")]
+    UnknownSignal { name: String },
+    #[error("this server cannot enforce `{what}`, so it does not start the process")]
+    NotEnforceable { what: &'static str },
+    #[error("process {id} takes no input: it has neither a terminal nor an open stdin")]
+    NoStdin { id: String },
+    #[error("too many requests wait on this connection: {what}")]
+    Overloaded { what: &'static str },
+    #[error("the holder of session {session} is gone")]
+    HolderLost { session: String },
+    #[error("create the holder of session {session}: {source}")]
+    HolderFailed { session: String, source: io::Error },
+    #[error("the server is shutting down; connect again")]
+    Draining,
+}
+
+impl Failure {
+    /// What a holder says about a start that came to nothing.
+    pub(crate) fn start(meta: &Meta, stage: Stage, errno: i32, detail: &[u8]) -> Self {
+        let program = meta.argv.first().cloned().unwrap_or_default();
+        let source = io::Error::from_raw_os_error(errno);
+        match stage {
+            Stage::Input => {
+                Self::InvalidParams { reason: format!("start `{program}`: {}", String::from_utf8_lossy(detail)) }
+            }
+            Stage::Resources => Self::Resources { program, source },
+            Stage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
+            Stage::Exec => Self::Program { program, source },
+        }
+    }
+
+    /// The stable word for it.
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::NotInitialized { .. } => Kind::NotInitialized,
+            Self::NotConfirmed { .. } => Kind::NotConfirmed,
+            Self::AlreadyInitialized => Kind::AlreadyInitialized,
+            Self::UnknownMethod { .. } => Kind::UnknownMethod,
+            Self::UnknownNotification { .. } => Kind::UnknownNotification,
+            Self::Malformed { .. } => Kind::Malformed,
+            Self::InvalidParams { .. } => Kind::InvalidParams,
+            Self::Path { source, .. } => source.kind(),
+            Self::EmptyArgv => Kind::EmptyArgv,
+            Self::InvalidBase64 { .. } => Kind::InvalidBase64,
+            Self::EmptyWriteId => Kind::EmptyWriteId,
+            Self::WriteIdReused => Kind::WriteIdReused,
+            Self::UnknownSession { .. } => Kind::UnknownSession,
+            Self::SessionExpired { .. } => Kind::SessionExpired,
+            Self::SessionAttached { .. } => Kind::SessionAttached,
+            Self::Superseded => Kind::SessionResumedElsewhere,
+            Self::UnknownProcess { .. } => Kind::UnknownProcess,
+            Self::DuplicateProcess { .. } => Kind::DuplicateProcess,
+            Self::StartCancelled { .. } => Kind::StartCancelled,
+            Self::NotClosed { .. } => Kind::ProcessNotClosed,
+            Self::Program { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => Kind::ProgramNotFound,
+                io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
+                _ => Kind::SpawnFailed,
+            },
+            Self::Cwd { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
+                _ => Kind::CwdNotFound,
+            },
+            Self::Resources { .. } => Kind::ResourcesExhausted,
+            Self::NotATerminal { .. } => Kind::NotATerminal,
+            Self::UnknownSignal { .. } => Kind::UnknownSignal,
+            Self::NotEnforceable { .. } => Kind::NotEnforceable,
+            Self::NoStdin { .. } => Kind::StdinClosed,
+            Self::Overloaded { .. } => Kind::Overloaded,
+            Self::HolderLost { .. } | Self::HolderFailed { .. } => Kind::HolderLost,
+            Self::Draining => Kind::Draining,
+        }
+    }
+
+    /// The number beside it. V0 answered every error of its `command/` family with -32600, an unknown method included.
+    pub(crate) fn code(&self) -> i64 {
+        match self {
+            Self::UnknownMethod { method } if method.starts_with("command/") => -32600,
+            other => other.kind().code(),
+        }
+    }
+}

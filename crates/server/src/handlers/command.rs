@@ -1,0 +1,64 @@
+//! V0's `command/exec` family, in terms of the same processes. Such a process speaks V0 to its client: see `Dialect::Command`.
+
+use std::time::Duration;
+
+use exec_server_holder::wire::{Overflow, StartSpec};
+use exec_server_protocol::command;
+use tokio::time::Instant;
+
+use super::{
+    Context,
+    process::{DEFAULT_SIZE, Parts, launch, terminate_running},
+};
+use crate::{process::Dialect, pump::Reply};
+
+/// The least memory a log works with, whatever cap V0 asks for.
+const LEAST_CAP_BYTES: u64 = 2 << 20;
+
+/// `command/exec`: its `outputBytesCap` becomes the cap of the log.
+pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
+    let config = &context.core.config;
+    let cap_bytes = params.output_bytes_cap.map_or(config.reference_cap_bytes(), |cap| cap.max(LEAST_CAP_BYTES));
+    let env = crate::environment::child_environment(&config.environment, None, &params.env);
+    let parts = Parts {
+        process_id: params.process_id.as_str().to_owned(),
+        argv: params.argv,
+        cwd: params.cwd,
+        dialect: Dialect::Command,
+        stdin: params.tty,
+        tty: params.tty,
+        spec: StartSpec {
+            arg0: params.arg0.map(String::into_bytes),
+            env,
+            tty: params.tty.then_some(DEFAULT_SIZE),
+            overflow: Overflow::Block,
+            cap_bytes,
+            ..StartSpec::default()
+        },
+    };
+    let launch = match launch(parts).and_then(|launch| {
+        context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        Ok(launch)
+    }) {
+        Ok(launch) => launch,
+        Err(failure) => return reply.fail(&failure),
+    };
+    context.session.start(launch, reply).await;
+}
+
+/// `command/exec/terminate`: the entry goes at once, so that a following write says unknown; the exit still arrives.
+pub(crate) async fn terminate(context: Context, params: command::TerminateParams, reply: Reply) {
+    let id = params.process_id.as_str();
+    let running = match context.session.process(id).await {
+        None => false,
+        Some(process) => {
+            let ended = terminate_running(&process, None::<Duration>).await;
+            context.session.hide(&process);
+            match ended {
+                Some(result) => result.running,
+                None => return reply.fail(&context.session.holder_lost()),
+            }
+        }
+    };
+    reply.result(&command::TerminateResult { running });
+}

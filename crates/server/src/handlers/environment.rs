@@ -1,0 +1,45 @@
+//! `environment/info` and `environment/status`: what this host offers.
+
+use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::Path};
+
+use exec_server_protocol::{
+    Empty,
+    capabilities::EnvironmentCapabilities,
+    environment::{InfoResult, Shell, Status, StatusResult},
+    path,
+};
+
+use super::Context;
+use crate::pump::Reply;
+
+/// Where commands run that name no shell of their own.
+const FALLBACK_SHELL: &str = "/bin/sh";
+
+/// `environment/info`: shell, working directory and temporary directories, as URIs.
+pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
+    let config = &context.core.config;
+    let variable = |name: &str| -> Option<&OsString> {
+        config
+            .environment
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value)
+            .filter(|value| !value.is_empty())
+    };
+    let shell =
+        variable("SHELL").map_or_else(|| FALLBACK_SHELL.to_owned(), |shell| shell.to_string_lossy().into_owned());
+    let name = Path::new(&shell).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let temp = variable("TMPDIR").map_or_else(|| OsString::from("/tmp"), Clone::clone);
+    reply.result(&InfoResult {
+        shell: Some(Shell { name, path: shell }),
+        cwd: config.cwd.as_deref().map(path::to_uri),
+        temporary_directories: Some(Vec::new()),
+        temp_dir: temp.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(&temp))),
+        capabilities: EnvironmentCapabilities::default(),
+    });
+}
+
+/// `environment/status`: whoever answers is ready.
+pub(crate) async fn status(_: Context, _: Empty, reply: Reply) {
+    reply.result(&StatusResult { status: Status::Ready });
+}

@@ -1,0 +1,107 @@
+//! `initialize`: makes a session or gives one back, and learns what the peer understands.
+
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
+use exec_server_protocol::{
+    SessionId,
+    capabilities::ClientCapabilities,
+    initialize::{InitializeParams, InitializeResult, ServerInfo, Ttl},
+    limits, message,
+};
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::{
+    connection::{Connection, Peer, Stage},
+    error::Failure,
+    pump::{Manners, Reply},
+    session::{Attachment, Session},
+};
+
+/// How often the old peer of an attached session is looked at while it may answer.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Handles `initialize` before anything else on the connection is looked at.
+pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawValue>, reply: Reply) {
+    match establish(connection, params).await {
+        Ok((session, resumed)) => {
+            let server =
+                ServerInfo { name: Cow::Borrowed("exec-server"), version: Cow::Borrowed(env!("CARGO_PKG_VERSION")) };
+            let mut result = InitializeResult::new(SessionId::new(session.id.clone()), server);
+            if let Some(capabilities) = &mut result.capabilities {
+                capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
+            }
+            connection.stage = Stage::Initialized { session, resumed };
+            reply.result(&result);
+        }
+        Err(failure) => reply.fail(&failure),
+    }
+}
+
+async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Result<(Arc<Session>, bool), Failure> {
+    let implicit = match &connection.stage {
+        Stage::Fresh => None,
+        Stage::Implicit(session) => Some(session.clone()),
+        Stage::Initialized { .. } | Stage::Confirmed(_) => return Err(Failure::AlreadyInitialized),
+    };
+    let params: InitializeParams =
+        message::params(params).map_err(|error| Failure::InvalidParams { reason: error.to_string() })?;
+    let capabilities = params.capabilities.clone().unwrap_or_default();
+    let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
+    let (session, resumed) = match (&params.resume_session_id, implicit) {
+        (Some(id), _) => {
+            let session = connection.core.session(id.as_str(), &connection.principal)?;
+            let old = session.attached().filter(|old| old.id != connection.peer.id);
+            free_from(old, params.takeover, connection.core.config.takeover_after, id).await?;
+            (session, true)
+        }
+        (None, Some(session)) => (session, false),
+        (None, None) => (connection.core.new_session(connection.principal.clone(), attachment).await?, false),
+    };
+    connection.peer.set_manners(Manners {
+        ack: capabilities.ack,
+        gap: capabilities.gap,
+        ack_window_bytes: connection.core.config.ack_window_bytes,
+    });
+    session.attach(connection.peer.clone(), attachment);
+    Ok((session, resumed))
+}
+
+/// How long the session may be without a connection: what was asked for, else by kind of client, never above the server's bound.
+fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max: Option<Duration>) -> Attachment {
+    let reference = capabilities.is_empty();
+    let asked = match params.ttl_ms {
+        Some(Ttl::Ms(ms)) => Some(Duration::from_millis(ms)),
+        Some(Ttl::Unlimited) => None,
+        None if reference => Some(limits::REFERENCE_TTL),
+        None => Some(limits::SESSION_TTL),
+    };
+    let ttl = match (asked, max) {
+        (Some(asked), Some(max)) => Some(asked.min(max)),
+        (asked, max) => asked.or(max),
+    };
+    Attachment { ttl, reference }
+}
+
+/// Returns when nothing stands in the way of a resume: the old connection may be taken over, or does not answer.
+async fn free_from(old: Option<Arc<Peer>>, takeover: bool, within: Duration, id: &SessionId) -> Result<(), Failure> {
+    match old {
+        Some(old) if !takeover && answers(&old, within).await => Err(Failure::SessionAttached { id: id.to_string() }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Pings a peer; true where it is heard from in time.
+async fn answers(peer: &Peer, within: Duration) -> bool {
+    let asked = Instant::now();
+    let deadline = asked + within;
+    peer.mailbox.ping();
+    // Looked at rather than signalled: this is rare, and the read path stays free of it.
+    while Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if peer.last_in() > asked {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,265 @@
+//! `process/*`: start, read, steer, list, forget.
+
+use std::{
+    os::unix::ffi::OsStrExt,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use exec_server_holder::{
+    Size,
+    wire::{Overflow, StartSpec, Status, ToHolder},
+};
+use exec_server_log::Blocked;
+use exec_server_protocol::{Empty, path::PathArg, process as wire, signal as names};
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::Context;
+use crate::{
+    environment::child_environment,
+    error::Failure,
+    process::{Dialect, Meta, Process},
+    pump::{self, Order, ReadOrder, Reply},
+    session::Launch,
+};
+
+/// A terminal nobody gave a size.
+pub(super) const DEFAULT_SIZE: Size = Size { rows: 24, cols: 80 };
+
+/// A start in its parts, before its path is resolved and its argv checked.
+pub(super) struct Parts {
+    pub(super) process_id: String,
+    pub(super) argv: Vec<String>,
+    pub(super) cwd: PathArg,
+    pub(super) dialect: Dialect,
+    pub(super) stdin: bool,
+    pub(super) tty: bool,
+    /// Everything else; argv, cwd and meta are filled in.
+    pub(super) spec: StartSpec,
+}
+
+/// Checks what can be checked before the id is looked at: the path, then argv.
+pub(super) fn launch(parts: Parts) -> Result<Launch, Failure> {
+    let Parts { process_id, argv, cwd, dialect, stdin, tty, mut spec } = parts;
+    let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
+    if argv.is_empty() {
+        return Err(Failure::EmptyArgv);
+    }
+    spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
+    spec.cwd = path.as_os_str().as_bytes().to_vec();
+    let cwd = path.to_string_lossy().into_owned();
+    let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms() };
+    spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
+    Ok(Launch { meta, spec })
+}
+
+/// For people only; nothing is timed by it.
+fn wall_clock_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
+pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
+    let launch = match prepare(&context, params).and_then(|launch| {
+        context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        Ok(launch)
+    }) {
+        Ok(launch) => launch,
+        Err(failure) => return reply.fail(&failure),
+    };
+    context.session.start(launch, reply).await;
+}
+
+fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failure> {
+    if context.core.is_draining() {
+        return Err(Failure::Draining);
+    }
+    if params.sandbox.as_deref().is_some_and(confines) {
+        return Err(Failure::NotEnforceable { what: "sandbox" });
+    }
+    if params.enforce_managed_network {
+        return Err(Failure::NotEnforceable { what: "enforceManagedNetwork" });
+    }
+    if params.network_proxy.is_some() {
+        return Err(Failure::NotEnforceable { what: "networkProxy" });
+    }
+    let config = &context.core.config;
+    let mut env = params.env;
+    if let Some(term) = params.term.filter(|_| params.tty) {
+        env.entry("TERM".to_owned()).or_insert(term);
+    }
+    let size = params.size.map_or(DEFAULT_SIZE, |size| Size { rows: size.rows, cols: size.cols });
+    launch(Parts {
+        process_id: params.process_id.as_str().to_owned(),
+        argv: params.argv,
+        cwd: params.cwd,
+        dialect: Dialect::Process,
+        stdin: params.tty || params.pipe_stdin,
+        tty: params.tty,
+        spec: StartSpec {
+            arg0: params.arg0.map(String::into_bytes),
+            env: child_environment(&config.environment, params.env_policy.as_ref(), &env),
+            tty: params.tty.then_some(size),
+            pipe_stdin: params.pipe_stdin,
+            timeout_ms: params.timeout_ms,
+            idle_timeout_ms: params.idle_timeout_ms,
+            overflow: match params.overflow.unwrap_or_default() {
+                wire::Overflow::Block => Overflow::Block,
+                wire::Overflow::DropOldest => Overflow::DropOldest,
+            },
+            cap_bytes: if context.peer.manners().ack { config.memory_cap_bytes } else { config.reference_cap_bytes() },
+            ..StartSpec::default()
+        },
+    })
+}
+
+/// Does this sandbox context ask for any confinement? What cannot be read counts as a yes.
+fn confines(sandbox: &RawValue) -> bool {
+    let Ok(context) = serde_json::from_str::<serde_json::Value>(sandbox.get()) else { return true };
+    if context.is_null() {
+        return false;
+    }
+    let permissions = &context["permissions"];
+    match permissions["type"].as_str() {
+        Some("disabled" | "external") => false,
+        Some("managed") => permissions["file_system"]["type"] != "unrestricted" || permissions["network"] != "enabled",
+        _ => true,
+    }
+}
+
+/// `process/read`: handed to the pump, which answers it at send time.
+pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Reply) {
+    match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
+        Ok(process) => context.peer.mailbox.order(Order::Read(ReadOrder {
+            own: *process.session == *context.session.id,
+            reply,
+            process,
+            after_seq: params.after_seq.unwrap_or(0),
+            max_bytes: params.max_bytes,
+            wait: Duration::from_millis(params.wait_ms.unwrap_or(0)),
+        })),
+        Err(failure) => reply.fail(&failure),
+    }
+}
+
+/// `process/signal`: to the process group. Unknown, starting or exited: nothing happens, as in the reference.
+pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: Reply) {
+    let Some(signal) = names::number(&params.signal) else {
+        return reply.fail(&Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
+    };
+    match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
+        Ok(Some(process)) => {
+            let slot = process.slot();
+            // A holder that is gone has no process left to signal.
+            process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
+            reply.result(&Empty {});
+        }
+        Ok(None) => reply.result(&Empty {}),
+        Err(failure) => reply.fail(&failure),
+    }
+}
+
+/// `process/resize`: the terminal's size.
+pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: Reply) {
+    let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
+        Ok(process) => process,
+        Err(failure) => return reply.fail(&failure),
+    };
+    if !process.meta.tty {
+        return reply.fail(&Failure::NotATerminal { id: process.id().to_owned() });
+    }
+    let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
+    match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
+        Some(_) => reply.result(&Empty {}),
+        None => reply.fail(&context.session.holder_lost()),
+    }
+}
+
+/// `process/terminate`: at once, or with a grace period. A start that is under way is called off.
+pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, reply: Reply) {
+    let session = match context.session(params.session_id.as_ref()) {
+        Ok(session) => session,
+        Err(failure) => return reply.fail(&failure),
+    };
+    let id = params.process_id.as_str();
+    if session.cancel_start(id) {
+        return reply.result(&wire::TerminateResult { running: true, streams_held: false });
+    }
+    let Some(process) = session.process(id).await else {
+        return reply.result(&wire::TerminateResult { running: false, streams_held: false });
+    };
+    let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
+    // Gone with its holder: nothing runs any more.
+    reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));
+}
+
+pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>) -> Option<wire::TerminateResult> {
+    let slot = process.slot();
+    let grace_ms = grace.map(|grace| u32::try_from(grace.as_millis()).unwrap_or(u32::MAX));
+    let status = process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms }).get().await?;
+    Some(wire::TerminateResult { running: status == Status::Ok, streams_held: status == Status::StreamsHeld })
+}
+
+/// `process/list`: this session's processes, or those of every session of the principal.
+pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
+    let sessions = match params.scope {
+        wire::Scope::Session => vec![context.session.clone()],
+        wire::Scope::All => context.core.sessions_of(&context.session.principal),
+    };
+    let mut processes: Vec<wire::ProcessInfo> =
+        sessions.iter().flat_map(|session| session.processes()).map(|process| describe(&process)).collect();
+    processes.sort_by(|a, b| (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id)));
+    reply.result(&wire::ListResult { processes });
+}
+
+fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
+    let status = process.status();
+    let exit = status.exited.map(|(_, exit)| wire::Exit {
+        exit_code: exit.code,
+        signal: exit.signal.map(names::name),
+        cause: pump::wire_cause(exit.cause),
+        usage: wire::Usage { user_ms: exit.user_ms, system_ms: exit.system_ms, max_rss_bytes: exit.max_rss_bytes },
+    });
+    wire::ProcessInfo {
+        process_id: process.process_id(),
+        session_id: process.session_id(),
+        pid: Some(process.pid),
+        argv: process.meta.argv.clone(),
+        cwd: process.meta.cwd.clone(),
+        tty: process.meta.tty,
+        started_at_ms: process.meta.started_ms,
+        exited: exit.is_some() || process.lost().is_some(),
+        exit,
+        closed: status.closed_seq.is_some(),
+        next_seq: status.next_seq,
+        output_bytes: status.written,
+        retained_bytes: process.chain().retained_bytes(status.written),
+        dropped_bytes: status.dropped,
+        blocked: match status.blocked {
+            Blocked::No => None,
+            Blocked::MemoryCap => Some(wire::Blocked::MemoryCap),
+            Blocked::Quota => Some(wire::Blocked::Quota),
+            Blocked::DiskFull => Some(wire::Blocked::DiskFull),
+        },
+    }
+}
+
+/// `process/forget`: drops a closed process and its log.
+pub(crate) async fn forget(context: Context, params: wire::ForgetParams, reply: Reply) {
+    let found = context.session(params.session_id.as_ref());
+    let session = match found {
+        Ok(session) => session,
+        Err(failure) => return reply.fail(&failure),
+    };
+    let id = params.process_id.as_str();
+    let Some(process) = session.process(id).await else {
+        return reply.fail(&Failure::UnknownProcess { id: id.to_owned() });
+    };
+    if process.status().closed_seq.is_none() {
+        return reply.fail(&Failure::NotClosed { id: id.to_owned() });
+    }
+    session.forget(&process);
+    reply.result(&Empty {});
+}

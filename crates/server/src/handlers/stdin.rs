@@ -1,0 +1,75 @@
+//! Input to a process: `process/write`, `process/closeStdin` and V0's write. Answered when the bytes have entered the child's stdin.
+
+use bytes::Bytes;
+use exec_server_protocol::{SessionId, base64, command, process as wire};
+use sha2::{Digest, Sha256};
+
+use super::Context;
+use crate::{
+    error::Failure,
+    process::{Dialect, Input},
+    pump::Reply,
+};
+
+/// A decoded write.
+pub(crate) struct Write {
+    process_id: String,
+    session_id: Option<SessionId>,
+    data: Bytes,
+    key: Option<[u8; 16]>,
+}
+
+pub(crate) fn decode_write(params: wire::WriteParams<'_>) -> Result<Write, Failure> {
+    if params.write_id.as_deref() == Some("") {
+        return Err(Failure::EmptyWriteId);
+    }
+    Ok(Write {
+        data: decode(&params.chunk)?,
+        key: params.write_id.as_deref().map(key),
+        process_id: params.process_id.as_str().to_owned(),
+        session_id: params.session_id,
+    })
+}
+
+pub(crate) fn decode_command_write(params: command::WriteParams<'_>) -> Result<Write, Failure> {
+    let process_id = params.process_id.as_str().to_owned();
+    Ok(Write { data: decode(&params.chunk)?, key: None, process_id, session_id: None })
+}
+
+fn decode(chunk: &str) -> Result<Bytes, Failure> {
+    base64::decode(chunk).map(Bytes::from).map_err(|error| Failure::InvalidBase64 { reason: error.to_string() })
+}
+
+/// Write ids may be of any length; the holder remembers thousands of them, so it keeps the beginning of a hash.
+fn key(write_id: &str) -> [u8; 16] {
+    let digest = Sha256::digest(write_id.as_bytes());
+    let mut key = [0; 16];
+    key.copy_from_slice(&digest[..16]);
+    key
+}
+
+pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
+    let process = match context.process(params.session_id.as_ref(), &params.process_id).await {
+        Ok(Some(process)) => process,
+        Ok(None) => return reply.write(wire::WriteStatus::UnknownProcess),
+        Err(failure) => return reply.fail(&failure),
+    };
+    // V0 writes to terminals only; a pipe's stdin there is the null device.
+    if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
+        return reply.write(wire::WriteStatus::StdinClosed);
+    }
+    match reply.park(params.data.len()) {
+        Ok(reply) => process.input(Input::Write { key: params.key, data: params.data, done: 0, reply }),
+        Err((reply, failure)) => reply.fail(&failure),
+    }
+}
+
+/// `process/closeStdin`: end of input, behind every write that came before it.
+pub(crate) async fn close(context: Context, params: wire::CloseStdinParams, reply: Reply) {
+    match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
+        Ok(Some(process)) if process.meta.stdin => process.input(Input::Close { reply }),
+        Ok(Some(_)) => reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed }),
+        Ok(None) => reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess }),
+        Err(failure) => reply.fail(&failure),
+    }
+}

@@ -1,0 +1,380 @@
+//! The server's end of a session's holder: sends requests, matches answers, and turns the holder's wake-ups into bells.
+//!
+//! Sending never waits: what the socket does not take at once is kept in order and sent when it does. That queue is bounded by the
+//! requests in flight (each waits for its answer) plus two small messages per segment. The link's task owns all receiving.
+//!
+//! Failure path: end of file or nonsense from the holder ends the link. Everything that waits is answered, every process is told.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use exec_server_holder::wire::{self, FromHolder, Status, ToHolder};
+use exec_server_log::{Control, Mapping, Place, SegmentInfo};
+use exec_server_protocol::process::CloseStdinStatus;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{Notify, oneshot},
+};
+
+use crate::{
+    core::Holders,
+    error::Failure,
+    process::{Birth, Meta, Process, lock},
+    pump::Reply,
+    session::Session,
+};
+
+pub(crate) struct Link {
+    session: Arc<str>,
+    holders: Arc<dyn Holders>,
+    socket: AsyncFd<OwnedFd>,
+    /// Encoded messages the socket did not take yet, oldest first.
+    unsent: Mutex<VecDeque<Vec<u8>>>,
+    /// Told when `unsent` is no longer empty.
+    unsent_bell: Notify,
+    waiters: Mutex<Waiters>,
+    /// Known once the holder has welcomed us.
+    control: OnceLock<Arc<Control>>,
+    broken: AtomicBool,
+}
+
+#[derive(Default)]
+struct Waiters {
+    next: u32,
+    waiting: BTreeMap<u32, Waiter>,
+}
+
+/// Who waits for a holder's answer.
+pub(crate) enum Waiter {
+    Start { meta: Meta, reply: Reply, session: Arc<Session> },
+    Stdin(Arc<Process>),
+    Done(oneshot::Sender<Status>),
+}
+
+/// A status that a holder will send. Sent for already: dropping it only means not to care.
+pub(crate) struct Answer(oneshot::Receiver<Status>);
+
+impl Answer {
+    /// `None`: the holder is gone.
+    pub(crate) async fn get(self) -> Option<Status> {
+        self.0.await.ok()
+    }
+}
+
+/// What a holder says of itself when it is adopted.
+pub(crate) struct Welcome {
+    pub(crate) info: Vec<u8>,
+    pub(crate) ttl_ms: u64,
+    pub(crate) detached_ms: u64,
+    bell: AsyncFd<OwnedFd>,
+}
+
+impl Link {
+    pub(crate) fn new(session: Arc<str>, holders: Arc<dyn Holders>, socket: OwnedFd) -> io::Result<Arc<Self>> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Arc::new(Self {
+            session,
+            holders,
+            socket: exec_server_rpc::register(socket, Interest::READABLE | Interest::WRITABLE)?,
+            unsent: Mutex::default(),
+            unsent_bell: Notify::new(),
+            waiters: Mutex::default(),
+            control: OnceLock::new(),
+            broken: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sends a message that needs no answer.
+    pub(crate) fn send(&self, message: &ToHolder<'_>) {
+        if self.broken.load(Ordering::Acquire) {
+            return;
+        }
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        let mut unsent = lock(&self.unsent);
+        if unsent.is_empty() {
+            match wire::send_raw(self.socket.get_ref(), &encoded, &[]) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The receiving side sees the same end and cleans up.
+                Err(error) => return tracing::debug!(session = %self.session, %error, "message to the holder not sent"),
+            }
+        }
+        unsent.push_back(encoded);
+        drop(unsent);
+        self.unsent_bell.notify_one();
+    }
+
+    /// Sends a request whose answer goes to `waiter`.
+    pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) {
+        let req = {
+            let mut waiters = lock(&self.waiters);
+            if !self.broken.load(Ordering::Acquire) {
+                waiters.next = waiters.next.wrapping_add(1);
+                let req = waiters.next;
+                waiters.waiting.insert(req, waiter);
+                req
+            } else {
+                drop(waiters);
+                return waiter.lose();
+            }
+        };
+        self.send(&request(req));
+    }
+
+    /// A request that is answered by a status. `None`: the holder is gone.
+    pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> Answer {
+        let (tx, rx) = oneshot::channel();
+        self.ask(Waiter::Done(tx), request);
+        Answer(rx)
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn open_segment(&self, name: &str) -> io::Result<File> {
+        self.holders.open_segment(&self.session, name)
+    }
+
+    /// Introduces the server to the holder and receives what the holder has, up to `Ready`.
+    pub(crate) async fn hello(
+        self: &Arc<Self>,
+        secret: [u8; 32],
+        epoch: u64,
+        mut process: impl FnMut(Arc<Process>),
+    ) -> io::Result<Welcome> {
+        self.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch });
+        let mut buf = Vec::new();
+        let mut welcome = None;
+        let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
+        loop {
+            let (message, mut fds) = self.recv(&mut buf).await?;
+            match message {
+                FromHolder::Welcome { info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
+                    let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
+                    let control = Control::open(fds.remove(0)).map_err(io::Error::other)?;
+                    self.control.set(Arc::new(control)).ok(); // One welcome per link; a second one changes nothing.
+                    welcome = Some(Welcome { info, ttl_ms, detached_ms, bell });
+                }
+                FromHolder::Process(info) => {
+                    let birth = Birth {
+                        session: self.session.clone(),
+                        meta: serde_json::from_slice(&info.meta).map_err(io::Error::other)?,
+                        pid: info.pid,
+                        slot: info.slot,
+                        leader: fds.pop(),
+                    };
+                    let adopted = Arc::new(Process::new(birth, self.clone(), self.control()?));
+                    slots.insert(info.slot, adopted.clone());
+                    process(adopted);
+                }
+                FromHolder::Segment(info) => {
+                    if let Some(process) = slots.get(&info.slot) {
+                        push_segment(process, &info, fds.pop())?;
+                    }
+                }
+                FromHolder::Ready => {
+                    return welcome.ok_or_else(|| io::Error::other("the holder was ready before it welcomed us"));
+                }
+                FromHolder::Refused { version, epoch } => {
+                    return Err(io::Error::other(format!(
+                        "the holder (layout {version}, epoch {epoch}) refuses this server"
+                    )));
+                }
+                other => return Err(io::Error::other(format!("unexpected during adoption: {other:?}"))),
+            }
+        }
+    }
+
+    fn control(&self) -> io::Result<Arc<Control>> {
+        self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not welcomed us"))
+    }
+
+    /// Cancel safe: a message is taken from the socket only when it is returned.
+    async fn recv(&self, buf: &mut Vec<u8>) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
+        loop {
+            let mut ready = self.socket.readable().await?;
+            match wire::recv(self.socket.get_ref(), buf) {
+                Ok(Some(message)) => return Ok(message),
+                Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Serves the link until the holder is gone.
+    pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
+        let mut buf = Vec::new();
+        let ended = loop {
+            self.hear_bells(&session);
+            // Every branch is cancel safe: readiness and permits only.
+            tokio::select! {
+                biased;
+                message = self.recv(&mut buf) => match message {
+                    Ok((message, fds)) => self.handle(&session, message, fds),
+                    Err(error) => break error,
+                },
+                ready = welcome.bell.readable() => {
+                    if let Ok(mut ready) = ready {
+                        drain(welcome.bell.get_ref());
+                        ready.clear_ready();
+                    }
+                }
+                () = self.flush_unsent() => {}
+            }
+        };
+        self.end(&session, &ended);
+    }
+
+    /// Rings the processes whose logs have grown, until there is nothing left to ring for.
+    fn hear_bells(&self, session: &Session) {
+        let Some(control) = self.control.get() else { return };
+        loop {
+            control.take_dirty(|slot| {
+                if let Some(process) = session.by_slot(slot) {
+                    process.wake();
+                }
+            });
+            if !control.arm() {
+                return;
+            }
+        }
+    }
+
+    async fn flush_unsent(&self) {
+        if lock(&self.unsent).is_empty() {
+            self.unsent_bell.notified().await;
+        }
+        let Ok(mut ready) = self.socket.writable().await else { return };
+        let mut unsent = lock(&self.unsent);
+        while let Some(message) = unsent.front() {
+            match wire::send_raw(self.socket.get_ref(), message, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ready.clear_ready(),
+                // Sent, or never to be sent: the receiving side sees the end.
+                Ok(()) | Err(_) => drop(unsent.pop_front()),
+            }
+        }
+    }
+
+    fn waiter(&self, req: u32) -> Option<Waiter> {
+        lock(&self.waiters).waiting.remove(&req)
+    }
+
+    fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
+        match message {
+            FromHolder::Started { req, slot, pid } => {
+                if let (Some(Waiter::Start { meta, reply, .. }), Ok(control)) = (self.waiter(req), self.control()) {
+                    let birth = Birth { session: self.session.clone(), meta, pid, slot, leader: fds.pop() };
+                    let process = Arc::new(Process::new(birth, self.clone(), control));
+                    if session.handle_started(process.clone()) {
+                        // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
+                        reply.started(&process);
+                        session.follow_new(&process);
+                    } else {
+                        reply.fail(&Failure::StartCancelled { id: process.id().to_owned() });
+                    }
+                }
+            }
+            FromHolder::StartFailed { req, stage, errno, detail } => {
+                if let Some(Waiter::Start { meta, reply, .. }) = self.waiter(req) {
+                    session.handle_start_failed(&meta.process_id);
+                    reply.fail(&Failure::start(&meta, stage, errno, &detail));
+                }
+            }
+            FromHolder::Written { req, status, done } => {
+                if let Some(Waiter::Stdin(process)) = self.waiter(req) {
+                    process.handle_written(status, done);
+                }
+            }
+            FromHolder::Done { req, status } => match self.waiter(req) {
+                Some(Waiter::Stdin(process)) => process.handle_stdin_closed(close_status(status)),
+                Some(Waiter::Done(done)) => done.send(status).unwrap_or(()),
+                Some(Waiter::Start { .. }) | None => {}
+            },
+            FromHolder::Segment(info) => {
+                if let Some(process) = session.by_slot(info.slot)
+                    && let Err(error) = push_segment(&process, &info, fds.pop())
+                {
+                    tracing::error!(session = %self.session, slot = info.slot, %error, "segment of a log cannot be mapped");
+                }
+            }
+            FromHolder::Spilled { slot, segment } => {
+                if let Some(process) = session.by_slot(slot) {
+                    process.handle_spilled(segment);
+                }
+            }
+            FromHolder::Dropped { slot, segment } => {
+                if let Some(process) = session.by_slot(slot) {
+                    process.handle_dropped(segment);
+                }
+            }
+            // Mappings are not kept beyond their segment, so there is none to let go.
+            FromHolder::Retired { .. } => {}
+            FromHolder::Expired => session.handle_expired(),
+            FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
+                tracing::warn!(session = %self.session, "the holder repeats its introduction");
+            }
+        }
+    }
+
+    fn end(&self, session: &Session, reason: &io::Error) {
+        let waiting = {
+            let mut waiters = lock(&self.waiters);
+            self.broken.store(true, Ordering::Release);
+            std::mem::take(&mut waiters.waiting)
+        };
+        session.handle_link_ended(reason);
+        waiting.into_values().for_each(Waiter::lose);
+    }
+}
+
+impl Waiter {
+    /// The holder is gone. Writes are answered by their process, which is told separately.
+    fn lose(self) {
+        match self {
+            Self::Start { meta, reply, session } => {
+                session.handle_start_failed(&meta.process_id);
+                reply.fail(&session.holder_lost());
+            }
+            Self::Stdin(process) => process.handle_holder_lost(),
+            Self::Done(done) => drop(done),
+        }
+    }
+}
+
+fn push_segment(process: &Process, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
+    let mapping = match (info.on_disk, fd) {
+        (true, _) => None,
+        (false, Some(fd)) => Some(Mapping::map(fd).map_err(io::Error::other)?),
+        (false, None) => return Err(io::Error::other("memory segment without its descriptor")),
+    };
+    let place = if info.on_disk { Place::Disk } else { Place::Memory };
+    let info =
+        SegmentInfo { id: info.id, base_seq: info.base_seq, base_offset: info.base_offset, place, sealed: info.sealed };
+    process.push_segment(info, mapping);
+    Ok(())
+}
+
+fn close_status(status: Status) -> CloseStdinStatus {
+    match status {
+        Status::RawMode => CloseStdinStatus::RawMode,
+        Status::UnknownProcess => CloseStdinStatus::UnknownProcess,
+        Status::StdinClosed | Status::NotRunning | Status::StreamsHeld => CloseStdinStatus::StdinClosed,
+        Status::Ok | Status::NotATerminal | Status::NotClosed | Status::Failed(_) => CloseStdinStatus::Accepted,
+    }
+}
+
+/// Empties the eventfd; it is nonblocking and one read resets it.
+fn drain(bell: &OwnedFd) {
+    rustix::io::read(bell, &mut [0; 8]).ok(); // Nothing to read: another round has taken it.
+}

@@ -1,0 +1,177 @@
+//! What `--listen` accepts.
+//! Must not resolve names or touch the network.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
+
+/// One place to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenUrl {
+    /// `ws://IP:PORT`; port 0 lets the kernel choose.
+    Ws(SocketAddr),
+    /// `unix:///path`.
+    Unix(PathBuf),
+    /// `stdio` or `stdio://`: newline JSON on standard input and output.
+    Stdio,
+}
+
+/// Why a word is not a place to listen on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// None of the forms.
+    #[error("`{text}` is none of `ws://IP:PORT`, `unix:///path`, `stdio`")]
+    Unknown {
+        /// What was given.
+        text: String,
+    },
+    /// A name could resolve to something else tomorrow.
+    #[error("`{host}` is not an IP address; host names are not accepted in `ws://IP:PORT`")]
+    HostName {
+        /// The host part.
+        host: String,
+    },
+    /// Missing, not a number, or above 65535.
+    #[error("`{text}` has no valid port; write `ws://IP:PORT`, with port 0 for any free one")]
+    Port {
+        /// What was given.
+        text: String,
+    },
+    /// A listener serves `/` only.
+    #[error("`{text}` has a path; write `ws://IP:PORT` alone")]
+    Path {
+        /// What was given.
+        text: String,
+    },
+    /// A socket path must be absolute.
+    #[error("`{text}` has no absolute path; write `unix:///path`")]
+    SocketPath {
+        /// What was given.
+        text: String,
+    },
+    /// This release has no TLS.
+    #[error(
+        "`{text}`: TLS is not served by this release; use `ws://` behind a TLS proxy, with `--insecure-plaintext` beyond loopback"
+    )]
+    Tls {
+        /// What was given.
+        text: String,
+    },
+}
+
+impl Default for ListenUrl {
+    /// Loopback, any free port.
+    fn default() -> Self {
+        Self::Ws(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+    }
+}
+
+impl FromStr for ListenUrl {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let owned = || text.to_owned();
+        if matches!(text, "stdio" | "stdio://") {
+            return Ok(Self::Stdio);
+        }
+        if text.starts_with("wss://") {
+            return Err(ParseError::Tls { text: owned() });
+        }
+        if let Some(path) = text.strip_prefix("unix://") {
+            let is_file = path.starts_with('/') && !path.ends_with('/') && !path.contains('\0');
+            return if is_file { Ok(Self::Unix(path.into())) } else { Err(ParseError::SocketPath { text: owned() }) };
+        }
+        match text.strip_prefix("ws://") {
+            Some(rest) => parse_ws(text, rest),
+            None => Err(ParseError::Unknown { text: owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ListenUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ws(address) => write!(f, "ws://{address}"),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Stdio => f.write_str("stdio"),
+        }
+    }
+}
+
+fn parse_ws(text: &str, rest: &str) -> Result<ListenUrl, ParseError> {
+    let authority = rest.strip_suffix('/').unwrap_or(rest);
+    if authority.contains(['/', '?', '#', '@']) {
+        return Err(ParseError::Path { text: text.to_owned() });
+    }
+    let port_error = || ParseError::Port { text: text.to_owned() };
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(inner) => inner.split_once("]:").ok_or_else(port_error)?,
+        None => authority.rsplit_once(':').ok_or_else(port_error)?,
+    };
+    let ip = if authority.starts_with('[') {
+        host.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
+    } else {
+        host.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
+    };
+    let ip = ip.ok_or_else(|| ParseError::HostName { host: host.to_owned() })?;
+    // `parse` alone would take `+80`.
+    if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(port_error());
+    }
+    let port = port.parse().map_err(|_| port_error())?;
+    Ok(ListenUrl::Ws(SocketAddr::new(ip, port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ListenUrl, ParseError};
+
+    #[test]
+    fn accepts_ip_addresses_socket_paths_and_stdio() {
+        for (text, shown) in [
+            ("ws://127.0.0.1:0", "ws://127.0.0.1:0"),
+            ("ws://127.0.0.1:0/", "ws://127.0.0.1:0"),
+            ("ws://0.0.0.0:65535", "ws://0.0.0.0:65535"),
+            ("ws://[::1]:80", "ws://[::1]:80"),
+            ("ws://[::ffff:127.0.0.1]:80", "ws://[::ffff:127.0.0.1]:80"),
+            ("unix:///run/x.sock", "unix:///run/x.sock"),
+            ("stdio", "stdio"),
+            ("stdio://", "stdio"),
+        ] {
+            assert_eq!(text.parse::<ListenUrl>().unwrap().to_string(), shown);
+        }
+        assert_eq!(ListenUrl::default().to_string(), "ws://127.0.0.1:0");
+    }
+
+    #[test]
+    fn refuses_everything_else_with_its_own_reason() {
+        type Expected = fn(&ParseError) -> bool;
+        let cases: [(&str, Expected); 18] = [
+            ("ws://localhost:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://example.com:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://127.1:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://::1:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://[127.0.0.1]:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://127.0.0.1", |e| matches!(e, ParseError::Port { .. })),
+            ("ws://127.0.0.1:", |e| matches!(e, ParseError::Port { .. })),
+            ("ws://127.0.0.1:65536", |e| matches!(e, ParseError::Port { .. })),
+            ("ws://127.0.0.1:+80", |e| matches!(e, ParseError::Port { .. })),
+            ("ws://[::1]", |e| matches!(e, ParseError::Port { .. })),
+            ("ws://127.0.0.1:80/path", |e| matches!(e, ParseError::Path { .. })),
+            ("ws://u@127.0.0.1:80", |e| matches!(e, ParseError::Path { .. })),
+            ("wss://127.0.0.1:80", |e| matches!(e, ParseError::Tls { .. })),
+            ("unix://relative", |e| matches!(e, ParseError::SocketPath { .. })),
+            ("unix:///dir/", |e| matches!(e, ParseError::SocketPath { .. })),
+            ("http://127.0.0.1:80", |e| matches!(e, ParseError::Unknown { .. })),
+            ("", |e| matches!(e, ParseError::Unknown { .. })),
+        ];
+        for (text, expected) in cases {
+            let error = text.parse::<ListenUrl>().unwrap_err();
+            assert!(expected(&error), "{text}: {error}");
+        }
+    }
+}

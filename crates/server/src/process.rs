@@ -1,0 +1,425 @@
+//! The server's picture of one child: the chain of its log, who watches it, who has taken what, and the line of writes to its stdin.
+//!
+//! The child itself, its descriptors and its exit belong to the holder. Nothing here blocks: disk segments are read by [`Process::load`],
+//! which the pump calls off the runtime's threads.
+//!
+//! Letting go: the owner and every `hold` subscriber is a *taker* with a position. What lies below the lowest position is released to the
+//! holder, segment by segment, except for the last [`limits::READABLE_BYTES`].
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use exec_server_holder::wire::{ToHolder, WriteStatus};
+use exec_server_log::{Chain, Control, Cursor, Loaded, Mapping, SegmentInfo, Status};
+use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::{
+    error::Failure,
+    link::{Link, Waiter},
+    pump::{Reply, Watch},
+};
+
+/// Bytes of one stdin part: with its header it fits a message to the holder.
+const WRITE_PART_BYTES: usize = 56 << 10;
+
+/// Which generation's messages a process speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Dialect {
+    /// `process/*`.
+    Process,
+    /// V0's `command/exec*`: no numbers, no `closed`, terminal output labelled `stdout`.
+    Command,
+}
+
+/// What a restarted server must know about a process. The holder keeps it unread and gives it back at adoption.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Meta {
+    pub(crate) process_id: String,
+    pub(crate) argv: Vec<String>,
+    pub(crate) cwd: String,
+    pub(crate) tty: bool,
+    pub(crate) stdin: bool,
+    pub(crate) dialect: Dialect,
+    /// Wall clock, for people only.
+    pub(crate) started_ms: u64,
+}
+
+pub(crate) struct Process {
+    /// The session it belongs to.
+    pub(crate) session: Arc<str>,
+    pub(crate) meta: Meta,
+    pub(crate) pid: u32,
+    slot: u32,
+    link: Arc<Link>,
+    control: Arc<Control>,
+    /// Changed by the link when segments come and go, read by cursors; held only while records are encoded.
+    chain: Mutex<Chain>,
+    /// Who wants to hear of new events. Bounded by the feeds and reads of all connections.
+    watches: Mutex<Vec<Arc<Watch>>>,
+    takers: Mutex<Vec<Taker>>,
+    next_taker: AtomicU64,
+    stdin: Mutex<StdinLine>,
+    /// How far the owner got, kept for the next connection.
+    owner: Mutex<Position>,
+    /// Kills the leader's group should the holder die. `None` once it was gone at adoption.
+    leader: Option<OwnedFd>,
+    /// Set once when the holder died: what the log would have said next is made up from here.
+    lost: OnceLock<Lost>,
+    /// When it was closed, on a clock that stands still while the owner is away or has not taken everything.
+    closed_since: Mutex<Option<Instant>>,
+}
+
+/// Where a reader stands: the last number it got, and how many output bytes that makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) seq: u64,
+    pub(crate) offset: u64,
+}
+
+struct Taker {
+    key: u64,
+    seq: u64,
+}
+
+/// The end of a process whose holder died: numbers for the exit and the close that nobody wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lost {
+    pub(crate) exited_seq: Option<u64>,
+    pub(crate) closed_seq: u64,
+}
+
+#[derive(Default)]
+struct StdinLine {
+    line: VecDeque<Input>,
+    /// The front of the line is in the holder's hands.
+    busy: bool,
+}
+
+/// Something that waits for its turn at a process's stdin.
+pub(crate) enum Input {
+    Write { key: Option<[u8; 16]>, data: Bytes, done: usize, reply: Reply },
+    Close { reply: Reply },
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Process").field("id", &self.meta.process_id).field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// What the link knows of a process when it appears.
+pub(crate) struct Birth {
+    pub(crate) session: Arc<str>,
+    pub(crate) meta: Meta,
+    pub(crate) pid: u32,
+    pub(crate) slot: u32,
+    pub(crate) leader: Option<OwnedFd>,
+}
+
+/// The owner is always a taker: what it has not taken is kept while it is away.
+const OWNER: u64 = 0;
+
+impl Process {
+    pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<Control>) -> Self {
+        let released = control.status(birth.slot);
+        let taken = Position { seq: released.released_seq, offset: released.released_offset };
+        let mut chain = Chain::new();
+        // An adopted log may have let go of its beginning: whoever asks for that is told.
+        chain.forget_below(taken.seq + 1, taken.offset);
+        Self {
+            session: birth.session,
+            meta: birth.meta,
+            pid: birth.pid,
+            slot: birth.slot,
+            link,
+            control,
+            chain: Mutex::new(chain),
+            watches: Mutex::default(),
+            takers: Mutex::new(vec![Taker { key: OWNER, seq: taken.seq }]),
+            next_taker: AtomicU64::new(OWNER + 1),
+            stdin: Mutex::default(),
+            owner: Mutex::new(taken),
+            leader: birth.leader,
+            lost: OnceLock::new(),
+            closed_since: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.meta.process_id
+    }
+
+    /// Its name as it travels.
+    pub(crate) fn process_id(&self) -> ProcessId {
+        ProcessId::new(self.id())
+    }
+
+    pub(crate) fn session_id(&self) -> SessionId {
+        SessionId::new(self.session.clone())
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// The state the holder publishes, with the made-up end where the holder is gone.
+    pub(crate) fn status(&self) -> Status {
+        let mut status = self.control.status(self.slot);
+        if let Some(lost) = self.lost.get() {
+            status.next_seq = lost.closed_seq + 1;
+            status.closed_seq = Some(lost.closed_seq);
+        }
+        status
+    }
+
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.lost.get().copied()
+    }
+
+    pub(crate) fn chain(&self) -> MutexGuard<'_, Chain> {
+        lock(&self.chain)
+    }
+
+    /// True where something lies beyond `seen_next_seq` already; false: the next event wakes the watches.
+    pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
+        self.lost.get().is_none() && self.control.arm_slot(self.slot, seen_next_seq)
+    }
+
+    pub(crate) fn watch(&self, watch: Arc<Watch>) {
+        lock(&self.watches).push(watch);
+    }
+
+    pub(crate) fn unwatch(&self, watch: &Arc<Watch>) {
+        lock(&self.watches).retain(|other| !Arc::ptr_eq(other, watch));
+    }
+
+    /// Tells every watch that there is something new.
+    pub(crate) fn wake(&self) {
+        for watch in lock(&self.watches).iter() {
+            watch.ring();
+        }
+    }
+
+    pub(crate) fn owner_position(&self) -> Position {
+        *lock(&self.owner)
+    }
+
+    pub(crate) fn set_owner_position(&self, position: Position) {
+        *lock(&self.owner) = position;
+    }
+
+    /// A further reader whose untaken bytes are kept. It starts at what is retained now.
+    pub(crate) fn add_taker(&self, seq: u64) -> u64 {
+        let key = self.next_taker.fetch_add(1, Ordering::Relaxed);
+        lock(&self.takers).push(Taker { key, seq });
+        key
+    }
+
+    pub(crate) fn remove_taker(&self, key: u64) {
+        lock(&self.takers).retain(|taker| taker.key != key);
+        self.let_go();
+    }
+
+    /// The owner has taken everything up to `seq`.
+    pub(crate) fn owner_took(&self, seq: u64) {
+        self.took(OWNER, seq);
+    }
+
+    /// A taker has taken everything up to `seq`; what nobody needs any more goes back to the holder.
+    pub(crate) fn took(&self, key: u64, seq: u64) {
+        let mut moved = false;
+        for taker in lock(&self.takers).iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
+            taker.seq = seq;
+            moved = true;
+        }
+        if moved {
+            self.let_go();
+        }
+    }
+
+    /// What every taker has taken.
+    pub(crate) fn taken_seq(&self) -> u64 {
+        lock(&self.takers).iter().map(|taker| taker.seq).min().unwrap_or(0)
+    }
+
+    fn let_go(&self) {
+        let taken = self.taken_seq();
+        let gone = self.chain().take_up_to(taken, limits::READABLE_BYTES);
+        for segment in gone {
+            self.link.send(&ToHolder::Release { slot: self.slot, segment });
+            self.link.send(&ToHolder::Return { segment });
+        }
+    }
+
+    /// Reads a spilled segment into memory. Blocking: call it off the runtime's threads.
+    pub(crate) fn load(&self, segment: u64) {
+        let name = exec_server_log::disk_name(self.slot, segment);
+        match self
+            .link
+            .open_segment(&name)
+            .map_err(exec_server_log::RecoverError::from)
+            .and_then(|file| Loaded::read(&file))
+        {
+            // False: the segment was taken while it was read.
+            Ok(loaded) => drop(self.chain().set_loaded(segment, loaded)),
+            Err(error) => {
+                tracing::error!(session = %self.session, process = self.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
+                self.chain().remove(segment);
+            }
+        }
+        self.wake();
+    }
+
+    /// The holder began a segment (or names one at adoption): in memory with its mapping, else on disk.
+    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Mapping>>) {
+        match mapping {
+            Some(mapping) => self.chain().push_memory(info, mapping),
+            None => self.chain().push_disk(info),
+        }
+        self.wake();
+    }
+
+    /// The holder wrote a segment to disk. Cursors borrow from the chain only, so its memory is free again at once.
+    pub(crate) fn handle_spilled(&self, segment: u64) {
+        self.chain().set_on_disk(segment);
+        self.link.send(&ToHolder::Return { segment });
+    }
+
+    /// The holder dropped a segment by the user's own choice; cursors that come to it see a gap.
+    pub(crate) fn handle_dropped(&self, segment: u64) {
+        self.chain().remove(segment);
+        self.link.send(&ToHolder::Return { segment });
+    }
+
+    /// Puts something into the line for stdin; it is answered when its turn has passed.
+    pub(crate) fn input(self: &Arc<Self>, input: Input) {
+        let mut stdin = lock(&self.stdin);
+        stdin.line.push_back(input);
+        self.next_input(&mut stdin);
+    }
+
+    /// Hands the front of the line to the holder, unless something is there already.
+    fn next_input(self: &Arc<Self>, stdin: &mut StdinLine) {
+        if stdin.busy {
+            return;
+        }
+        let Some(front) = stdin.line.front() else { return };
+        stdin.busy = true;
+        let waiter = Waiter::Stdin(self.clone());
+        match front {
+            Input::Write { key, data, done, .. } => {
+                let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
+                let (total, offset) = (data.len() as u64, *done as u64);
+                self.link.ask(waiter, |req| ToHolder::Write {
+                    req,
+                    slot: self.slot,
+                    key: *key,
+                    total,
+                    offset,
+                    data: part,
+                });
+            }
+            Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot: self.slot }),
+        }
+    }
+
+    /// The holder has dealt with the part in its hands: `done` bytes of the write have entered the child's stdin.
+    pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
+        let mut stdin = lock(&self.stdin);
+        stdin.busy = false;
+        if status == WriteStatus::Busy {
+            // Cannot happen while one part is out at a time, except right after an adoption: a part of the last server is still going in.
+            return self.next_input(&mut stdin);
+        }
+        if let Some(Input::Write { data, done: so_far, .. }) = stdin.line.front_mut()
+            && status == WriteStatus::Accepted
+        {
+            *so_far = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
+            if *so_far < data.len() {
+                return self.next_input(&mut stdin);
+            }
+        }
+        if let Some(Input::Write { reply, .. }) = stdin.line.pop_front() {
+            match status {
+                WriteStatus::Accepted => reply.write(wire::WriteStatus::Accepted),
+                WriteStatus::StdinClosed => reply.write(wire::WriteStatus::StdinClosed),
+                WriteStatus::UnknownProcess => reply.write(wire::WriteStatus::UnknownProcess),
+                WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
+            }
+        }
+        self.next_input(&mut stdin);
+    }
+
+    /// The holder has closed stdin, or said why it could not.
+    pub(crate) fn handle_stdin_closed(self: &Arc<Self>, status: wire::CloseStdinStatus) {
+        let mut stdin = lock(&self.stdin);
+        stdin.busy = false;
+        if let Some(Input::Close { reply }) = stdin.line.pop_front() {
+            reply.result(&wire::CloseStdinResult { status });
+        }
+        self.next_input(&mut stdin);
+    }
+
+    /// The holder died. Ends the leader's group, answers everything that waits, and lets readers see an end.
+    pub(crate) fn handle_holder_lost(&self) {
+        let status = self.control.status(self.slot);
+        if status.closed_seq.is_none() {
+            let exited_seq = status.exited.is_none().then_some(status.next_seq);
+            let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
+            self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Set once: the link ends once.
+            if let Some(leader) = &self.leader {
+                exec_server_holder::kill_orphans(leader, self.pid);
+            }
+        }
+        let mut stdin = lock(&self.stdin);
+        stdin.busy = false;
+        for input in stdin.line.drain(..) {
+            let (Input::Write { reply, .. } | Input::Close { reply }) = input;
+            reply.fail(&Failure::HolderLost { session: self.session.to_string() });
+        }
+        drop(stdin);
+        self.wake();
+    }
+
+    /// Since when it has been closed and the owner could have known. The time an owner is away does not count: each look without one starts
+    /// the clock again.
+    pub(crate) fn closed_since(&self, now: Instant, attached: bool) -> Option<Instant> {
+        self.status().closed_seq?;
+        let mut since = lock(&self.closed_since);
+        if since.is_none() || !attached || !self.is_taken() {
+            *since = Some(now);
+        }
+        *since
+    }
+
+    /// The owner has everything, by its own word or, for a peer that cannot say so, by what was sent.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.owner_position().seq + 1 >= self.status().next_seq
+    }
+
+    /// A cursor for a reader that has everything up to `after`.
+    pub(crate) fn cursor(&self, after: Position) -> Cursor {
+        Cursor::after_with_offset(after.seq, after.offset)
+    }
+}
+
+/// A lock whose holder panicked still protects plain data that is consistent after every statement; going on beats losing a session.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,493 @@
+//! One pushed process: a cursor on its log, and the rule for how far it may run ahead of what its reader has taken.
+//!
+//! ```text
+//!            initialized                ack (peer announced it)
+//!  new ───────────────────────▶ Acked ──────────────▶ moves the window
+//!   │     reference peer               read with waitMs, or a second read
+//!   ├─────────────────────────▶ Pushed ─────────────────────────────────▶ Polled
+//!   │     reference peer, resumed   ▲◀── held for 2 s with no read in flight ──┘
+//!   └─▶ Awaiting ── its first read, or 1 s ─┘
+//! ```
+//! Failure paths: a gap in the log is sent before the next event; a dead holder ends the feed with a made-up exit and close.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use exec_server_log::{Cause, Cursor, Event, Exit, Record, Step, Stream};
+use exec_server_protocol::{
+    SessionId, command, limits, message,
+    output::{self, EscapedId, Output},
+    process as wire,
+};
+use exec_server_rpc::Outbox;
+use tokio::time::Instant;
+
+use super::{Manners, Watch};
+use crate::process::{Dialect, Position, Process};
+
+/// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
+const POLLED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Distance between the remembered (number, offset) pairs: fine enough for windows counted in MiB, few enough to keep.
+const MARK_BYTES: u64 = 64 << 10;
+
+/// An order to push a process.
+pub(crate) struct Follow {
+    pub(crate) process: Arc<Process>,
+    pub(crate) role: Role,
+    pub(crate) start: Start,
+    pub(crate) manners: Manners,
+}
+
+/// In which capacity a connection follows a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The session's own connection: what it has not taken is kept.
+    Owner,
+    /// A further reader. With a taker's key it holds output like the owner; without one it keeps nothing and may see gaps.
+    Observer { taker: Option<u64> },
+}
+
+/// Where pushing begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start {
+    After(Position),
+    /// A resumed reference client: wait for its first read until then, else go on after the last number sent.
+    AwaitRead {
+        until: Instant,
+        sent: Position,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Awaiting {
+        until: Instant,
+    },
+    Acked {
+        taken: Position,
+    },
+    Pushed,
+    Polled {
+        base: Position,
+        held_since: Option<Instant>,
+    },
+    /// An observer that holds nothing.
+    Free,
+}
+
+pub(super) struct Feed {
+    pub(super) process: Arc<Process>,
+    pub(super) watch: Arc<Watch>,
+    /// In the pump's list of turns.
+    pub(super) has_turn: bool,
+    role: Role,
+    manners: Manners,
+    mode: Mode,
+    cursor: Cursor,
+    addressee: EscapedId,
+    sent: Position,
+    /// Positions behind `sent`, at least [`MARK_BYTES`] apart, newest last; pruned as they are taken.
+    marks: VecDeque<Position>,
+    /// Missing numbers that a peer without `gap` still has to be told one by one.
+    filling: Option<Filling>,
+    reads: u64,
+    reads_in_flight: u32,
+    /// V0 hears of the exit after the last output.
+    exit_held: Option<i32>,
+    /// Sent position at the last time output was let go.
+    let_go_at: u64,
+    /// The close was sent; nothing more will be.
+    finished: bool,
+}
+
+struct Filling {
+    next: u64,
+    to: u64,
+    gap: Option<wire::Gap>,
+}
+
+/// What a feed's turn came to.
+pub(super) enum Next {
+    More,
+    Idle,
+    Load(u64),
+}
+
+impl Feed {
+    pub(super) fn new(follow: Follow, watch: Arc<Watch>) -> Self {
+        let Follow { process, role, start, manners } = follow;
+        let (sent, awaiting) = match start {
+            Start::After(position) => (position, None),
+            Start::AwaitRead { until, sent } => (sent, Some(until)),
+        };
+        let mode = match (role, awaiting) {
+            (Role::Observer { taker: None }, _) => Mode::Free,
+            (Role::Observer { taker: Some(_) }, _) => Mode::Acked { taken: sent },
+            (Role::Owner, Some(until)) => Mode::Awaiting { until },
+            (Role::Owner, None) if manners.ack => Mode::Acked { taken: sent },
+            (Role::Owner, None) => Mode::Pushed,
+        };
+        let addressee = match role {
+            Role::Owner => EscapedId::new(&process.process_id()),
+            Role::Observer { .. } => EscapedId::with_session(&process.process_id(), &process.session_id()),
+        };
+        Self {
+            addressee,
+            cursor: process.cursor(sent),
+            process,
+            watch,
+            has_turn: false,
+            role,
+            manners,
+            mode,
+            sent,
+            marks: VecDeque::new(),
+            filling: None,
+            reads: 0,
+            reads_in_flight: 0,
+            exit_held: None,
+            let_go_at: sent.offset,
+            finished: false,
+        }
+    }
+
+    /// Nothing is left to send, and nothing that its reader may still say matters.
+    pub(super) fn is_settled(&self) -> bool {
+        self.finished
+            && match self.mode {
+                Mode::Acked { taken } => taken.seq >= self.sent.seq,
+                // A polling reader takes by its next reads.
+                Mode::Polled { .. } => false,
+                Mode::Awaiting { .. } | Mode::Pushed | Mode::Free => true,
+            }
+    }
+
+    pub(super) fn is_owner(&self) -> bool {
+        self.role == Role::Owner
+    }
+
+    /// When this feed wants to be looked at again without anything having happened.
+    pub(super) fn timer(&self) -> Option<Instant> {
+        match self.mode {
+            Mode::Awaiting { until } => Some(until),
+            Mode::Polled { held_since: Some(since), .. } if self.reads_in_flight == 0 => Some(since + POLLED_PATIENCE),
+            Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => None,
+        }
+    }
+
+    /// True where the time has changed the mode, so that the feed has a turn again.
+    pub(super) fn handle_timer(&mut self, now: Instant) -> bool {
+        if self.timer().is_none_or(|at| at > now) {
+            return false;
+        }
+        self.mode = Mode::Pushed;
+        true
+    }
+
+    /// The reader has taken everything up to `seq`. True where the window may have opened.
+    pub(super) fn handle_ack(&mut self, seq: u64) -> bool {
+        let seq = seq.min(self.sent.seq);
+        let Mode::Acked { taken } = &mut self.mode else { return false };
+        if seq <= taken.seq {
+            return false;
+        }
+        // The offset is that of the mark at or before the number: at most a mark's distance too cautious.
+        let offset = if seq == self.sent.seq {
+            self.sent.offset
+        } else {
+            let mark = self.marks.iter().rev().find(|mark| mark.seq <= seq);
+            mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset))
+        };
+        *taken = Position { seq, offset };
+        while self.marks.front().is_some_and(|mark| mark.seq < seq) {
+            self.marks.pop_front();
+        }
+        self.took(seq);
+        true
+    }
+
+    fn took(&self, seq: u64) {
+        match self.role {
+            Role::Owner => self.process.owner_took(seq),
+            Role::Observer { taker: Some(key) } => self.process.took(key, seq),
+            Role::Observer { taker: None } => {}
+        }
+    }
+
+    pub(super) fn handle_read_begun(&mut self, waits: bool) {
+        self.reads += 1;
+        self.reads_in_flight += 1;
+        let polls = waits || self.reads > 1;
+        if polls && matches!(self.mode, Mode::Pushed) {
+            let base = self.marks.front().copied().unwrap_or(self.sent);
+            self.mode = Mode::Polled { base, held_since: None };
+        }
+    }
+
+    /// A read of the owner was answered: what lay below its `after` is taken, and `last` is the last number it has now.
+    pub(super) fn handle_read_answered(&mut self, after: Position, last: Position) {
+        self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
+        match self.mode {
+            Mode::Awaiting { .. } => {
+                self.cursor = self.process.cursor(last);
+                self.sent = last;
+                self.mode = if self.reads > 1 { Mode::Polled { base: after, held_since: None } } else { Mode::Pushed };
+            }
+            Mode::Polled { base, .. } if after.seq > base.seq => {
+                self.mode = Mode::Polled { base: after, held_since: None };
+                self.took(after.seq);
+            }
+            Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => {}
+        }
+    }
+
+    /// Sends up to about `quantum` bytes of output.
+    pub(super) fn advance(&mut self, out: &mut Outbox, quantum: usize, now: Instant) -> Next {
+        let before = out.len();
+        let mut looked_again = false;
+        if self.finished {
+            return Next::Idle;
+        }
+        while out.len() - before < quantum {
+            if self.fill_gap(out) {
+                continue;
+            }
+            if self.is_held(now) {
+                return Next::Idle;
+            }
+            let process = self.process.clone();
+            let chain = process.chain();
+            match chain.read(&mut self.cursor) {
+                Step::Record(record) => {
+                    let closed = matches!(record.event, Event::Closed { .. });
+                    self.send(record, out);
+                    drop(chain);
+                    self.let_go(closed);
+                    if closed {
+                        self.finished = true;
+                        return Next::Idle;
+                    }
+                }
+                Step::Gap { from_seq, to_seq, bytes } => self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out),
+                Step::NeedsLoad(segment) => return Next::Load(segment),
+                Step::End | Step::Damaged(_) => {
+                    drop(chain);
+                    if process.lost().is_some() {
+                        self.send_lost_end(out);
+                        self.finished = true;
+                        return Next::Idle;
+                    }
+                    // A number beyond the cursor with no record in the chain: its segment is on the way and will ring.
+                    if looked_again || !process.arm(self.cursor.next_seq()) {
+                        return Next::Idle;
+                    }
+                    looked_again = true;
+                    continue;
+                }
+            }
+            looked_again = false;
+        }
+        Next::More
+    }
+
+    fn is_held(&mut self, now: Instant) -> bool {
+        match &mut self.mode {
+            Mode::Awaiting { .. } => true,
+            Mode::Acked { taken } => self.sent.offset.saturating_sub(taken.offset) >= self.manners.ack_window_bytes,
+            Mode::Pushed | Mode::Free => false,
+            Mode::Polled { base, held_since } => {
+                let held = self.sent.offset.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
+                *held_since = held.then(|| held_since.unwrap_or(now));
+                held
+            }
+        }
+    }
+
+    /// Lets go of what counts as taken by having been sent, a mark at a time.
+    fn let_go(&mut self, closed: bool) {
+        if self.mode != Mode::Pushed || (!closed && self.sent.offset < self.let_go_at + MARK_BYTES) {
+            return;
+        }
+        self.let_go_at = self.sent.offset;
+        let mut taken = None;
+        while let Some(mark) = self.marks.front()
+            && mark.offset + limits::UNREAD_BYTES <= self.sent.offset
+        {
+            taken = self.marks.pop_front();
+        }
+        if let Some(mark) = taken {
+            self.took(mark.seq);
+        }
+    }
+
+    fn send(&mut self, record: Record<'_>, out: &mut Outbox) {
+        match (record.event, self.process.meta.dialect) {
+            (Event::Output { stream, bytes }, Dialect::Process) => {
+                let chunk = Output {
+                    seq: record.seq,
+                    stream: wire_stream(stream),
+                    offset: Some(record.offset),
+                    gap: None,
+                    bytes,
+                };
+                out.message(output::output_len(&self.addressee, &chunk), |buf| {
+                    output::encode_output(buf, &self.addressee, &chunk)
+                });
+            }
+            (Event::Output { stream, bytes }, Dialect::Command) => {
+                let stream = if stream == Stream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };
+                out.message(bytes.len() * 4 / 3 + 128, |buf| {
+                    output::encode_output_delta(buf, &self.addressee, stream, bytes)
+                });
+            }
+            (Event::Exited(exit), Dialect::Process) => self.send_exited(record.seq, Some(exit), out),
+            (Event::Exited(exit), Dialect::Command) => self.exit_held = Some(exit.code),
+            (Event::Closed { written, dropped }, Dialect::Process) => {
+                self.send_closed(record.seq, written, dropped, out)
+            }
+            (Event::Closed { .. }, Dialect::Command) => self.send_command_exited(out),
+        }
+        let bytes = if let Event::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
+        self.sent = Position { seq: record.seq, offset: record.offset + bytes };
+        if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + MARK_BYTES) {
+            self.marks.push_back(self.sent);
+        }
+    }
+
+    fn send_exited(&self, seq: u64, exit: Option<Exit>, out: &mut Outbox) {
+        let params = exited_params(&self.process, self.session_key(), seq, exit);
+        out.message(256, |buf| message::encode_notification(buf, "process/exited", &params));
+    }
+
+    fn send_closed(&self, seq: u64, written: u64, dropped: u64, out: &mut Outbox) {
+        let params = wire::ClosedParams {
+            process_id: self.process.process_id(),
+            session_id: self.session_key(),
+            seq,
+            output_bytes: Some(written),
+            dropped_bytes: Some(dropped),
+        };
+        out.message(160, |buf| message::encode_notification(buf, "process/closed", &params));
+    }
+
+    fn send_command_exited(&mut self, out: &mut Outbox) {
+        let params = command::ExitedParams {
+            process_id: self.process.process_id(),
+            exit_code: self.exit_held.take().unwrap_or(-1),
+        };
+        out.message(160, |buf| message::encode_notification(buf, "command/exec/exited", &params));
+    }
+
+    /// The holder is gone: the peer hears an end all the same, with a cause that says so.
+    fn send_lost_end(&mut self, out: &mut Outbox) {
+        let Some(lost) = self.process.lost() else { return };
+        if self.process.meta.dialect == Dialect::Command {
+            return self.send_command_exited(out);
+        }
+        if let Some(seq) = lost.exited_seq {
+            self.send_exited(seq, None, out);
+        }
+        let status = self.process.status();
+        self.send_closed(lost.closed_seq, status.written, status.dropped, out);
+        self.sent.seq = lost.closed_seq;
+    }
+
+    fn session_key(&self) -> Option<SessionId> {
+        (self.role != Role::Owner).then(|| self.process.session_id())
+    }
+
+    fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
+        self.sent.seq = gap.to_seq;
+        self.sent.offset += gap.bytes;
+        if self.process.meta.dialect == Dialect::Command {
+            return; // V0 has no numbers and no word for it.
+        }
+        if self.manners.gap {
+            let params = wire::GapParams { process_id: self.process.process_id(), session_id: self.session_key(), gap };
+            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
+        } else {
+            self.filling = Some(Filling { next: gap.from_seq, to: gap.to_seq, gap: Some(gap) });
+        }
+    }
+
+    /// One missing number for a peer that would stall at a jump. False when none is left.
+    fn fill_gap(&mut self, out: &mut Outbox) -> bool {
+        let Some(filling) = &mut self.filling else { return false };
+        let seq = filling.next;
+        let gap = filling.gap.take();
+        filling.next += 1;
+        if filling.next > filling.to {
+            self.filling = None;
+        }
+        // The exit is known even where its record is gone, and a client waits for it.
+        match self.process.status().exited {
+            Some((exited_seq, exit)) if exited_seq == seq => self.send_exited(seq, Some(exit), out),
+            _ => {
+                let stream = if self.process.meta.tty { wire::Stream::Pty } else { wire::Stream::Stdout };
+                let missing = Output { seq, stream, offset: None, gap, bytes: &[] };
+                out.message(192, |buf| output::encode_output(buf, &self.addressee, &missing));
+            }
+        }
+        true
+    }
+
+    /// Leaves the process: the owner's position stays for the next connection, a taker goes.
+    pub(super) fn end(self) {
+        self.process.unwatch(&self.watch);
+        match self.role {
+            Role::Owner => self.process.set_owner_position(self.resume_position()),
+            Role::Observer { taker: Some(key) } => self.process.remove_taker(key),
+            Role::Observer { taker: None } => {}
+        }
+    }
+
+    /// Where a resumed connection goes on: after what was acknowledged, or after what was sent.
+    fn resume_position(&self) -> Position {
+        let Mode::Acked { taken } = self.mode else { return self.sent };
+        // The offset of an acknowledged number may be a mark's distance too low; the next record tells it exactly.
+        let mut cursor = Cursor::after(taken.seq);
+        let offset = match self.process.chain().read(&mut cursor) {
+            Step::Record(record) => record.offset,
+            Step::End if taken.seq == self.sent.seq => self.sent.offset,
+            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => taken.offset,
+        };
+        Position { seq: taken.seq, offset }
+    }
+}
+
+pub(super) fn wire_stream(stream: Stream) -> wire::Stream {
+    match stream {
+        Stream::Stdout => wire::Stream::Stdout,
+        Stream::Stderr => wire::Stream::Stderr,
+        Stream::Pty => wire::Stream::Pty,
+    }
+}
+
+/// The words of `process/exited`; without an exit the holder died and nobody knows.
+fn exited_params(process: &Process, session_id: Option<SessionId>, seq: u64, exit: Option<Exit>) -> wire::ExitedParams {
+    wire::ExitedParams {
+        process_id: process.process_id(),
+        session_id,
+        seq,
+        exit_code: exit.map_or(-1, |exit| exit.code),
+        sandbox_denied: Some(false),
+        signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
+        cause: Some(exit.map_or(wire::Cause::Lost, |exit| wire_cause(exit.cause))),
+        usage: exit.map(|exit| wire::Usage {
+            user_ms: exit.user_ms,
+            system_ms: exit.system_ms,
+            max_rss_bytes: exit.max_rss_bytes,
+        }),
+    }
+}
+
+pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
+    match cause {
+        Cause::Exit => wire::Cause::Exit,
+        Cause::Signal => wire::Cause::Signal,
+        Cause::Timeout => wire::Cause::Timeout,
+        Cause::IdleTimeout => wire::Cause::IdleTimeout,
+        Cause::Terminated => wire::Cause::Terminated,
+        Cause::OutOfMemory => wire::Cause::Oom,
+    }
+}

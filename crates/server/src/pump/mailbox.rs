@@ -1,0 +1,223 @@
+//! What others leave for a connection's pump: answers, orders, and bells that say a log has grown.
+//!
+//! Bounds: answers by the requests a connection may have in flight, and the connection stops reading at [`limits::ANSWERS_WAITING_BYTES`];
+//! orders likewise; a bell is in the queue at most once per feed or read.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use exec_server_protocol::{command, limits, message, message::RequestId, process as wire};
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use super::{feed::Follow, read::ReadOrder};
+use crate::{
+    error::Failure,
+    process::{Dialect, Process, lock},
+};
+
+/// The pump's inbox. Everybody who wants something sent holds a clone.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    mail: Mutex<Mail>,
+    pub(super) bell: Notify,
+    /// Told whenever answers have left, for a connection that paused reading.
+    drained: Notify,
+    /// Bytes of requests that wait for their turn (writes to a full stdin), shared by all of this connection.
+    parked: AtomicUsize,
+    /// The pump is writing to the socket: a silent peer may just be slow.
+    pub(super) flushing: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Mail {
+    pub(super) answers: VecDeque<Vec<u8>>,
+    answer_bytes: usize,
+    pub(super) pongs: VecDeque<Bytes>,
+    pub(super) orders: VecDeque<Order>,
+    /// Keys of feeds and reads whose log has grown.
+    pub(super) ready: VecDeque<u64>,
+    pub(super) ping: bool,
+    pub(super) close: Option<(u16, &'static str)>,
+}
+
+/// What the pump is asked to do, in order.
+pub(crate) enum Order {
+    /// Push the events of a process from now on.
+    Follow(Follow),
+    /// Stop pushing a process of another session.
+    Unfollow { session: Arc<str>, process: String },
+    /// The peer has taken everything up to `seq`.
+    Ack { session: Arc<str>, process: String, seq: u64 },
+    /// Answer a `process/read`, now or when there is something.
+    Read(ReadOrder),
+    /// The session belongs to another connection now: end every push and fail every read of it.
+    Superseded { session: Arc<str> },
+}
+
+/// Pongs a peer may have waiting; more than that is a flood, and the oldest go.
+const PONGS_WAITING: usize = 16;
+
+impl Mailbox {
+    pub(crate) fn answer(&self, message: Vec<u8>) {
+        let mut mail = lock(&self.mail);
+        mail.answer_bytes += message.len();
+        mail.answers.push_back(message);
+        drop(mail);
+        self.bell.notify_one();
+    }
+
+    pub(crate) fn order(&self, order: Order) {
+        lock(&self.mail).orders.push_back(order);
+        self.bell.notify_one();
+    }
+
+    pub(crate) fn pong(&self, payload: Bytes) {
+        let mut mail = lock(&self.mail);
+        mail.pongs.push_back(payload);
+        if mail.pongs.len() > PONGS_WAITING {
+            mail.pongs.pop_front();
+        }
+        drop(mail);
+        self.bell.notify_one();
+    }
+
+    pub(crate) fn ping(&self) {
+        lock(&self.mail).ping = true;
+        self.bell.notify_one();
+    }
+
+    /// Sends what is queued, then a close frame, then ends the pump. The first reason stays.
+    pub(crate) fn close(&self, code: u16, reason: &'static str) {
+        lock(&self.mail).close.get_or_insert((code, reason));
+        self.bell.notify_one();
+    }
+
+    fn ready(&self, key: u64) {
+        lock(&self.mail).ready.push_back(key);
+        self.bell.notify_one();
+    }
+
+    pub(super) fn take(&self) -> Mail {
+        let mail = std::mem::take(&mut *lock(&self.mail));
+        if mail.answer_bytes > 0 {
+            self.drained.notify_one();
+        }
+        mail
+    }
+
+    /// Waits until the peer has taken enough answers. A peer that asks and never reads stops being read.
+    pub(crate) async fn room_for_answers(&self) {
+        loop {
+            let drained = self.drained.notified();
+            {
+                let mail = lock(&self.mail);
+                if mail.answer_bytes < limits::ANSWERS_WAITING_BYTES && mail.answers.len() < limits::ANSWERS_WAITING {
+                    return;
+                }
+            }
+            drained.await;
+        }
+    }
+
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.flushing.load(Ordering::Relaxed)
+    }
+}
+
+/// One reader's bell on a process: rung when the log grew, in the mailbox at most once.
+pub(crate) struct Watch {
+    key: u64,
+    mailbox: Arc<Mailbox>,
+    queued: AtomicBool,
+}
+
+impl Watch {
+    pub(crate) fn new(key: u64, mailbox: Arc<Mailbox>) -> Arc<Self> {
+        Arc::new(Self { key, mailbox, queued: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn ring(&self) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.mailbox.ready(self.key);
+        }
+    }
+
+    /// Called before the log is looked at, so that what comes after the look rings again.
+    pub(crate) fn heard(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+}
+
+/// The way back for one request: where its answer goes. Every request ends in exactly one of its methods.
+pub(crate) struct Reply {
+    pub(crate) id: RequestId,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) dialect: Dialect,
+    parked: usize,
+}
+
+impl Reply {
+    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, dialect: Dialect) -> Self {
+        Self { id, mailbox, dialect, parked: 0 }
+    }
+
+    /// Counts `bytes` as waiting until this request is answered; refused beyond the connection's bound.
+    pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
+        let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
+        self.parked = bytes;
+        if before + bytes > limits::PARKED_BYTES {
+            return Err((self, Failure::Overloaded { what: "input that its process has not taken" }));
+        }
+        Ok(self)
+    }
+
+    pub(crate) fn result(self, result: &impl Serialize) {
+        let mut message = Vec::new();
+        message::encode_result(&mut message, &self.id, result);
+        self.mailbox.answer(message);
+    }
+
+    pub(crate) fn fail(self, failure: &Failure) {
+        let mut message = Vec::new();
+        encode_failure(&mut message, &self.id, failure);
+        self.mailbox.answer(message);
+    }
+
+    /// Answers a start in the words of the generation that asked.
+    pub(crate) fn started(self, process: &Process) {
+        match self.dialect {
+            Dialect::Process => self.result(&wire::StartResult::started(process.process_id(), process.pid)),
+            Dialect::Command => self.result(&command::ExecResult::started(process.process_id(), Some(process.pid))),
+        }
+    }
+
+    /// Answers a write in the words of the generation that asked.
+    pub(crate) fn write(self, status: wire::WriteStatus) {
+        match (self.dialect, status) {
+            (Dialect::Process, status) => self.result(&wire::WriteResult { status }),
+            (Dialect::Command, wire::WriteStatus::Accepted) => self.result(&command::WriteResult { accepted: true }),
+            (Dialect::Command, wire::WriteStatus::StdinClosed) => self.fail(&Failure::NoStdin { id: String::new() }),
+            (Dialect::Command, wire::WriteStatus::UnknownProcess | wire::WriteStatus::Starting) => {
+                self.fail(&Failure::UnknownProcess { id: String::new() });
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.mailbox.parked.fetch_sub(self.parked, Ordering::Relaxed);
+    }
+}
+
+/// Writes an error answer: code and text for every peer, the stable kind for those that branch on it.
+pub(crate) fn encode_failure(out: &mut Vec<u8>, id: &RequestId, failure: &Failure) {
+    message::encode_error(out, id, failure.code(), failure.kind(), &failure.to_string());
+}

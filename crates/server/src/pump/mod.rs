@@ -1,0 +1,346 @@
+//! A connection's one sender. It owns the write half, the cursors of everything that is pushed, and the reads that wait.
+//!
+//! Order of sending: pongs and answers first, then reads that can be answered, then the feeds in deficit round robin, and only while
+//! the batch has room; the batch is flushed once, and the next one is filled when the socket has taken it. So output waits in the log,
+//! never in a queue here, and neither an answer nor a quiet process waits behind a noisy one for more than one batch.
+
+mod feed;
+mod mailbox;
+mod read;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use exec_server_rpc::{Framing, Outbox};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    task::JoinSet,
+    time::Instant,
+};
+
+use self::{
+    feed::{Feed, Next},
+    read::{Outcome, ReadJob},
+};
+pub(crate) use self::{
+    feed::{Follow, Role, Start, wire_cause},
+    mailbox::{Mailbox, Order, Reply, Watch, encode_failure},
+    read::ReadOrder,
+};
+use crate::{error::Failure, process::Process};
+
+/// A batch is flushed at this size: large enough to keep a fast socket busy, small enough that an answer waits little behind it.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// What one process may send before it is the next one's turn.
+const QUANTUM_BYTES: usize = 64 << 10;
+
+/// How long a closing connection may take to accept what is still queued.
+const CLOSE_FLUSH: Duration = Duration::from_secs(5);
+
+/// What the peer said it understands, and the bounds in force for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manners {
+    pub(crate) ack: bool,
+    pub(crate) gap: bool,
+    pub(crate) ack_window_bytes: u64,
+}
+
+pub(crate) struct Pump {
+    mailbox: Arc<Mailbox>,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    outbox: Outbox,
+    feeds: BTreeMap<u64, Feed>,
+    /// Feeds with something to send, in the order of their turns.
+    turns: VecDeque<u64>,
+    reads: BTreeMap<u64, ReadJob>,
+    next_key: u64,
+    /// Disk segments on their way into memory.
+    loads: JoinSet<()>,
+    close: Option<(u16, &'static str)>,
+}
+
+impl Pump {
+    pub(crate) fn new(framing: Framing, writer: Box<dyn AsyncWrite + Send + Unpin>, mailbox: Arc<Mailbox>) -> Self {
+        Self {
+            mailbox,
+            writer,
+            outbox: Outbox::new(framing),
+            feeds: BTreeMap::new(),
+            turns: VecDeque::new(),
+            reads: BTreeMap::new(),
+            next_key: 0,
+            loads: JoinSet::new(),
+            close: None,
+        }
+    }
+
+    /// Sends until the socket fails or a close was asked for.
+    pub(crate) async fn run(mut self) -> io::Result<()> {
+        loop {
+            self.fill(Instant::now());
+            if !self.outbox.is_empty() {
+                self.mailbox.flushing.store(true, Ordering::Relaxed);
+                let flushed = match self.close {
+                    None => self.outbox.flush_to(&mut self.writer).await,
+                    Some(_) => self.flush_last().await,
+                };
+                self.mailbox.flushing.store(false, Ordering::Relaxed);
+                flushed?;
+                if self.close.is_none() {
+                    continue;
+                }
+            }
+            if self.close.is_some() {
+                return self.writer.shutdown().await;
+            }
+            self.wait().await;
+        }
+    }
+
+    /// A peer that is told goodbye does not keep us for ever.
+    async fn flush_last(&mut self) -> io::Result<()> {
+        tokio::time::timeout(CLOSE_FLUSH, self.outbox.flush_to(&mut self.writer)).await.map_err(io::Error::from)?
+    }
+
+    /// All three branches are cancel safe: a permit, a timer, a join.
+    async fn wait(&mut self) {
+        let next_timer =
+            self.feeds.values().filter_map(Feed::timer).chain(self.reads.values().filter_map(|job| job.deadline)).min();
+        let timer = async {
+            match next_timer {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.mailbox.bell.notified() => {}
+            () = timer => {}
+            Some(_) = self.loads.join_next() => {}
+        }
+    }
+
+    /// Takes the mail and fills the batch.
+    fn fill(&mut self, now: Instant) {
+        let mail = self.mailbox.take();
+        if mail.ping {
+            self.outbox.ping(&[]);
+        }
+        for payload in mail.pongs {
+            self.outbox.pong(&payload);
+        }
+        for answer in mail.answers {
+            self.outbox.message(answer.len(), |buf| buf.extend_from_slice(&answer));
+        }
+        for order in mail.orders {
+            self.obey(order, now);
+        }
+        for key in mail.ready {
+            self.heard(key, now);
+        }
+        self.run_timers(now);
+        while self.outbox.len() < BATCH_BYTES
+            && let Some(key) = self.turns.pop_front()
+        {
+            self.take_turn(key, now);
+        }
+        if let Some((code, reason)) = mail.close
+            && self.close.is_none()
+        {
+            self.close = Some((code, reason));
+            self.outbox.close(code, reason);
+        }
+    }
+
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Follow(follow) => self.follow(follow),
+            Order::Unfollow { session, process } => {
+                if let Some(key) = self.feed_key(&session, &process) {
+                    self.drop_feed(key);
+                }
+            }
+            Order::Ack { session, process, seq } => {
+                if let Some(key) = self.feed_key(&session, &process)
+                    && let Some(feed) = self.feeds.get_mut(&key)
+                    && feed.handle_ack(seq)
+                {
+                    self.give_turn(key);
+                    self.drop_if_settled(key);
+                }
+            }
+            Order::Read(order) => self.read(order, now),
+            Order::Superseded { session } => self.superseded(&session),
+        }
+    }
+
+    fn follow(&mut self, follow: Follow) {
+        if let Some(old) = self.feed_key(&follow.process.session, follow.process.id()) {
+            // A process that started while its session was being resumed is ordered twice; the feed that runs has the truer position.
+            let same = self.feeds.get(&old).is_some_and(|feed| Arc::ptr_eq(&feed.process, &follow.process));
+            if same && follow.role == Role::Owner {
+                return;
+            }
+            // A second subscription replaces the first: the caller names where it wants to go on.
+            self.drop_feed(old);
+        }
+        let key = self.key();
+        let watch = Watch::new(key, self.mailbox.clone());
+        follow.process.watch(watch.clone());
+        self.feeds.insert(key, Feed::new(follow, watch));
+        self.give_turn(key);
+    }
+
+    fn key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    fn feed_key(&self, session: &str, process: &str) -> Option<u64> {
+        let found =
+            self.feeds.iter().find(|(_, feed)| feed.process.id() == process && &*feed.process.session == session);
+        found.map(|(key, _)| *key)
+    }
+
+    fn give_turn(&mut self, key: u64) {
+        if let Some(feed) = self.feeds.get_mut(&key)
+            && !feed.has_turn
+        {
+            feed.has_turn = true;
+            self.turns.push_back(key);
+        }
+    }
+
+    fn heard(&mut self, key: u64, now: Instant) {
+        if let Some(feed) = self.feeds.get(&key) {
+            feed.watch.heard();
+            self.give_turn(key);
+        } else if let Some(job) = self.reads.remove(&key) {
+            job.watch.heard();
+            self.try_read(job, key, now);
+        }
+    }
+
+    fn take_turn(&mut self, key: u64, now: Instant) {
+        let Some(feed) = self.feeds.get_mut(&key) else { return };
+        feed.has_turn = false;
+        match feed.advance(&mut self.outbox, QUANTUM_BYTES, now) {
+            Next::More => self.give_turn(key),
+            Next::Idle => {}
+            Next::Load(segment) => {
+                let process = feed.process.clone();
+                self.load(process, segment);
+            }
+        }
+        self.drop_if_settled(key);
+    }
+
+    fn drop_if_settled(&mut self, key: u64) {
+        if self.feeds.get(&key).is_some_and(Feed::is_settled) {
+            self.drop_feed(key);
+        }
+    }
+
+    fn load(&mut self, process: Arc<Process>, segment: u64) {
+        self.loads.spawn_blocking(move || process.load(segment));
+    }
+
+    fn drop_feed(&mut self, key: u64) {
+        if let Some(feed) = self.feeds.remove(&key) {
+            feed.end();
+        }
+    }
+
+    fn run_timers(&mut self, now: Instant) {
+        let due: Vec<u64> =
+            self.feeds.iter_mut().filter_map(|(key, feed)| feed.handle_timer(now).then_some(*key)).collect();
+        due.into_iter().for_each(|key| self.give_turn(key));
+        let due: Vec<u64> = self
+            .reads
+            .iter()
+            .filter(|(_, job)| job.deadline.is_some_and(|at| at <= now))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in due {
+            if let Some(job) = self.reads.remove(&key) {
+                self.try_read(job, key, now);
+            }
+        }
+    }
+
+    fn read(&mut self, order: ReadOrder, now: Instant) {
+        if self.reads.len() >= exec_server_protocol::limits::READS_WAITING {
+            return order.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
+        }
+        if order.own
+            && let Some(feed) =
+                self.feed_key(&order.process.session, order.process.id()).and_then(|key| self.feeds.get_mut(&key))
+        {
+            feed.handle_read_begun(order.waits());
+        }
+        let key = self.key();
+        let watch = Watch::new(key, self.mailbox.clone());
+        order.process.watch(watch.clone());
+        self.try_read(ReadJob::new(order, watch, now), key, now);
+    }
+
+    /// Answers a read if it can be answered now, else keeps it.
+    fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
+        match job.attempt(&mut self.outbox, now) {
+            Outcome::Answered(last) => {
+                job.process.unwatch(&job.watch);
+                if let Some(feed_key) = self.feed_key(&job.process.session, job.process.id())
+                    && let Some(feed) = self.feeds.get_mut(&feed_key)
+                    && job.own
+                {
+                    feed.handle_read_answered(job.after, last);
+                    self.give_turn(feed_key);
+                }
+            }
+            Outcome::Wait => {
+                self.reads.insert(key, job);
+            }
+            Outcome::Load(segment) => {
+                self.load(job.process.clone(), segment);
+                self.reads.insert(key, job);
+            }
+        }
+    }
+
+    fn superseded(&mut self, session: &str) {
+        let feeds: Vec<u64> = self
+            .feeds
+            .iter()
+            .filter(|(_, feed)| feed.is_owner() && &*feed.process.session == session)
+            .map(|(key, _)| *key)
+            .collect();
+        feeds.into_iter().for_each(|key| self.drop_feed(key));
+        let reads: Vec<u64> = self
+            .reads
+            .iter()
+            .filter(|(_, job)| job.own && &*job.process.session == session)
+            .map(|(key, _)| *key)
+            .collect();
+        for job in reads.into_iter().filter_map(|key| self.reads.remove(&key)) {
+            job.process.unwatch(&job.watch);
+            self.outbox.message(128, |buf| encode_failure(buf, &job.reply_id(), &Failure::Superseded));
+        }
+    }
+}
+
+impl Drop for Pump {
+    /// Also when the task is aborted: positions are kept for the next connection, and no bell is left on a process.
+    fn drop(&mut self) {
+        for feed in std::mem::take(&mut self.feeds).into_values() {
+            feed.end();
+        }
+        for job in std::mem::take(&mut self.reads).into_values() {
+            job.process.unwatch(&job.watch);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A `process/read`: a cursor job like a feed, answered once, encoded when it is sent.
+//!
+//! The flags and `nextSeq` come from one look at the state, taken before the log is read, so that an answer never says `closed` while it
+//! leaves something out that it did not say was cut.
+
+use std::{sync::Arc, time::Duration};
+
+use exec_server_log::{Cursor, Event, Status, Step};
+use exec_server_protocol::{limits, message, message::RequestId, output::ReadEncoder, process as wire};
+use exec_server_rpc::Outbox;
+use tokio::time::Instant;
+
+use super::{Reply, Watch, feed::wire_stream};
+use crate::process::{Position, Process};
+
+/// A read as it was asked for.
+pub(crate) struct ReadOrder {
+    pub(crate) reply: Reply,
+    pub(crate) process: Arc<Process>,
+    pub(crate) after_seq: u64,
+    pub(crate) max_bytes: Option<u64>,
+    pub(crate) wait: Duration,
+    /// Of the connection's own session: it moves the owner's cursor.
+    pub(crate) own: bool,
+}
+
+impl ReadOrder {
+    pub(super) fn waits(&self) -> bool {
+        !self.wait.is_zero()
+    }
+}
+
+pub(super) struct ReadJob {
+    reply: Reply,
+    pub(super) process: Arc<Process>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) own: bool,
+    /// What the reader has already, as far as it said.
+    pub(super) after: Position,
+    cursor: Cursor,
+    max_bytes: Option<u64>,
+}
+
+/// What became of an attempt to answer.
+pub(super) enum Outcome {
+    /// Answered; the reader now has everything up to there.
+    Answered(Position),
+    Wait,
+    /// The next record is on disk.
+    Load(u64),
+}
+
+/// What one pass over the log found.
+enum Look {
+    Something,
+    Nothing,
+    Load(u64),
+}
+
+impl ReadJob {
+    pub(super) fn new(order: ReadOrder, watch: Arc<Watch>, now: Instant) -> Self {
+        let deadline = order.waits().then(|| now + order.wait.min(limits::READ_WAIT));
+        let known = order.process.owner_position();
+        // The usual poller asks for what follows its last answer: there the offset is known, and a gap can be told to the byte.
+        let cursor = match order.after_seq {
+            0 => Cursor::start(),
+            seq if seq == known.seq => order.process.cursor(known),
+            seq => Cursor::after(seq),
+        };
+        Self {
+            after: Position { seq: order.after_seq, offset: cursor.offset().unwrap_or(0) },
+            reply: order.reply,
+            process: order.process,
+            watch,
+            deadline,
+            own: order.own,
+            cursor,
+            max_bytes: order.max_bytes,
+        }
+    }
+
+    pub(super) fn reply_id(&self) -> RequestId {
+        self.reply.id.clone()
+    }
+
+    /// Answers into `out` if there is something to say or the time is over.
+    pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> Outcome {
+        // Two looks: the second after arming, so that nothing slips between the look and the sleep.
+        for _ in 0..2 {
+            let status = self.process.status();
+            let exit_news = status.exited.is_some() && self.after.seq + 1 < status.next_seq;
+            let look = self.look();
+            let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
+            match look {
+                Look::Load(segment) => return Outcome::Load(segment),
+                Look::Nothing if !(status.closed_seq.is_some() || exit_news || elapsed) => {}
+                Look::Something | Look::Nothing => return Outcome::Answered(self.answer(out, &status)),
+            }
+            if !self.process.arm(status.next_seq) {
+                break;
+            }
+        }
+        Outcome::Wait
+    }
+
+    /// Is there output (or the news that some is gone) after the cursor? The cursor stays where the answer begins.
+    fn look(&mut self) -> Look {
+        let chain = self.process.chain();
+        let mut probe = self.cursor;
+        loop {
+            match chain.read(&mut probe) {
+                Step::Record(record) => match record.event {
+                    Event::Output { .. } => return Look::Something,
+                    // Exit and close are told by flags. Passing them for good keeps the next look short.
+                    Event::Exited(_) | Event::Closed { .. } => self.cursor = probe,
+                },
+                Step::Gap { .. } => return Look::Something,
+                Step::End | Step::Damaged(_) => return Look::Nothing,
+                Step::NeedsLoad(segment) => return Look::Load(segment),
+            }
+        }
+    }
+
+    fn answer(&mut self, out: &mut Outbox, status: &Status) -> Position {
+        let process = self.process.clone();
+        let mut last = Position { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
+        let hint = self.process.chain().peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
+        out.message(hint, |buf| {
+            message::begin_result(buf, &self.reply.id);
+            let mut encoder = ReadEncoder::begin(buf);
+            let mut taken = Taken::default();
+            let chain = process.chain();
+            while taken.has_room(self.max_bytes) {
+                let next = chain.peek_len(&self.cursor).map(|len| len as u64);
+                if next.is_some_and(|len| taken.would_exceed(len, self.max_bytes)) {
+                    break;
+                }
+                let before = self.cursor;
+                match chain.read(&mut self.cursor) {
+                    Step::Record(record) if record.seq >= status.next_seq => {
+                        // Newer than the look at the state: the next read's business.
+                        self.cursor = before;
+                        taken.all = true;
+                        break;
+                    }
+                    Step::Record(record) => {
+                        if let Event::Output { stream, bytes } = record.event {
+                            encoder.push(buf, record.seq, wire_stream(stream), bytes);
+                            taken.count += 1;
+                            taken.bytes += bytes.len() as u64;
+                            taken.last_chunk = record.seq;
+                        }
+                    }
+                    Step::Gap { from_seq, to_seq, bytes } if taken.count == 0 && taken.gap.is_none() => {
+                        taken.gap = Some(wire::Gap { from_seq, to_seq, bytes });
+                    }
+                    // A second gap, or data after a gap inside the answer: left for the next read, which says so first.
+                    Step::Gap { .. } => {
+                        self.cursor = before;
+                        break;
+                    }
+                    Step::End | Step::Damaged(_) => {
+                        taken.all = self.cursor.next_seq() >= status.next_seq || process.lost().is_some();
+                        break;
+                    }
+                    Step::NeedsLoad(_) => break,
+                }
+            }
+            let first_seq = chain.first().map_or(status.first_seq, |(seq, _)| seq);
+            drop(chain);
+            let end = self.end(status, &taken, first_seq);
+            last = Position { seq: end.next_seq - 1, offset: self.cursor.offset().unwrap_or(last.offset) };
+            encoder.finish(buf, &end);
+            message::end_result(buf);
+        });
+        last
+    }
+
+    /// `nextSeq` and flags by the rules of H; where our own cap (or a disk read to come) cut the answer, it says that there is more.
+    fn end(&self, status: &Status, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
+        let cut_by_us = !taken.all && !taken.full(self.max_bytes);
+        let next_seq = if cut_by_us || (self.max_bytes.is_some() && taken.count > 0) {
+            if taken.count > 0 { taken.last_chunk + 1 } else { self.cursor.next_seq() }
+        } else {
+            status.next_seq
+        };
+        let lost = self.process.lost();
+        let (_, exit) = status.exited.unzip();
+        wire::ReadEnd {
+            next_seq,
+            exited: !cut_by_us && (exit.is_some() || lost.is_some()),
+            exit_code: exit.filter(|_| !cut_by_us).map(|exit| exit.code),
+            closed: !cut_by_us && status.closed_seq.is_some(),
+            failure: lost
+                .map(|_| "the holder of this process is gone; what it had written is complete up to here".to_owned()),
+            sandbox_denied: false,
+            first_seq,
+            gap: taken.gap,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Taken {
+    count: usize,
+    bytes: u64,
+    last_chunk: u64,
+    gap: Option<wire::Gap>,
+    /// Everything up to the looked-at state is in the answer.
+    all: bool,
+}
+
+impl Taken {
+    fn has_room(&self, max_bytes: Option<u64>) -> bool {
+        self.count == 0 || (!self.full(max_bytes) && self.bytes < limits::READ_BYTES as u64)
+    }
+
+    /// The reader's own limit is reached.
+    fn full(&self, max_bytes: Option<u64>) -> bool {
+        self.count > 0 && max_bytes.is_some_and(|max| self.bytes >= max)
+    }
+
+    /// At least one chunk is returned, whatever the limits.
+    fn would_exceed(&self, len: u64, max_bytes: Option<u64>) -> bool {
+        self.count > 0 && self.bytes + len > max_bytes.unwrap_or(u64::MAX).min(limits::READ_BYTES as u64)
+    }
+}

@@ -1,0 +1,509 @@
+//! A session: what a client comes back to. Owns the table of processes and says which connection may act on it.
+//!
+//! ```text
+//!            attach                    detach                  time-to-live over
+//!  created ─────────▶ attached(epoch) ─────────▶ detached(since) ─────────────▶ expired
+//!                        │   ▲  takeover: epoch + 1, the old connection is closed
+//!                        └───┘
+//! ```
+//! With a holder the clock of the detached session runs there, so that it also runs while no server does; a session without processes has
+//! no holder yet, and its clock runs here. Failure path: a lost holder leaves a session whose processes are over and can still be read.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use exec_server_holder::wire::{StartSpec, TTL_NONE, ToHolder};
+use exec_server_protocol::limits;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::Semaphore, time::Instant};
+
+use crate::{
+    connection::Peer,
+    core::{Core, Principal},
+    error::Failure,
+    link::{Link, Waiter},
+    process::{Meta, Process, lock},
+    pump::{Follow, Manners, Order, Reply, Role, Start},
+};
+
+/// A session of one principal. Survives its connections and, through its holder, the server.
+pub struct Session {
+    pub(crate) id: Arc<str>,
+    pub(crate) principal: Principal,
+    core: Weak<Core>,
+    state: Mutex<State>,
+    /// Held while the holder is being made, so that it is made once and starts keep their order.
+    opening: tokio::sync::Mutex<()>,
+}
+
+struct State {
+    attached: Option<Arc<Peer>>,
+    /// Counts attachments; a connection with an older number changes nothing any more.
+    epoch: u64,
+    detached_since: Option<Instant>,
+    /// Time without a connection after which the session ends; `None` = never.
+    ttl: Option<Duration>,
+    /// The last attached client announced nothing: ids are free again 30 s after `closed`.
+    reference: bool,
+    processes: BTreeMap<String, Entry>,
+    /// The holder's names; also holds processes that were terminated while they started and have no name any more.
+    by_slot: BTreeMap<u32, Arc<Process>>,
+    link: Option<Arc<Link>>,
+    /// The session is over; what still comes from its holder is expected.
+    over: bool,
+}
+
+enum Entry {
+    /// Reserved; closed when the start is decided either way.
+    Starting(Arc<Semaphore>),
+    Live(Arc<Process>),
+}
+
+/// What a restarted server must know of a session; kept by its holder, or in a file while it has none.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SessionRecord {
+    pub(crate) principal: String,
+    /// Absent = never expires.
+    pub(crate) ttl_ms: Option<u64>,
+    #[serde(default)]
+    pub(crate) reference: bool,
+}
+
+/// What a connection brings when it attaches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attachment {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) reference: bool,
+}
+
+/// What is known under a process id.
+pub(crate) enum Lookup {
+    Live(Arc<Process>),
+    Starting(Arc<Semaphore>),
+    Unknown,
+}
+
+/// A process as a start asks for it.
+pub(crate) struct Launch {
+    pub(crate) meta: Meta,
+    pub(crate) spec: StartSpec,
+}
+
+impl Session {
+    pub(crate) fn new(
+        id: Arc<str>,
+        principal: Principal,
+        core: Weak<Core>,
+        attachment: Attachment,
+        now: Instant,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            principal,
+            core,
+            state: Mutex::new(State {
+                attached: None,
+                epoch: 0,
+                detached_since: Some(now),
+                ttl: attachment.ttl,
+                reference: attachment.reference,
+                processes: BTreeMap::new(),
+                by_slot: BTreeMap::new(),
+                link: None,
+                over: false,
+            }),
+            opening: tokio::sync::Mutex::default(),
+        })
+    }
+
+    pub(crate) fn record(&self) -> Vec<u8> {
+        let state = lock(&self.state);
+        let record = SessionRecord {
+            principal: self.principal.as_str().to_owned(),
+            ttl_ms: state.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+            reference: state.reference,
+        };
+        serde_json::to_vec(&record).expect("a record of strings and numbers serializes")
+    }
+
+    pub(crate) fn attached(&self) -> Option<Arc<Peer>> {
+        lock(&self.state).attached.clone()
+    }
+
+    /// Makes `peer` the session's connection; the one before it, if any, is superseded.
+    pub(crate) fn attach(&self, peer: Arc<Peer>, attachment: Attachment) {
+        let mut state = lock(&self.state);
+        let old = state.attached.replace(peer);
+        state.epoch += 1;
+        state.detached_since = None;
+        state.ttl = attachment.ttl;
+        state.reference = attachment.reference;
+        if let Some(link) = &state.link {
+            link.send(&ToHolder::Attach);
+            link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(attachment.ttl) });
+        }
+        drop(state);
+        if let Some(old) = old {
+            old.supersede(self.id.clone());
+        }
+    }
+
+    pub(crate) fn is_attached_to(&self, peer: &Peer) -> bool {
+        lock(&self.state).attached.as_ref().is_some_and(|attached| attached.id == peer.id)
+    }
+
+    /// The connection is gone. Nothing happens where another one has taken the session over.
+    pub(crate) fn detach(&self, peer: &Peer, now: Instant) {
+        let mut state = lock(&self.state);
+        if state.attached.as_ref().is_none_or(|attached| attached.id != peer.id) {
+            return;
+        }
+        state.attached = None;
+        state.detached_since = Some(now);
+        if let Some(link) = &state.link {
+            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) });
+        }
+    }
+
+    /// Begins to push every process to the connection, after its `initialized`.
+    pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
+        let state = lock(&self.state);
+        let manners = peer.manners();
+        for process in state.processes.values().filter_map(Entry::live) {
+            let position = process.owner_position();
+            let start = if manners.ack || !resumed {
+                Start::After(position)
+            } else {
+                Start::AwaitRead { until: now + limits::CATCH_UP_WAIT, sent: position }
+            };
+            peer.mailbox.order(follow(process, start, manners));
+        }
+    }
+
+    /// The session's holder, made at its first process.
+    pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Failure> {
+        let _opening = self.opening.lock().await;
+        if let Some(link) = lock(&self.state).link.clone() {
+            return if link.is_broken() { Err(self.holder_lost()) } else { Ok(link) };
+        }
+        let core = self.core.upgrade().ok_or(Failure::Draining)?;
+        let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
+        let (socket, secret) = core.holders.create(&self.id, &self.record()).map_err(failed)?;
+        let link = Link::new(self.id.clone(), core.holders.clone(), socket).map_err(failed)?;
+        let welcome = link.hello(secret, 1, |_| ()).await.map_err(failed)?;
+        self.open(&core, link.clone(), welcome);
+        Ok(link)
+    }
+
+    fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<Link>, welcome: crate::link::Welcome) {
+        let mut state = lock(&self.state);
+        state.link = Some(link.clone());
+        match state.attached {
+            Some(_) => link.send(&ToHolder::Attach),
+            None => link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) }),
+        }
+        drop(state);
+        core.spawn(link.run(self.clone(), welcome));
+    }
+
+    /// Takes over the holder that an earlier server left behind.
+    pub(crate) async fn adopt(
+        core: &Arc<Core>,
+        id: Arc<str>,
+        socket: std::os::fd::OwnedFd,
+        secret: [u8; 32],
+        epoch: u64,
+    ) -> io::Result<Arc<Self>> {
+        let link = Link::new(id.clone(), core.holders.clone(), socket)?;
+        let mut found = Vec::new();
+        let welcome = link.hello(secret, epoch, |process| found.push(process)).await?;
+        let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
+        let attachment = Attachment {
+            ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
+            reference: record.reference,
+        };
+        let now = Instant::now();
+        let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
+        let session = Self::new(id, Principal::named(&record.principal), Arc::downgrade(core), attachment, since);
+        {
+            let mut state = lock(&session.state);
+            for process in found {
+                state.by_slot.insert(process.slot(), process.clone());
+                state.processes.insert(process.id().to_owned(), Entry::Live(process));
+            }
+            state.link = Some(link.clone());
+        }
+        core.spawn(link.run(session.clone(), welcome));
+        Ok(session)
+    }
+
+    /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
+    pub(crate) fn reserve(&self, id: &str, now: Instant) -> Result<(), Failure> {
+        let mut state = lock(&self.state);
+        if state.over {
+            return Err(Failure::UnknownSession { id: self.id.to_string() });
+        }
+        if let Some(entry) = state.processes.get(id) {
+            let outlived = entry.live().is_some_and(|process| state.may_reuse_id(process, now));
+            if !outlived {
+                return Err(Failure::DuplicateProcess { id: id.to_owned() });
+            }
+            if let Some(Entry::Live(old)) = state.processes.remove(id) {
+                state.forget(&old);
+            }
+        }
+        state.make_room(now);
+        state.processes.insert(id.to_owned(), Entry::Starting(Arc::new(Semaphore::new(0))));
+        Ok(())
+    }
+
+    /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
+    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, reply: Reply) {
+        let link = match self.link().await {
+            Ok(link) => link,
+            Err(failure) => {
+                self.handle_start_failed(&launch.meta.process_id);
+                return reply.fail(&failure);
+            }
+        };
+        let Launch { meta, spec } = launch;
+        if matches!(self.lookup(&meta.process_id), Lookup::Unknown) {
+            return reply.fail(&Failure::StartCancelled { id: meta.process_id });
+        }
+        link.ask(Waiter::Start { meta, reply, session: self.clone() }, |req| ToHolder::Start { req, spec });
+    }
+
+    /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
+    pub(crate) fn handle_started(&self, process: Arc<Process>) -> bool {
+        let mut state = lock(&self.state);
+        state.by_slot.insert(process.slot(), process.clone());
+        let Some(Entry::Starting(gate)) = state.processes.get(process.id()) else {
+            drop(state);
+            // Nobody waits for the answer: the exit is seen in the log, and the sweep forgets the process.
+            drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
+            return false;
+        };
+        gate.close();
+        state.processes.insert(process.id().to_owned(), Entry::Live(process));
+        true
+    }
+
+    /// Pushes a process that has just started to whoever is attached now, after its start was answered.
+    pub(crate) fn follow_new(&self, process: &Arc<Process>) {
+        let attached = self.attached();
+        if let Some(peer) = attached.filter(|peer| peer.is_listening()) {
+            peer.mailbox.order(follow(process, Start::After(process.owner_position()), peer.manners()));
+        }
+    }
+
+    pub(crate) fn handle_start_failed(&self, id: &str) {
+        let mut state = lock(&self.state);
+        if let Some(Entry::Starting(gate)) = state.processes.get(id) {
+            gate.close();
+            state.processes.remove(id);
+        }
+    }
+
+    /// Frees an id whose start is under way; true if there was one.
+    pub(crate) fn cancel_start(&self, id: &str) -> bool {
+        let starting = matches!(lock(&self.state).processes.get(id), Some(Entry::Starting(_)));
+        if starting {
+            self.handle_start_failed(id);
+        }
+        starting
+    }
+
+    pub(crate) fn lookup(&self, id: &str) -> Lookup {
+        match lock(&self.state).processes.get(id) {
+            Some(Entry::Live(process)) => Lookup::Live(process.clone()),
+            Some(Entry::Starting(gate)) => Lookup::Starting(gate.clone()),
+            None => Lookup::Unknown,
+        }
+    }
+
+    /// The process under an id, after a start that is under way. Waiters go on in the order in which they came.
+    pub(crate) async fn process(&self, id: &str) -> Option<Arc<Process>> {
+        loop {
+            match self.lookup(id) {
+                Lookup::Live(process) => return Some(process),
+                Lookup::Unknown => return None,
+                Lookup::Starting(gate) => drop(gate.acquire().await), // Closed when the start is decided; it never has a permit.
+            }
+        }
+    }
+
+    pub(crate) fn by_slot(&self, slot: u32) -> Option<Arc<Process>> {
+        lock(&self.state).by_slot.get(&slot).cloned()
+    }
+
+    pub(crate) fn processes(&self) -> Vec<Arc<Process>> {
+        lock(&self.state).processes.values().filter_map(Entry::live).cloned().collect()
+    }
+
+    /// Takes a V0 process off the table; its events still go out, and the sweep forgets it when it has closed.
+    pub(crate) fn hide(&self, process: &Arc<Process>) {
+        lock(&self.state).processes.remove(process.id());
+    }
+
+    /// Drops a closed process and its log.
+    pub(crate) fn forget(&self, process: &Arc<Process>) {
+        let mut state = lock(&self.state);
+        state.processes.remove(process.id());
+        state.forget(process);
+    }
+
+    /// Ends the session and its processes, and waits until the holder has done it.
+    pub(crate) async fn end(&self) {
+        let link = {
+            let mut state = lock(&self.state);
+            state.over = true;
+            state.link.clone()
+        };
+        if let Some(link) = link {
+            link.status(|req| ToHolder::End { req }).get().await;
+        }
+        if let Some(core) = self.core.upgrade() {
+            core.remove(&self.id);
+        }
+    }
+
+    pub(crate) fn handle_expired(&self) {
+        lock(&self.state).over = true;
+        if let Some(core) = self.core.upgrade() {
+            let ended = self.processes().iter().map(|process| process.id().to_owned()).collect();
+            core.expire(&self.id, ended);
+        }
+    }
+
+    pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
+        let (over, processes) = {
+            let mut state = lock(&self.state);
+            (state.over, std::mem::take(&mut state.by_slot))
+        };
+        if !over {
+            tracing::error!(session = %short(&self.id), %reason, "the holder is gone; its processes are ended");
+        }
+        for process in processes.into_values() {
+            process.handle_holder_lost();
+        }
+        let mut state = lock(&self.state);
+        for gate in state.processes.values().filter_map(Entry::gate) {
+            gate.close();
+        }
+        state.processes.retain(|_, entry| entry.live().is_some());
+    }
+
+    /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
+    pub(crate) fn sweep(&self, now: Instant) {
+        let mut state = lock(&self.state);
+        let attached = state.attached.is_some();
+        let done: Vec<Arc<Process>> = state
+            .by_slot
+            .values()
+            .filter(|process| {
+                let kept = state
+                    .processes
+                    .get(process.id())
+                    .and_then(Entry::live)
+                    .is_some_and(|named| Arc::ptr_eq(named, process));
+                process
+                    .closed_since(now, attached)
+                    .is_some_and(|since| !kept || now.duration_since(since) >= limits::CLOSED_KEPT)
+            })
+            .cloned()
+            .collect();
+        for process in done {
+            let named = state
+                .processes
+                .get(process.id())
+                .and_then(Entry::live)
+                .is_some_and(|named| Arc::ptr_eq(named, &process));
+            if named {
+                state.processes.remove(process.id());
+            }
+            state.forget(&process);
+        }
+        let expired = state.link.is_none()
+            && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
+        drop(state);
+        if expired {
+            self.handle_expired();
+        }
+    }
+
+    pub(crate) fn holder_lost(&self) -> Failure {
+        Failure::HolderLost { session: self.id.to_string() }
+    }
+}
+
+impl Entry {
+    fn live(&self) -> Option<&Arc<Process>> {
+        match self {
+            Self::Live(process) => Some(process),
+            Self::Starting(_) => None,
+        }
+    }
+
+    fn gate(&self) -> Option<&Arc<Semaphore>> {
+        match self {
+            Self::Starting(gate) => Some(gate),
+            Self::Live(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// For a reference client an id is free again 30 s after `closed`, if its output was taken.
+    fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
+        self.reference
+            && process
+                .closed_since(now, self.attached.is_some())
+                .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
+    }
+
+    /// Beyond the bound of closed processes the oldest that was taken goes.
+    fn make_room(&mut self, now: Instant) {
+        let attached = self.attached.is_some();
+        let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
+        if self.processes.len() >= limits::CLOSED_PROCESSES {
+            let live = self.processes.values().filter_map(Entry::live);
+            closed = live
+                .filter(|process| process.is_taken())
+                .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
+                .collect();
+        }
+        if closed.len() >= limits::CLOSED_PROCESSES
+            && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
+        {
+            self.processes.remove(oldest.id());
+            self.forget(&oldest);
+        }
+    }
+
+    fn forget(&mut self, process: &Arc<Process>) {
+        self.by_slot.remove(&process.slot());
+        if let Some(peer) = &self.attached {
+            peer.mailbox.order(Order::Unfollow { session: process.session.clone(), process: process.id().to_owned() });
+        }
+        // Nobody waits for the answer; the slot is the holder's to reuse.
+        drop(process.link().status(|req| ToHolder::Forget { req, slot: process.slot() }));
+    }
+}
+
+fn follow(process: &Arc<Process>, start: Start, manners: Manners) -> Order {
+    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners })
+}
+
+fn ttl_ms(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(TTL_NONE, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(TTL_NONE - 1).min(TTL_NONE - 1))
+}
+
+/// A session id is a capability: logs show its beginning only.
+pub(crate) fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or("")
+}

@@ -1,0 +1,243 @@
+//! The state directory: what a server leaves for the next one. Owns the lock, the token and the session directories.
+//!
+//! ```text
+//! DIR/lock                     flock of the running server, its pid as text
+//! DIR/boot                     boot id of the machine when the sessions were made
+//! DIR/token                    the token of this directory, 0600
+//! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`
+//! DIR/sessions/ID/record       a session without processes
+//! DIR/sessions/ID/secret       what the holder of that session wants to hear first
+//! DIR/sessions/ID/{sock, *.seg, expired}   made by the holder
+//! ```
+//!
+//! Must not know the wire, and reads neither environment nor arguments: paths are handed in.
+
+mod holders;
+mod place;
+mod sessions;
+mod token;
+
+pub use holders::{Spawned, SpawnedConfig};
+pub use place::{private_dir, slug};
+pub use token::{Token, TokenDigest, TokenError};
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+/// The kernel's random name of this boot; processes and holders of another boot are gone.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Why a state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It was missing and could not be made.
+    #[error("create state directory `{}`", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It or a file in it could not be opened, read or written.
+    #[error("use `{}`", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another user could change it under us.
+    #[error("state directory `{}` belongs to uid {owner}, not to us, uid {us}", path.display())]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The uid of this process.
+        us: u32,
+    },
+    /// Other users could look into it.
+    #[error("state directory `{}` has mode {mode:04o}; it must be 0700", path.display())]
+    Mode {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A running server holds the lock.
+    #[error("state directory `{}` is in use by a running exec-server, pid {}", path.display(), show_pid(*pid))]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// The pid in the lock file, when it could be read.
+        pid: Option<u32>,
+    },
+    /// Its token cannot be used.
+    #[error("token of state directory `{}`", path.display())]
+    Token {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TokenError,
+    },
+}
+
+/// An open and locked state directory; the lock is held as long as the value lives.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    /// `DIR/sessions`, open, so that session paths are never longer than a socket address allows.
+    sessions: OwnedFd,
+    /// Held for its flock. The spawner is forked before it exists and children close everything, so nobody inherits it.
+    _lock: File,
+}
+
+impl StateDir {
+    /// Opens or makes the directory, takes its lock, and removes the sessions of an earlier boot.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        make(path)?;
+        check(path)?;
+        let lock = lock(path)?;
+        let sessions_path = path.join("sessions");
+        make(&sessions_path)?;
+        check(&sessions_path)?;
+        let sessions = open_dir(&sessions_path)?;
+        let state = Self { path: path.to_owned(), sessions, _lock: lock };
+        state.forget_earlier_boot()?;
+        Ok(state)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The token kept here, made at the first call, so that a server started again prints the same URL.
+    pub fn token(&self) -> Result<Token, OpenError> {
+        Token::kept_in(&self.path.join("token")).map_err(|source| OpenError::Token { path: self.path.clone(), source })
+    }
+
+    /// Removes the whole directory and gives the lock back; for a private one, at the end of the server.
+    pub fn remove(self) -> io::Result<()> {
+        fs::remove_dir_all(&self.path)
+    }
+
+    /// Processes and holders do not survive a reboot, so neither do their directories.
+    fn forget_earlier_boot(&self) -> Result<(), OpenError> {
+        let file = self.path.join("boot");
+        let now = fs::read(BOOT_ID).map_err(|source| OpenError::Io { path: BOOT_ID.into(), source })?;
+        let before = match fs::read(&file) {
+            Ok(before) => Some(before),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(OpenError::Io { path: file, source }),
+        };
+        if before.as_ref() == Some(&now) {
+            return Ok(());
+        }
+        if before.is_some() {
+            self.remove_all_sessions()?;
+        }
+        write_private(&file, &now).map_err(|source| OpenError::Io { path: file, source })
+    }
+
+    fn remove_all_sessions(&self) -> Result<(), OpenError> {
+        let path = self.path.join("sessions");
+        let failed = |source| OpenError::Io { path: path.clone(), source };
+        let ids = self.session_ids().map_err(failed)?;
+        for id in &ids {
+            self.remove_session(id).map_err(failed)?;
+        }
+        if !ids.is_empty() {
+            tracing::warn!(
+                sessions = ids.len(),
+                dir = %self.path.display(),
+                "removed sessions of an earlier boot"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Makes a directory and what is missing above it, for us alone.
+fn make(path: &Path) -> Result<(), OpenError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| OpenError::Create { path: path.to_owned(), source })
+}
+
+/// Refuses a directory that another user could read or change. An empty one of ours is tightened: nothing in it can have leaked.
+fn check(path: &Path) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Io { path: path.to_owned(), source };
+    let metadata = fs::metadata(path).map_err(failed)?;
+    let us = rustix::process::geteuid().as_raw();
+    if metadata.uid() != us {
+        return Err(OpenError::Owner { path: path.to_owned(), owner: metadata.uid(), us });
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let is_empty = fs::read_dir(path).map_err(failed)?.next().is_none();
+    if !is_empty {
+        return Err(OpenError::Mode { path: path.to_owned(), mode });
+    }
+    rustix::fs::chmod(path, Mode::RWXU).map_err(|errno| failed(errno.into()))
+}
+
+/// Takes the lock, or says who has it.
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let file_path = path.join("lock");
+    let failed = |source| OpenError::Io { path: file_path.clone(), source };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&file_path)
+        .map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            // The pid is a courtesy; the refusal stands without it.
+            file.read_to_string(&mut text).ok();
+            return Err(OpenError::InUse { path: path.to_owned(), pid: text.trim().parse().ok() });
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    file.set_len(0).map_err(failed)?;
+    file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+    Ok(file)
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, OpenError> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| OpenError::Io { path: path.to_owned(), source: errno.into() })
+}
+
+/// Writes a file of ours beside its place and renames it, so that a crash leaves the old or the new one.
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let dir = rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    sessions::write_beside(dir.as_fd(), Path::new(name), bytes)
+}
+
+fn show_pid(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string())
+}
+
+#[cfg(test)]
+mod tests;

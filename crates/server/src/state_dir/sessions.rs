@@ -1,0 +1,137 @@
+//! The session directories of a state directory: made, listed, read and removed through descriptors.
+//! Must not know what a record or a secret means.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, Mode, OFlags},
+    io::Errno,
+};
+
+use super::StateDir;
+
+/// Larger than any record, so that a foreign file is not read into memory.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+impl StateDir {
+    /// The names of all session directories, in no order.
+    pub fn session_ids(&self) -> io::Result<Vec<String>> {
+        let mut ids = Vec::new();
+        for entry in Dir::read_from(&self.sessions)? {
+            let entry = entry?;
+            if let Ok(name) = entry.file_name().to_str()
+                && is_session_id(name)
+            {
+                ids.push(name.to_owned());
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Opens the directory of a session, making it where it is missing.
+    pub fn session_dir(&self, id: &str) -> io::Result<OwnedFd> {
+        checked(id)?;
+        match rustix::fs::mkdirat(&self.sessions, id, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        self.open_session_dir(id)
+    }
+
+    /// Opens the directory of a session that exists.
+    pub fn open_session_dir(&self, id: &str) -> io::Result<OwnedFd> {
+        checked(id)?;
+        Ok(rustix::fs::openat(
+            &self.sessions,
+            id,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)
+    }
+
+    /// Keeps the record of a session, written beside and renamed.
+    pub fn write_record(&self, id: &str, record: &[u8]) -> io::Result<()> {
+        let dir = self.session_dir(id)?;
+        write_beside(dir.as_fd(), Path::new("record"), record)
+    }
+
+    /// The record of a session, if it has one.
+    pub fn read_record(&self, id: &str) -> io::Result<Option<Vec<u8>>> {
+        read_small(self.open_session_dir(id)?.as_fd(), "record")
+    }
+
+    /// Removes whatever is left of a session; one that is not there is fine.
+    pub fn remove_session(&self, id: &str) -> io::Result<()> {
+        checked(id)?;
+        let dir = match self.open_session_dir(id) {
+            Ok(dir) => dir,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // A session directory is flat; a directory inside it is not ours and makes the removal fail loudly.
+        for entry in Dir::read_from(&dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name != c"." && name != c".." {
+                absent_is_fine(rustix::fs::unlinkat(&dir, name, AtFlags::empty()))?;
+            }
+        }
+        absent_is_fine(rustix::fs::unlinkat(&self.sessions, id, AtFlags::REMOVEDIR))
+    }
+}
+
+/// Writes `name` in `dir` beside its place and renames it: a reader sees the old or the new one, never a part.
+pub(super) fn write_beside(dir: BorrowedFd<'_>, name: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = name.as_os_str().to_owned();
+    beside.push(".new");
+    let fd = rustix::fs::openat(
+        dir,
+        &beside,
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::RUSR | Mode::WUSR,
+    )?;
+    File::from(fd).write_all(bytes)?;
+    Ok(rustix::fs::renameat(dir, &beside, dir, name)?)
+}
+
+/// Reads a small file of a session directory; absent is `None`.
+pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let file = match open_file(dir, name) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Opens a file of a session directory for reading; a name with a path in it is refused.
+pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
+}
+
+/// Whether a name can be a session: letters, digits and dashes, so that it is never a path.
+fn is_session_id(id: &str) -> bool {
+    (1..=64).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+fn checked(id: &str) -> io::Result<()> {
+    if is_session_id(id) { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+fn absent_is_fine(result: rustix::io::Result<()>) -> io::Result<()> {
+    match result {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,167 @@
+//! What the state directory promises, on real directories.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use super::{OpenError, StateDir, Token, TokenError, slug};
+use crate::listen::ListenUrl;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn everything_in_it_is_for_us_alone() {
+    let base = tempfile::tempdir().unwrap();
+    let path = base.path().join("a/b/state");
+    let state = StateDir::open(&path).unwrap();
+    state.token().unwrap();
+    state.write_record("s-1", b"record").unwrap();
+    let modes = [".", "sessions", "sessions/s-1"].map(|name| mode(&path.join(name)));
+    assert_eq!(modes, [0o700; 3]);
+    let modes = ["lock", "boot", "token", "sessions/s-1/record"].map(|name| mode(&path.join(name)));
+    assert_eq!(modes, [0o600; 4]);
+}
+
+#[test]
+fn a_second_server_is_refused_with_the_pid_of_the_first() {
+    let base = tempfile::tempdir().unwrap();
+    let first = StateDir::open(base.path()).unwrap();
+    match StateDir::open(base.path()) {
+        Err(OpenError::InUse { path, pid }) => {
+            assert_eq!((path.as_path(), pid), (base.path(), Some(std::process::id())));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(first);
+    StateDir::open(base.path()).unwrap();
+}
+
+#[test]
+fn the_token_stays_the_same_and_has_256_bits() {
+    let base = tempfile::tempdir().unwrap();
+    let first = StateDir::open(base.path()).unwrap().token().unwrap();
+    let second = StateDir::open(base.path()).unwrap().token().unwrap();
+    assert_eq!(first.reveal(), second.reveal());
+    assert_eq!(first.reveal().len(), 64);
+    assert!(first.reveal().bytes().all(|byte| byte.is_ascii_hexdigit()));
+}
+
+#[test]
+fn a_directory_open_to_others_is_refused_unless_it_is_empty() {
+    let base = tempfile::tempdir().unwrap();
+    for open in [0o755, 0o770, 0o701, 0o1777] {
+        let path = base.path().join(format!("{open:o}"));
+        fs::create_dir(&path).unwrap();
+        set_mode(&path, open);
+        StateDir::open(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        set_mode(&path, open);
+        match StateDir::open(&path) {
+            Err(OpenError::Mode { mode, .. }) => assert_eq!(mode, open),
+            other => panic!("{open:o}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can make one; `/` serves everyone else.
+        assert!(matches!(StateDir::open(Path::new("/")), Err(OpenError::Owner { owner: 0, .. })));
+        return;
+    }
+    let base = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(base.path(), Some(65534), Some(65534)).unwrap();
+    assert!(matches!(StateDir::open(base.path()), Err(OpenError::Owner { owner: 65534, .. })));
+}
+
+#[test]
+fn sessions_of_an_earlier_boot_are_removed_and_those_of_this_one_stay() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path()).unwrap();
+    state.write_record("kept", b"1").unwrap();
+    drop(state);
+    let state = StateDir::open(base.path()).unwrap();
+    assert_eq!(state.session_ids().unwrap(), ["kept"]);
+    drop(state);
+    fs::write(base.path().join("boot"), "another boot\n").unwrap();
+    let state = StateDir::open(base.path()).unwrap();
+    assert_eq!(state.session_ids().unwrap(), [""; 0]);
+    drop(state);
+    let state = StateDir::open(base.path()).unwrap();
+    state.write_record("new", b"2").unwrap();
+    assert_eq!(state.read_record("new").unwrap().unwrap(), b"2");
+}
+
+#[test]
+fn a_session_name_is_never_a_path() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path()).unwrap();
+    for name in ["", ".", "..", "../x", "a/b", "a\0b", "ü", &"x".repeat(65)] {
+        assert!(state.session_dir(name).is_err(), "{name:?}");
+        assert!(state.remove_session(name).is_err(), "{name:?}");
+    }
+}
+
+#[test]
+fn a_removed_session_leaves_nothing_and_may_be_absent() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path()).unwrap();
+    state.write_record("s", b"x").unwrap();
+    fs::write(base.path().join("sessions/s/0-1.seg"), b"x").unwrap();
+    state.remove_session("s").unwrap();
+    state.remove_session("s").unwrap();
+    assert_eq!(state.session_ids().unwrap(), [""; 0]);
+}
+
+#[test]
+fn a_token_file_must_be_ours_and_closed_to_others() {
+    let base = tempfile::tempdir().unwrap();
+    let path = base.path().join("token");
+    fs::write(&path, "  secret-token\n").unwrap();
+    for open in [0o644, 0o640, 0o620, 0o602, 0o777] {
+        set_mode(&path, open);
+        match Token::from_file(&path) {
+            Err(TokenError::Mode { mode, .. }) => assert_eq!(mode, open),
+            other => panic!("{open:o}: {other:?}"),
+        }
+    }
+    set_mode(&path, 0o400);
+    assert_eq!(Token::from_file(&path).unwrap().reveal(), "secret-token");
+    assert!(matches!(Token::from_file(base.path()), Err(TokenError::NotAFile { .. })));
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        assert!(matches!(Token::from_file(&path), Err(TokenError::Owner { owner: 65534, .. })));
+    }
+}
+
+#[test]
+fn a_token_is_visible_ascii_and_never_shown() {
+    for bad in ["", " \n", "a b", "a\u{7f}", "tökén", &"x".repeat(1025)] {
+        let error = Token::parse(bad.as_bytes()).unwrap_err();
+        assert!(bad.len() < 2 || !error.to_string().contains(bad));
+    }
+    let token = Token::parse(b"hunter2").unwrap();
+    assert_eq!(format!("{token:?} {:?}", token.digest()), "Token(..) TokenDigest(..)");
+    assert!(token.digest().matches(&Token::parse(b"hunter2").unwrap().digest()));
+    assert!(!token.digest().matches(&Token::parse(b"hunter3").unwrap().digest()));
+}
+
+#[test]
+fn each_fixed_address_has_its_own_name() {
+    let slug_of = |urls: &[&str]| {
+        let urls: Vec<ListenUrl> = urls.iter().map(|url| url.parse().unwrap()).collect();
+        slug(&urls)
+    };
+    assert_eq!(slug_of(&["ws://127.0.0.1:0"]), None);
+    assert_eq!(slug_of(&["stdio"]), None);
+    assert_eq!(slug_of(&["ws://127.0.0.1:0", "ws://127.0.0.1:4000"]), Some("ws-127.0.0.1-4000".into()));
+    assert_eq!(slug_of(&["ws://[::1]:4000"]), Some("ws-__1-4000".into()));
+    let a = slug_of(&["unix:///run/a/x.sock"]).unwrap();
+    let b = slug_of(&["unix:///run/b/x.sock"]).unwrap();
+    assert!(a.starts_with("unix-x.sock-") && b.starts_with("unix-x.sock-") && a != b);
+}

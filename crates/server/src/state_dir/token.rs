@@ -1,0 +1,182 @@
+//! The token: where it comes from, that it is never shown by accident, and how it is compared.
+//! Must not know HTTP.
+
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+use zeroize::Zeroizing;
+
+/// 256 bits from the OS, written as 64 hexadecimal digits.
+const GENERATED_BYTES: usize = 32;
+
+/// Longest token accepted; it must fit into a request head of 8 KiB, percent-encoded.
+const MAX_BYTES: usize = 1024;
+
+/// Why a token cannot be used. Never holds the token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file could not be read or written.
+    #[error("use token file `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another user could have written the file.
+    #[error("token file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Other users can read or write the file.
+    #[error("token file `{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It is a directory, a socket or a device.
+    #[error("token file `{}` is not a file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Nothing but blanks.
+    #[error("the token is empty")]
+    Empty,
+    /// Longer than a request head could carry.
+    #[error("the token is longer than {MAX_BYTES} bytes")]
+    TooLong,
+    /// Blanks, control or non-ASCII characters do not survive a header.
+    #[error("the token has characters other than visible ASCII")]
+    Characters,
+    /// The OS gave no random bytes.
+    #[error("no random bytes from the system")]
+    Random,
+}
+
+/// A secret that lets its bearer in. Wiped when dropped; `Debug` does not show it.
+pub struct Token(Zeroizing<String>);
+
+/// The SHA-256 of a token: all that a door keeps.
+#[derive(Clone, Copy)]
+pub struct TokenDigest([u8; 32]);
+
+impl Token {
+    /// Takes a token as a person or a program wrote it: blanks around it do not count.
+    pub fn parse(text: &[u8]) -> Result<Self, TokenError> {
+        let text = text.trim_ascii();
+        if text.is_empty() {
+            return Err(TokenError::Empty);
+        }
+        if text.len() > MAX_BYTES {
+            return Err(TokenError::TooLong);
+        }
+        let text = std::str::from_utf8(text).map_err(|_| TokenError::Characters)?;
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(TokenError::Characters);
+        }
+        Ok(Self(Zeroizing::new(text.to_owned())))
+    }
+
+    /// Reads a token from a file that only we, or root for us, can have written and read.
+    pub fn from_file(path: &Path) -> Result<Self, TokenError> {
+        let failed = |source| TokenError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        // Checked on the open file, not on the path: what is read is what was checked.
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() && !metadata.file_type().is_fifo() {
+            return Err(TokenError::NotAFile { path: path.to_owned() });
+        }
+        let owner = metadata.uid();
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return Err(TokenError::Owner { path: path.to_owned(), owner });
+        }
+        let mode = metadata.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(TokenError::Mode { path: path.to_owned(), mode });
+        }
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
+        file.take(MAX_BYTES as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+        Self::parse(&bytes)
+    }
+
+    /// Reads the token kept in `path`, or makes one there.
+    pub(super) fn kept_in(path: &Path) -> Result<Self, TokenError> {
+        match Self::from_file(path) {
+            Err(TokenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                let token = Self::generate()?;
+                token.keep(path).map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
+                Ok(token)
+            }
+            other => other,
+        }
+    }
+
+    /// The text, for the one place that prints the URL.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// What a door compares with.
+    pub fn digest(&self) -> TokenDigest {
+        TokenDigest::of(self.0.as_bytes())
+    }
+
+    fn generate() -> Result<Self, TokenError> {
+        let mut bytes = Zeroizing::new([0; GENERATED_BYTES]);
+        getrandom::fill(bytes.as_mut_slice()).map_err(|_| TokenError::Random)?;
+        let mut text = Zeroizing::new(String::with_capacity(GENERATED_BYTES * 2));
+        for byte in bytes.iter() {
+            for digit in [byte >> 4, byte & 15] {
+                text.push(char::from_digit(digit.into(), 16).expect("four bits are one digit"));
+            }
+        }
+        Ok(Self(text))
+    }
+
+    /// Written beside and renamed: a crash must not leave half a token that the next server would accept.
+    fn keep(&self, path: &Path) -> io::Result<()> {
+        let beside = path.with_extension("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        file.write_all(self.0.as_bytes())?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    }
+}
+
+impl TokenDigest {
+    /// The digest of what a peer offered.
+    pub fn of(offered: &[u8]) -> Self {
+        Self(Sha256::digest(offered).into())
+    }
+
+    /// Compares in constant time; digests have one length, so that nothing about the token's own length shows either.
+    pub fn matches(&self, offered: &Self) -> bool {
+        self.0.ct_eq(&offered.0).into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl fmt::Debug for TokenDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenDigest(..)")
+    }
+}

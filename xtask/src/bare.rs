@@ -1,0 +1,91 @@
+//! The yardstick of a spawn: fork, exec and wait by plain system calls in a small process, with and without a terminal.
+//!
+//! Owns the only unsafe code of xtask. Runs as a child mode, freshly exec'd and single-threaded, so that the fork copies
+//! next to nothing; knows neither server nor wire.
+
+#![expect(unsafe_code, reason = "fork and execve are what is measured")]
+
+use std::{
+    ffi::CString,
+    io::{self, Write as _},
+    os::fd::{AsRawFd as _, OwnedFd},
+    ptr,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::pty::OpenptFlags;
+
+/// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds.
+pub(crate) fn serve() -> Result<()> {
+    let program = CString::new(super::bench::TRUE)?;
+    for line in io::stdin().lines() {
+        let line = line?;
+        let (kind, count) = line.split_once(' ').context("a line is `KIND COUNT`")?;
+        let mut times = Vec::new();
+        for _ in 0..count.parse::<u32>()? {
+            let begun = Instant::now();
+            match kind {
+                "pipe" => plain(&program)?,
+                "tty" => terminal(&program)?,
+                other => bail!("no kind `{other}`"),
+            }
+            times.push(begun.elapsed().as_nanos().to_string());
+        }
+        println!("{}", times.join(" "));
+        io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+fn plain(program: &CString) -> Result<()> {
+    let pid = fork_exec(program, None)?;
+    wait(pid)
+}
+
+fn terminal(program: &CString) -> Result<()> {
+    let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    rustix::pty::unlockpt(&master)?;
+    let name = rustix::pty::ptsname(&master, Vec::new())?;
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
+    let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
+    let pid = fork_exec(program, Some(&slave))?;
+    drop(slave);
+    let mut buffer = [0; 256];
+    // The end of a terminal is EIO, once the child is gone.
+    while rustix::io::read(&master, &mut buffer).is_ok_and(|count| count > 0) {}
+    wait(pid)
+}
+
+fn fork_exec(program: &CString, slave: Option<&OwnedFd>) -> Result<libc::pid_t> {
+    let argv = [program.as_ptr(), ptr::null()];
+    let envp = [ptr::null()];
+    // SAFETY: this process has one thread, so the child may call anything; it only makes system calls and leaves by
+    // `execve` or `_exit`. `argv` and `envp` are null-terminated and outlive the call, `program` is a C string.
+    let pid = unsafe { libc::fork() };
+    if pid != 0 {
+        return if pid < 0 { Err(io::Error::last_os_error().into()) } else { Ok(pid) };
+    }
+    // SAFETY: as above; the descriptors are open and 0 to 2 may be replaced in the child.
+    unsafe {
+        if let Some(slave) = slave {
+            libc::setsid();
+            libc::ioctl(slave.as_raw_fd(), libc::TIOCSCTTY, 0);
+            for fd in 0..3 {
+                libc::dup2(slave.as_raw_fd(), fd);
+            }
+        }
+        libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
+        libc::_exit(127)
+    }
+}
+
+fn wait(pid: libc::pid_t) -> Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid).context("fork gave a pid")?;
+    let (_, status) =
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())?.context("waited for the child")?;
+    if status.exit_status() != Some(0) {
+        bail!("the bare child ended with {status:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Calls cargo. Owns where things are (the repository, the binaries) and how a step is started; knows no fault and no figure.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// The root of the repository, from the place of this crate.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the repository")
+}
+
+/// The folder where cargo builds.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// A cargo command in the repository, with the cargo that runs us.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(root()).args(args);
+    command
+}
+
+/// Runs a command to its end and fails when it does.
+pub(crate) fn check(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("start `{command:?}`"))?;
+    ensure!(status.success(), "`{command:?}` failed: {status}");
+    Ok(())
+}
+
+pub(crate) fn fmt(check_only: bool) -> Result<()> {
+    let mut command = cargo(&["fmt", "--all"]);
+    if check_only {
+        command.arg("--check");
+    }
+    check(&mut command)
+}
+
+pub(crate) fn lint() -> Result<()> {
+    check(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// The simulation is a test of its own crate; a seed is handed over in the environment.
+pub(crate) fn sim(seed: Option<u64>) -> Result<()> {
+    let mut command = cargo(&["test", "-p", "exec-server-sim", "--release", "--"]);
+    if let Some(seed) = seed {
+        command.arg("--nocapture").env("EXEC_SERVER_SIM_SEED", seed.to_string());
+    }
+    check(&mut command)
+}
+
+/// The server to run: the given one, or the release binary of this tree, built now.
+pub(crate) fn server_binary(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    check(&mut cargo(&["build", "--release", "--quiet", "-p", "exec-server"]))?;
+    Ok(target_dir().join("release/exec-server"))
+}
+
+/// Runs the same subcommand in a release build of xtask: the load generator and the oracle must be faster than the server.
+/// Returns `false` where this is that build already.
+pub(crate) fn again_in_release() -> Result<bool> {
+    if !cfg!(debug_assertions) {
+        return Ok(false);
+    }
+    let mut command = cargo(&["run", "--release", "--quiet", "-p", "xtask", "--"]);
+    command.args(std::env::args_os().skip(1));
+    let status = command.status().context("start the release build of xtask")?;
+    if !status.success() {
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    Ok(true)
+}

@@ -1,0 +1,141 @@
+//! `cargo xtask ci`: every check in order, each with its time, and nothing left behind by the tests.
+//!
+//! Owns the list of steps. While the tests run it is the subreaper and gives them a temporary folder of their own: a process
+//! that outlives them becomes its child, a forgotten state directory stays in that folder, and both fail the run.
+
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, WaitOptions};
+
+use crate::{cargo, interop, server, tidy};
+
+/// A step: what it is called and what it does.
+type Step = (&'static str, fn() -> Result<()>);
+
+const STEPS: &[Step] = &[
+    ("fmt", || cargo::fmt(true)),
+    ("lint", cargo::lint),
+    ("tidy", tidy::run),
+    ("build tests", || cargo::check(&mut cargo::cargo(&["test", "--workspace", "--no-run"]))),
+    ("test", test),
+    ("features", features),
+    ("loom", loom),
+    ("doc", doc),
+    ("faults", || release(&["faults", "--ci"])),
+    ("interop", interop::run),
+    ("bench", || release(&["bench", "--quick"])),
+];
+
+pub(crate) fn run() -> Result<()> {
+    let mut times = Vec::new();
+    for (name, step) in STEPS {
+        println!("== {name}");
+        let begun = Instant::now();
+        let outcome = step();
+        times.push((name, begun.elapsed().as_secs_f64()));
+        if let Err(error) = outcome {
+            print_times(&times);
+            return Err(error.context(format!("step `{name}`")));
+        }
+    }
+    print_times(&times);
+    Ok(())
+}
+
+fn print_times(times: &[(&&str, f64)]) {
+    println!("== seconds");
+    for (name, seconds) in times {
+        println!("{seconds:>8.1}  {name}");
+    }
+    println!("{:>8.1}  in all", times.iter().map(|(_, seconds)| seconds).sum::<f64>());
+}
+
+fn test() -> Result<()> {
+    let temporary = tempfile::Builder::new().prefix("exec-server-ci-").tempdir()?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let tests = cargo::check(&mut in_folder(&["test", "--workspace"], temporary.path()));
+    let left = nothing_left(temporary.path());
+    rustix::process::set_child_subreaper(None)?;
+    tests.and(left)
+}
+
+/// What a cargo feature adds and no default build has.
+fn features() -> Result<()> {
+    let crates = ["-p", "exec-server-process", "--all-features"];
+    cargo::check(cargo::cargo(&["clippy", "--all-targets"]).args(crates).args(["--", "-D", "warnings"]))?;
+    cargo::check(cargo::cargo(&["test"]).args(crates))
+}
+
+/// A cargo command whose temporary files and state lie in one folder.
+fn in_folder(args: &[&str], folder: &Path) -> Command {
+    let mut command = cargo::cargo(args);
+    for name in ["TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
+        command.env(name, folder);
+    }
+    command
+}
+
+/// Fails if a process or a file of the tests is still there after a moment.
+fn nothing_left(folder: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        reap()?;
+        let processes: Vec<_> =
+            orphans().map(|pid| format!("{} {pid}", server::comm(pid).unwrap_or_default())).collect();
+        let files: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+        if processes.is_empty() && files.is_empty() {
+            println!("left behind by the tests: nothing");
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left behind by the tests: processes {processes:?}, files {files:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Collects what died and was handed to us.
+fn reap() -> Result<()> {
+    loop {
+        match rustix::process::waitpid(None::<Pid>, WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(()),
+            Err(error) => return Err(error).context("wait for orphans"),
+        }
+    }
+}
+
+/// Children of ours: cargo has ended, so whoever is here now lost its parent.
+fn orphans() -> impl Iterator<Item = u32> {
+    let own = std::process::id();
+    server::pids().filter(move |pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in parentheses may hold spaces; state and parent follow it.
+        let mut after = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        after.nth(1).and_then(|parent| parent.parse().ok()) == Some(own)
+    })
+}
+
+/// The wake-up protocol of the log under every interleaving; its own target folder, because the flag rebuilds everything.
+fn loom() -> Result<()> {
+    let mut command = cargo::cargo(&["test", "-p", "exec-server-log", "--lib", "--release", "loom"]);
+    command
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", cargo::target_dir().join("loom"))
+        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+    cargo::check(&mut command)
+}
+
+fn doc() -> Result<()> {
+    cargo::check(cargo::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// A subcommand in the release build of xtask.
+fn release(args: &[&str]) -> Result<()> {
+    cargo::check(cargo::cargo(&["run", "--release", "--quiet", "-p", "xtask", "--"]).args(args))
+}

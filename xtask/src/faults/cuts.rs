@@ -1,0 +1,93 @@
+//! F1: the link is cut again and again under load; the client resumes and checks every record.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{
+    Figures, Scale, Setting, ensure_p99,
+    load::{Load, is_lost},
+    proxy::Proxy,
+};
+use crate::{
+    server::Setup,
+    wire::{Address, Wire},
+};
+
+/// Producers at once.
+const LANES: usize = 8;
+
+/// A resume may take this long at the 99th percentile.
+const RESUME_P99_MS: f64 = 300.0;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(200, 1000, 20_000);
+    let mut random = setting.random("F1");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.fork())?;
+    let address = server.address.through(proxy.address);
+
+    let mut load = Load::new(random, LANES)?;
+    let begun = Instant::now();
+    let mut resumes = Vec::new();
+    let mut wire = resume(&mut load, &address, Instant::now())?.0;
+    let mut cut_at = None;
+    while !load.is_done() {
+        let bytes = load.bytes;
+        match load.step(&mut wire) {
+            Ok(()) if load.bytes > bytes => {
+                // Mended when the first new byte is here, not when the handshake is.
+                if let Some(cut_at) = cut_at.take() {
+                    resumes.push(millis(cut_at));
+                }
+            }
+            Ok(()) => {}
+            Err(error) if is_lost(&error) => {
+                let noticed = *cut_at.get_or_insert_with(Instant::now);
+                wire = resume(&mut load, &address, noticed)?.0;
+            }
+            Err(error) => return Err(error.context(format!("after {} cuts", proxy.cuts()))),
+        }
+        if proxy.cuts() >= wanted {
+            proxy.disarm();
+            load.let_run_out();
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    wire.call("session/end", &json!({})).context("end the session")?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+
+    let rate = load.bytes as f64 / 1e6 / seconds;
+    let figures = Figures::default()
+        .set("injected", proxy.cuts())
+        .set("survived", proxy.cuts())
+        .set("bytes", load.bytes)
+        .set("processes", load.ended)
+        .set("mb_per_s", format!("{rate:.0}"))
+        .times(&mut resumes);
+    ensure_p99(&resumes, RESUME_P99_MS, "resume")?;
+    ensure!(matches!(setting.scale, Scale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
+    Ok(vec![figures])
+}
+
+/// Attaches until it holds: the next cut may come before the handshake is over.
+pub(super) fn resume(load: &mut Load, address: &Address, since: Instant) -> Result<(Wire, f64)> {
+    loop {
+        match load.attach(address) {
+            Ok(wire) => return Ok((wire, millis(since))),
+            Err(error) if is_lost(&error) => {
+                ensure!(since.elapsed() < Duration::from_secs(20), "not resumed within 20 s: {error:#}");
+                // A server that is down refuses at once: do not spin on two cores.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error.context("resume")),
+        }
+    }
+}
+
+fn millis(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}

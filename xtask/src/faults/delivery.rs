@@ -1,0 +1,250 @@
+//! D1 to D4: much output arrives whole and in order, however the client reads, while the server's memory stays flat.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::json;
+
+use super::{Figures, Setting};
+use crate::{
+    children::{self, RECORD, Records},
+    server::Setup,
+    wire::{self, Address, Incoming, Wire, hello},
+};
+
+/// How much server, spawner and holders together may grow.
+const GROWTH_KIB: u64 = 32 << 10;
+
+/// Consumed bytes after which the reader acknowledges.
+const ACK_EVERY: u64 = 256 << 10;
+
+const PRODUCER: u64 = 1;
+
+/// A way to read: gets the server's address and the bytes that the producer writes.
+type Read = fn(&Address, u64) -> Result<()>;
+
+pub(super) fn fast(setting: &Setting) -> Result<Vec<Figures>> {
+    let mut lines = deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), None))?;
+    lines.extend(deliver(setting, "plain", |address, total| pushed(address, total, &plain(), None))?);
+    Ok(lines)
+}
+
+pub(super) fn slow(setting: &Setting) -> Result<Vec<Figures>> {
+    deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), Some(20e6)))
+}
+
+pub(super) fn polling(setting: &Setting) -> Result<Vec<Figures>> {
+    deliver(setting, "plain", polled)
+}
+
+pub(super) fn away(setting: &Setting) -> Result<Vec<Figures>> {
+    deliver(setting, "ack", away_for_half)
+}
+
+/// `initialize` of a reference client: it announces nothing.
+fn plain() -> serde_json::Value {
+    json!({ "clientName": "xtask-plain" })
+}
+
+/// One line per size: 64 MiB, and 2 GiB unless this is CI.
+fn deliver(setting: &Setting, client: &'static str, read: Read) -> Result<Vec<Figures>> {
+    let sizes: &[u64] = if setting.pick(0, 1, 1) == 0 { &[64 << 20] } else { &[64 << 20, 2 << 30] };
+    sizes.iter().map(|size| one(setting, client, *size, read)).collect()
+}
+
+fn one(setting: &Setting, client: &'static str, total: u64, read: Read) -> Result<Figures> {
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let before = setup.memory_kib();
+    let (over, peak) = (AtomicBool::new(false), AtomicU64::new(before));
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                peak.fetch_max(setup.memory_kib(), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let outcome = read(&server.address, total);
+        over.store(true, Ordering::Relaxed);
+        outcome
+    })
+    .with_context(|| format!("{total} bytes; the server says: {}", setup.log_tail()))?;
+    let seconds = begun.elapsed().as_secs_f64();
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    let growth = peak.into_inner().saturating_sub(before);
+    ensure!(growth < GROWTH_KIB, "memory grew by {growth} KiB with {total} bytes of output, at most {GROWTH_KIB}");
+    Ok(Figures::default()
+        .set("client", client)
+        .set("bytes", total)
+        .set("before_kib", before)
+        .set("growth_kib", growth)
+        .set("mb_per_s", format!("{:.0}", total as f64 / 1e6 / seconds)))
+}
+
+fn start(wire: &mut Wire, total: u64) -> Result<()> {
+    let program = children::program()?;
+    let count = (total / RECORD).to_string();
+    wire.call("process/start", &wire::start("p", &[&program, "child", "producer", &PRODUCER.to_string(), &count]))?;
+    Ok(())
+}
+
+/// Reads what is pushed, at full speed or at a number of bytes a second.
+fn pushed(address: &Address, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
+    let (mut wire, _) = Wire::open(address, initialize)?;
+    start(&mut wire, total)?;
+    let acknowledges = initialize.get("capabilities").is_some();
+    let mut reader = Reader::new(rate, acknowledges);
+    while !reader.take(&mut wire)? {}
+    reader.records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+/// Starts, goes away until half of the output is written (or the quota stops it), comes back.
+fn away_for_half(address: &Address, total: u64) -> Result<()> {
+    let (mut wire, session) = Wire::session(address)?;
+    start(&mut wire, total)?;
+    drop(wire);
+    let (mut observer, _) = Wire::session(address)?;
+    wait_written(&mut observer, total / 2)?;
+    observer.call("session/end", &json!({}))?;
+    let (mut wire, _) = Wire::open(address, &hello(Some(&session)))?;
+    let mut reader = Reader::new(None, true);
+    while !reader.take(&mut wire)? {}
+    reader.records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+/// Waits by the list of another session; what the holder cannot store any more (quota, floor) also ends the wait.
+fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let (mut last, mut since) = (0, Instant::now());
+    loop {
+        let list = observer.call("process/list", &json!({ "scope": "all" }))?;
+        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        let entry = entries.iter().find(|entry| entry["processId"] == "p").context("the process is not listed")?;
+        let written = entry["outputBytes"].as_u64().with_context(|| format!("no `outputBytes` in {entry}"))?;
+        if written >= wanted {
+            return Ok(());
+        }
+        if written > last {
+            (last, since) = (written, Instant::now());
+        }
+        // Most of the half must have been stored: a holder that stops reading at once is not away-proof.
+        if since.elapsed() > Duration::from_secs(3) {
+            ensure!(written > wanted * 9 / 10, "only {written} of {wanted} bytes were taken while the client was away");
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{written} of {wanted} bytes after 120 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it took.
+struct Reader {
+    records: Records,
+    seq: u64,
+    bytes: u64,
+    unacknowledged: u64,
+    rate: Option<f64>,
+    begun: Instant,
+    acknowledges: bool,
+    exited: bool,
+}
+
+impl Reader {
+    fn new(rate: Option<f64>, acknowledges: bool) -> Self {
+        Self {
+            records: Records::new(PRODUCER),
+            seq: 0,
+            bytes: 0,
+            unacknowledged: 0,
+            rate,
+            begun: Instant::now(),
+            acknowledges,
+            exited: false,
+        }
+    }
+
+    /// Takes one message; true at the end.
+    fn take(&mut self, wire: &mut Wire) -> Result<bool> {
+        let incoming = wire.next().with_context(|| format!("after number {}, {} bytes", self.seq, self.bytes))?;
+        match incoming {
+            Incoming::Output(output) => {
+                ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
+                self.advance(output.seq)?;
+                self.records.push(&output.bytes);
+                self.consume(output.bytes.len() as u64, wire)?;
+                Ok(false)
+            }
+            Incoming::Exited { seq, code, .. } => {
+                self.advance(seq)?;
+                ensure!(code == children::exit_code(PRODUCER), "the producer exited with {code}");
+                self.exited = true;
+                Ok(false)
+            }
+            Incoming::Closed { seq, .. } => {
+                self.advance(seq)?;
+                ensure!(self.exited, "closed before it exited");
+                Ok(true)
+            }
+            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            Incoming::Answer { .. } => Ok(false),
+        }
+    }
+
+    fn advance(&mut self, seq: u64) -> Result<()> {
+        ensure!(seq == self.seq + 1, "number {seq} after {}", self.seq);
+        self.seq = seq;
+        Ok(())
+    }
+
+    fn consume(&mut self, bytes: u64, wire: &mut Wire) -> Result<()> {
+        self.bytes += bytes;
+        self.unacknowledged += bytes;
+        if let Some(rate) = self.rate {
+            let due = Duration::from_secs_f64(self.bytes as f64 / rate);
+            thread::sleep(due.saturating_sub(self.begun.elapsed()));
+        }
+        if self.acknowledges && self.unacknowledged >= ACK_EVERY {
+            self.unacknowledged = 0;
+            wire.notify("process/ack", &json!({ "processId": "p", "seq": self.seq }))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads by `process/read` alone, as a reference client does; what is pushed besides is thrown away.
+fn polled(address: &Address, total: u64) -> Result<()> {
+    let (mut wire, _) = Wire::open(address, &plain())?;
+    start(&mut wire, total)?;
+    let mut records = Records::new(PRODUCER);
+    let mut after = 0;
+    loop {
+        let params = json!({ "processId": "p", "afterSeq": after, "waitMs": 1000, "maxBytes": 1 << 20 });
+        let answer = wire.call("process/read", &params).with_context(|| format!("read after {after}"))?;
+        wire.forget_early();
+        ensure!(answer["gap"].is_null(), "a gap: {}", answer["gap"]);
+        let chunks = answer["chunks"].as_array().context("`process/read` gave no `chunks`")?;
+        for chunk in chunks {
+            records.push(&STANDARD.decode(chunk["chunk"].as_str().context("a chunk is text")?)?);
+        }
+        after = answer["nextSeq"].as_u64().context("no `nextSeq`")? - 1;
+        // `closed` tells of the process, not of this answer: `maxBytes` may have cut it.
+        if answer["closed"] == true && chunks.is_empty() {
+            ensure!(answer["exitCode"] == children::exit_code(PRODUCER), "exit code {}", answer["exitCode"]);
+            break;
+        }
+    }
+    records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! F2: the server is killed with SIGKILL again and again under load and started on the same state directory and port.
+//!
+//! One kill in eight hits the new server while it starts. No byte, no process, no exit code and no pid may change.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::{
+    Figures, Setting, cuts,
+    load::{Load, is_lost},
+};
+use crate::{
+    random::Random,
+    server::{Server, Setup},
+    wire::Wire,
+};
+
+/// Producers at once.
+const LANES: usize = 8;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(40, 200, 2000);
+    let mut random = setting.random("F2");
+    let setup = Setup::new(&setting.binary)?;
+    let mut server = setup.start()?;
+    let mut load = Load::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&server.address)?;
+    let mut times = Vec::new();
+    let mut killed = 0;
+    while killed < wanted {
+        let until = Instant::now() + Duration::from_millis(random.between(5, 120));
+        flow(&mut load, &mut wire, &server, |_| Instant::now() >= until)
+            .with_context(|| format!("after {killed} kills; the server says: {}", setup.log_tail()))?;
+        server.kill()?;
+        killed += 1;
+        let again = restart(&setup, &mut random, &mut load, wanted - killed)
+            .with_context(|| format!("after {killed} kills; the server says: {}", setup.log_tail()))?;
+        killed += again.killed;
+        times.push(again.millis);
+        (server, wire) = (again.server, again.wire);
+    }
+    load.let_run_out();
+    flow(&mut load, &mut wire, &server, Load::is_done).context("after the last kill")?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    Ok(vec![
+        Figures::default()
+            .set("injected", killed)
+            .set("survived", killed)
+            .set("bytes", load.bytes)
+            .set("processes", load.ended)
+            .times(&mut times),
+    ])
+}
+
+/// Takes messages until told; a link that breaks although the server lives is resumed like any other.
+fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl Fn(&Load) -> bool) -> Result<()> {
+    while !stop(load) {
+        match load.step(wire) {
+            Ok(()) => {}
+            Err(error) if is_lost(&error) => {
+                return Err(error.context(format!("the server (pid {}) was not killed", server.pid())));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A server that took over, and how long that took from its start until the session was resumed.
+struct Again {
+    server: Server,
+    wire: Wire,
+    millis: f64,
+    killed: u64,
+}
+
+fn restart(setup: &Setup, random: &mut Random, load: &mut Load, left: u64) -> Result<Again> {
+    let mut killed = 0;
+    while killed < left && random.one_in(8) {
+        let launched = setup.launch()?;
+        std::thread::sleep(Duration::from_millis(random.between(0, 25)));
+        launched.kill()?;
+        killed += 1;
+    }
+    let begun = Instant::now();
+    let server = setup.start()?;
+    let (mut wire, millis) = cuts::resume(load, &server.address, begun)?;
+    load.check_pids(&mut wire)?;
+    Ok(Again { server, wire, millis, killed })
+}

@@ -1,0 +1,257 @@
+//! The load of the fault runs and its oracle: lanes of producers in one session that outlives its connections.
+//!
+//! Owns what the client of a run knows: which producer runs in which lane, what came from it, what was acknowledged. Checks
+//! each record, each exit code and each pid; numbers of the server only serve to drop what a resume sends again. Connecting,
+//! cutting and killing are the runs' own work.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    children::{self, RECORD, Records},
+    random::Random,
+    wire::{Address, Fault, Incoming, Output, Wire, hello},
+};
+
+/// Consumed bytes after which a lane is acknowledged.
+const ACK_EVERY: u64 = 256 << 10;
+
+/// What a producer of a lane writes: between these numbers of bytes.
+const LANE_BYTES: std::ops::Range<u64> = 4 << 20..48 << 20;
+
+/// One producer and what came from it.
+struct Lane {
+    id: u64,
+    process: String,
+    count: u64,
+    records: Records,
+    /// Highest number seen; what is not above it was sent before.
+    seq: u64,
+    /// Bytes taken since the last acknowledgement.
+    unacknowledged: u64,
+    /// Set by the answer of `process/start` or, if a cut ate it, by the next list.
+    pid: Option<i64>,
+    /// Whether a start was answered, so that it must not be sent again.
+    started: bool,
+    exit: Option<i64>,
+}
+
+/// The lanes and their session.
+pub(super) struct Load {
+    random: Random,
+    program: String,
+    session: Option<String>,
+    lanes: Vec<Lane>,
+    next_id: u64,
+    /// Whether a lane whose producer ended gets another.
+    refill: bool,
+    /// Start requests in flight on the present connection, by request id.
+    starting: HashMap<i64, u64>,
+    /// Output bytes checked.
+    pub(super) bytes: u64,
+    /// Producers that ended well.
+    pub(super) ended: u64,
+}
+
+impl Load {
+    pub(super) fn new(mut random: Random, lanes: usize) -> Result<Self> {
+        let random = random.fork();
+        let mut load = Self {
+            random,
+            program: children::program()?,
+            session: None,
+            lanes: Vec::new(),
+            next_id: 1,
+            refill: true,
+            starting: HashMap::new(),
+            bytes: 0,
+            ended: 0,
+        };
+        for _ in 0..lanes {
+            let lane = load.new_lane();
+            load.lanes.push(lane);
+        }
+        Ok(load)
+    }
+
+    fn new_lane(&mut self) -> Lane {
+        let id = self.next_id;
+        self.next_id += 1;
+        Lane {
+            id,
+            process: format!("lane-{id}"),
+            count: self.random.between(LANE_BYTES.start, LANE_BYTES.end) / RECORD,
+            records: Records::new(id),
+            seq: 0,
+            unacknowledged: 0,
+            pid: None,
+            started: false,
+            exit: None,
+        }
+    }
+
+    /// Opens the session, or resumes it and takes it over; producers whose start was not answered are started again.
+    pub(super) fn attach(&mut self, address: &Address) -> Result<Wire> {
+        let (mut wire, answer) = Wire::open(address, &hello(self.session.as_deref()))?;
+        let id = answer["sessionId"].as_str().context("`initialize` gave no session id")?;
+        let known = self.session.get_or_insert_with(|| id.to_owned());
+        ensure!(known == id, "resumed session `{known}` and got `{id}`");
+        self.starting.clear();
+        for lane in 0..self.lanes.len() {
+            if !self.lanes[lane].started {
+                self.start(lane, &mut wire)?;
+            }
+        }
+        Ok(wire)
+    }
+
+    fn start(&mut self, lane: usize, wire: &mut Wire) -> Result<()> {
+        let lane = &self.lanes[lane];
+        let argv = [&self.program, "child", "producer", &lane.id.to_string(), &lane.count.to_string()];
+        let id = wire.send("process/start", &crate::wire::start(&lane.process, &argv))?;
+        self.starting.insert(id, lane.id);
+        Ok(())
+    }
+
+    /// Takes one message.
+    pub(super) fn step(&mut self, wire: &mut Wire) -> Result<()> {
+        match wire.next().map_err(|fault| self.explain(fault))? {
+            Incoming::Output(output) => self.output(&output, wire),
+            Incoming::Exited { process, seq, code } => self.exited(&process, seq, code),
+            Incoming::Closed { process, seq, params } => self.closed(&process, seq, &params, wire),
+            Incoming::Answer { id, outcome } => self.answered(id, outcome),
+            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+        }
+    }
+
+    /// Silence is a broken promise; what was awaited goes with it.
+    fn explain(&self, fault: Fault) -> Error {
+        if fault.is_lost() {
+            return Error::new(fault);
+        }
+        let waiting: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| format!("{} (seq {}, started {}, exit {:?})", lane.process, lane.seq, lane.started, lane.exit))
+            .collect();
+        Error::new(fault).context(format!("waiting for {}", waiting.join(", ")))
+    }
+
+    /// The lane of a process, unless the event was seen already; a jump in the numbers is a loss.
+    fn lane(&mut self, process: &str, seq: u64) -> Result<Option<usize>> {
+        let Some(at) = self.lanes.iter().position(|lane| lane.process == process) else {
+            // A lane that ended: a resume may send its end once more.
+            ensure!(process.starts_with("lane-"), "an event of the unknown process `{process}`");
+            return Ok(None);
+        };
+        let lane = &mut self.lanes[at];
+        if seq <= lane.seq {
+            return Ok(None);
+        }
+        ensure!(seq == lane.seq + 1, "`{process}` jumped from number {} to {seq}", lane.seq);
+        lane.seq = seq;
+        Ok(Some(at))
+    }
+
+    fn output(&mut self, output: &Output, wire: &mut Wire) -> Result<()> {
+        ensure!(output.gap.is_none(), "a gap at `{}`: {:?}", output.process, output.gap);
+        let Some(at) = self.lane(&output.process, output.seq)? else {
+            return Ok(());
+        };
+        let lane = &mut self.lanes[at];
+        lane.records.push(&output.bytes);
+        lane.unacknowledged += output.bytes.len() as u64;
+        self.bytes += output.bytes.len() as u64;
+        if lane.unacknowledged >= ACK_EVERY {
+            lane.unacknowledged = 0;
+            wire.notify("process/ack", &json!({ "processId": lane.process, "seq": lane.seq }))?;
+        }
+        Ok(())
+    }
+
+    fn exited(&mut self, process: &str, seq: u64, code: i64) -> Result<()> {
+        let Some(at) = self.lane(process, seq)? else {
+            return Ok(());
+        };
+        let lane = &mut self.lanes[at];
+        ensure!(lane.exit.is_none(), "`{process}` exited twice");
+        let promised = children::exit_code(lane.id);
+        ensure!(code == promised, "`{process}` exited with {code}, not {promised}");
+        lane.exit = Some(code);
+        Ok(())
+    }
+
+    fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut Wire) -> Result<()> {
+        let Some(at) = self.lane(process, seq)? else {
+            return Ok(());
+        };
+        let lane = &self.lanes[at];
+        ensure!(lane.exit.is_some(), "`{process}` closed before it exited");
+        lane.records.finish(lane.count)?;
+        let total = lane.count * RECORD;
+        ensure!(
+            params["outputBytes"] == total && params["droppedBytes"] == 0,
+            "`{process}` wrote {total} bytes, `process/closed` says {params}"
+        );
+        self.ended += 1;
+        wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
+        wire.send("process/forget", &json!({ "processId": process }))?;
+        if self.refill {
+            self.lanes[at] = self.new_lane();
+            self.start(at, wire)
+        } else {
+            self.lanes.remove(at);
+            Ok(())
+        }
+    }
+
+    fn answered(&mut self, id: i64, outcome: Result<Value, Fault>) -> Result<()> {
+        let Some(lane) = self.starting.remove(&id) else {
+            // The answer of `process/forget`: unknown is fine, a cut may have eaten the first answer.
+            return Ok(());
+        };
+        let Some(lane) = self.lanes.iter_mut().find(|candidate| candidate.id == lane) else {
+            return Ok(()); // Already ended.
+        };
+        match outcome {
+            Ok(result) => lane.pid = result["pid"].as_i64(),
+            // The start before the cut had arrived.
+            Err(Fault::Refused { message, .. }) if message.contains("already exists") => {}
+            Err(fault) => return Err(anyhow!("start of `{}`: {fault}", lane.process)),
+        }
+        lane.started = true;
+        Ok(())
+    }
+
+    /// Asks for the list: every producer that runs is there, with the pid it had.
+    pub(super) fn check_pids(&mut self, wire: &mut Wire) -> Result<()> {
+        let list = wire.call("process/list", &json!({}))?;
+        let listed = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.started && lane.exit.is_none()) {
+            let entry = listed
+                .iter()
+                .find(|entry| entry["processId"] == lane.process)
+                .with_context(|| format!("`{}` is not in the list any more", lane.process))?;
+            let pid = entry["pid"].as_i64().context("an entry of the list has no pid")?;
+            let known = *lane.pid.get_or_insert(pid);
+            ensure!(pid == known, "`{}` was pid {known} and is {pid}", lane.process);
+        }
+        Ok(())
+    }
+
+    /// No more producers after those that run.
+    pub(super) fn let_run_out(&mut self) {
+        self.refill = false;
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.lanes.is_empty()
+    }
+}
+
+/// Whether a new connection may mend the error.
+pub(super) fn is_lost(error: &Error) -> bool {
+    error.downcast_ref::<Fault>().is_some_and(Fault::is_lost)
+}

@@ -1,0 +1,230 @@
+//! A real server: starts the release binary on a state directory, kills it, starts it again, weighs it.
+//!
+//! Owns the operating system's side of a run (pids, memory, temporary state); knows nothing of the wire. Whatever it started
+//! is gone when it is dropped, holders included.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::wire::Address;
+
+/// How a server is started, and started again.
+pub(crate) struct Setup {
+    binary: PathBuf,
+    listen: String,
+    /// Removed when the run is over.
+    state: TempDir,
+    extra: Vec<String>,
+}
+
+impl Setup {
+    /// A server on a port that stays the same over restarts.
+    pub(crate) fn new(binary: &Path) -> Result<Self> {
+        let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let state = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
+        Ok(Self { binary: binary.to_owned(), listen: format!("ws://{free}"), state, extra: Vec::new() })
+    }
+
+    /// One more argument of `serve`.
+    pub(crate) fn arg(mut self, arg: &str) -> Self {
+        self.extra.push(arg.to_owned());
+        self
+    }
+
+    /// A folder beside the state for what a run's children write.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.state.path()
+    }
+
+    fn state_dir(&self) -> PathBuf {
+        self.state.path().join("state")
+    }
+
+    /// Starts the program; it does not listen yet.
+    pub(crate) fn launch(&self) -> Result<Launched> {
+        let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
+        let mut command = Command::new(&self.binary);
+        command.args(["serve", "--listen", &self.listen, "--state-dir"]).arg(self.state_dir());
+        command.args(&self.extra);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("start `{}`", self.binary.display()))?;
+        Ok(Launched { child })
+    }
+
+    /// Starts the program and waits for its URL.
+    pub(crate) fn start(&self) -> Result<Server> {
+        self.launch()?.ready().with_context(|| format!("its log says: {}", self.log_tail()))
+    }
+
+    /// The last lines of what the server said on standard error.
+    pub(crate) fn log_tail(&self) -> String {
+        let text = fs::read_to_string(self.state.path().join("stderr")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// Server, spawner and holders of this state directory: forks keep the command line.
+    pub(crate) fn family(&self) -> Vec<u32> {
+        let needle = self.state_dir().into_os_string().into_encoded_bytes();
+        pids()
+            .filter(|pid| {
+                let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let ours = comm(*pid).is_some_and(|comm| comm.starts_with("exec-"));
+                ours && cmdline.windows(needle.len()).any(|part| part == needle)
+            })
+            .collect()
+    }
+
+    /// Memory of the family in KiB.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        self.family().into_iter().map(memory_kib).sum()
+    }
+
+    /// Threads of the family.
+    pub(crate) fn threads(&self) -> usize {
+        let count = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        self.family().into_iter().map(count).sum()
+    }
+
+    /// Waits until nothing of the family runs any more.
+    pub(crate) fn wait_gone(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = self.family();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let names: Vec<_> =
+                    left.iter().map(|pid| format!("{} {pid}", comm(*pid).unwrap_or_default())).collect();
+                bail!("still running: {}", names.join(", "));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        for pid in self.family() {
+            kill(pid, rustix::process::Signal::KILL);
+        }
+        // Children die with their holders; wait, so that nothing writes into a folder that is being removed.
+        self.wait_gone(Duration::from_secs(5)).ok();
+    }
+}
+
+/// A program that was started and has not printed its URL yet.
+pub(crate) struct Launched {
+    child: Child,
+}
+
+impl Launched {
+    /// Waits for the URL. The kernel ends the wait when the program dies.
+    pub(crate) fn ready(mut self) -> Result<Server> {
+        let stdout = self.child.stdout.take().context("standard output is a pipe")?;
+        let mut line = String::new();
+        let mut stdout = BufReader::new(stdout);
+        stdout.read_line(&mut line)?;
+        if line.is_empty() {
+            let status = self.child.wait()?;
+            bail!("the server ended before it printed a URL: {status}");
+        }
+        Ok(Server { child: self.child, address: Address::parse(line.trim_end())?, _stdout: stdout })
+    }
+
+    /// SIGKILL before it listens.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+/// A server that listens.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: Address,
+    /// Held open: what a closed standard output does is another test.
+    _stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGTERM, and the exit it promises.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        kill(self.child.id(), rustix::process::Signal::TERM);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                ensure!(status.success(), "the server ended with {status} on SIGTERM");
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the server did not end within 10 s of SIGTERM");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // Already ended where `stop` or `kill` was called.
+        self.child.wait().ok();
+    }
+}
+
+fn kill(pid: u32, signal: rustix::process::Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        rustix::process::kill_process(pid, signal).ok(); // Gone already: what was wanted.
+    }
+}
+
+/// Every process of the machine.
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The short name of a process.
+pub(crate) fn comm(pid: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
+}
+
+/// Pss of a process. Where the kernel hides it (our processes are not dumpable), anonymous and shared memory instead,
+/// which is never less than what Pss would count of them.
+pub(crate) fn memory_kib(pid: u32) -> u64 {
+    let sum = |text: &str, keys: &[&str]| -> u64 {
+        text.lines()
+            .filter(|line| keys.iter().any(|key| line.starts_with(key)))
+            .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+            .sum()
+    };
+    match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
+        Ok(text) if !text.is_empty() => sum(&text, &["Pss:"]),
+        _ => {
+            let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            sum(&text, &["RssAnon:", "RssShmem:"])
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! House rules that no compiler checks: module docs, file sizes, forbidden words, the arrows between crates.
+//!
+//! Owns the list of rules; reads the tree and changes nothing. Runs as `cargo xtask tidy` and inside `cargo test`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo;
+
+/// Beyond this a file has become two rooms.
+const MAX_LINES: usize = 600;
+
+/// Who may depend on whom, as in ARCHITECTURE.md. A crate that is not listed may use every other.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("protocol", &[]),
+    ("log", &[]),
+    ("process", &[]),
+    ("session", &["protocol"]),
+    ("rpc", &["protocol"]),
+    ("holder", &["log", "process", "session"]),
+    ("server", &["protocol", "rpc", "session", "log", "holder"]),
+    ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
+    ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
+    ("xtask", &[]),
+];
+
+/// Prints each broken rule and fails if there is one.
+pub(crate) fn run() -> Result<()> {
+    let broken = broken_rules(cargo::root())?;
+    for line in &broken {
+        println!("{line}");
+    }
+    ensure!(broken.is_empty(), "{} broken house rules", broken.len());
+    println!("tidy: ok");
+    Ok(())
+}
+
+fn broken_rules(root: &Path) -> Result<Vec<String>> {
+    let mut broken = Vec::new();
+    let mut files = Vec::new();
+    collect(root, &mut files)?;
+    for path in files {
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        // Files that are not text hold no rule of ours.
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        machine_paths(&name, &text, &mut broken);
+        if name.ends_with(".rs") {
+            source(&name, &text, &mut broken);
+        }
+        if name.ends_with("Cargo.toml") {
+            arrows(&name, &text, &mut broken);
+        }
+    }
+    Ok(broken)
+}
+
+/// Every file of the repository, without what cargo, git and the interop run make.
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("list `{}`", dir.display()))? {
+        let entry = entry?;
+        let (name, path) = (entry.file_name(), entry.path());
+        if entry.file_type()?.is_dir() {
+            if name != "target" && name != ".git" && name != "node_modules" && name != "__pycache__" {
+                collect(&path, files)?;
+            }
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn source(name: &str, text: &str, broken: &mut Vec<String>) {
+    let lines = text.lines().count();
+    if lines > MAX_LINES {
+        broken.push(format!("{name}: {lines} lines, more than {MAX_LINES}"));
+    }
+    if !text.lines().take(3).any(|line| line.starts_with("//!")) {
+        broken.push(format!("{name}: no module doc in the first lines"));
+    }
+    let product_test = name.starts_with("crates/") && name.contains("/tests/");
+    // Spelled in two halves so that this file does not break its own rules.
+    let mut forbidden = vec![concat!("#[", "path"), concat!("#[", "ignore"), concat!("tod", "o!(")];
+    if product_test {
+        forbidden.push("sleep(");
+    }
+    for (number, line) in text.lines().enumerate() {
+        let code = line.trim_start();
+        if code.starts_with("//") {
+            continue;
+        }
+        for word in &forbidden {
+            if code.contains(word) {
+                broken.push(format!("{name}:{}: `{word}` is not used here", number + 1));
+            }
+        }
+    }
+}
+
+/// No file knows the machine it was written on.
+fn machine_paths(name: &str, text: &str, broken: &mut Vec<String>) {
+    for (number, line) in text.lines().enumerate() {
+        for path in [concat!("/wo", "rk/"), concat!("/ro", "ot/")] {
+            if line.contains(path) {
+                broken.push(format!("{name}:{}: a path of one machine: `{path}`", number + 1));
+            }
+        }
+    }
+}
+
+fn arrows(name: &str, text: &str, broken: &mut Vec<String>) {
+    let parts: Vec<&str> = name.split('/').collect();
+    let folder = match parts.as_slice() {
+        ["crates", folder, "Cargo.toml"] | [folder, "Cargo.toml"] => *folder,
+        _ => return,
+    };
+    let Some((_, allowed)) = ARROWS.iter().find(|(from, _)| *from == folder) else {
+        return;
+    };
+    for dependency in dependencies(text) {
+        if !allowed.contains(&dependency) {
+            broken.push(format!("{name}: `{folder}` must not depend on `{dependency}`"));
+        }
+    }
+}
+
+/// Our own crates in the dependency tables of a manifest, without those only for tests.
+fn dependencies(text: &str) -> Vec<&str> {
+    let mut inside = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            inside = line.contains("dependencies]") && !line.contains("dev-dependencies");
+        } else if inside && let Some(rest) = line.strip_prefix("exec-server-") {
+            let end = rest.find(['.', ' ', '=']).unwrap_or(rest.len());
+            found.push(&rest[..end]);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_keeps_the_house_rules() {
+        let broken = broken_rules(cargo::root()).unwrap();
+        assert!(broken.is_empty(), "broken house rules:\n{}", broken.join("\n"));
+    }
+
+    #[test]
+    fn each_rule_can_fail() {
+        let mut broken = Vec::new();
+        source("crates/x/tests/a.rs", "fn f() { sleep(1) }\n", &mut broken);
+        source("crates/x/src/b.rs", &format!("//! Doc.\n{}", "\n".repeat(MAX_LINES)), &mut broken);
+        source("crates/x/src/c.rs", &format!("//! Doc.\n{}]\n", concat!("#[", "ignore")), &mut broken);
+        machine_paths("README.md", concat!("cd /ro", "ot/x"), &mut broken);
+        arrows("crates/log/Cargo.toml", "[dependencies]\nexec-server-rpc.workspace = true\n", &mut broken);
+        assert_eq!(
+            broken,
+            [
+                "crates/x/tests/a.rs: no module doc in the first lines",
+                "crates/x/tests/a.rs:1: `sleep(` is not used here",
+                "crates/x/src/b.rs: 601 lines, more than 600",
+                concat!("crates/x/src/c.rs:2: `#[", "ignore` is not used here"),
+                concat!("README.md:1: a path of one machine: `/ro", "ot/`"),
+                "crates/log/Cargo.toml: `log` must not depend on `rpc`",
+            ]
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! A client of the wire that shares no code with the server: tungstenite for the frames, serde_json for the messages.
+//!
+//! Owns one connection and blocks its thread. Knows the shapes of messages, not what they mean to a run; it dedupes nothing
+//! and checks nothing, that is the oracle's work.
+
+use std::{
+    borrow::Cow,
+    collections::VecDeque,
+    io,
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::WebSocketConfig};
+
+/// Longer than anything the server may take; a wait beyond it is a hang.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What ends a call.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// The link is gone; resume.
+    #[error("link lost: {0}")]
+    Lost(String),
+    /// Nothing came for longer than anything may take.
+    #[error("nothing heard for {} s", PATIENCE.as_secs())]
+    Silence,
+    /// The server answered with an error.
+    #[error("refused: {code} {kind}: {message}")]
+    Refused { code: i64, kind: String, message: String },
+    /// The server broke the protocol.
+    #[error("not of the protocol: {0}")]
+    Nonsense(String),
+}
+
+impl Fault {
+    /// Whether a new connection may mend it.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_))
+    }
+}
+
+/// One message of the server.
+pub(crate) enum Incoming {
+    Answer { id: i64, outcome: Result<Value, Fault> },
+    Output(Output),
+    Exited { process: String, seq: u64, code: i64 },
+    Closed { process: String, seq: u64, params: Value },
+    Other { method: String, params: Value },
+}
+
+/// A chunk of output.
+pub(crate) struct Output {
+    pub(crate) process: String,
+    pub(crate) seq: u64,
+    pub(crate) bytes: Vec<u8>,
+    /// The params of anything unusual in it: a gap.
+    pub(crate) gap: Option<Value>,
+}
+
+/// Where a server is: its address and the printed URL.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    pub(crate) socket: SocketAddr,
+    pub(crate) url: String,
+}
+
+impl Address {
+    /// Reads the line that the server prints.
+    pub(crate) fn parse(url: &str) -> anyhow::Result<Self> {
+        let rest = url.strip_prefix("ws://").ok_or_else(|| anyhow::anyhow!("not a ws URL: `{url}`"))?;
+        let host = &rest[..rest.find('/').unwrap_or(rest.len())];
+        Ok(Self { socket: host.parse()?, url: url.to_owned() })
+    }
+
+    /// The same server behind a proxy: the bytes go there, the URL (and so the Host header) stays.
+    pub(crate) fn through(&self, proxy: SocketAddr) -> Self {
+        Self { socket: proxy, url: self.url.clone() }
+    }
+}
+
+/// A connection after the upgrade.
+pub(crate) struct Wire {
+    socket: WebSocket<TcpStream>,
+    next_id: i64,
+    /// Messages that came while an answer was awaited, in order.
+    early: VecDeque<Incoming>,
+}
+
+impl Wire {
+    /// Connects and upgrades.
+    pub(crate) fn connect(address: &Address) -> Result<Self, Fault> {
+        let lost = |error: io::Error| Fault::Lost(error.to_string());
+        let stream = TcpStream::connect_timeout(&address.socket, PATIENCE).map_err(lost)?;
+        stream.set_nodelay(true).map_err(lost)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+        let request = address.url.as_str().into_client_request().map_err(|error| Fault::Nonsense(error.to_string()))?;
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(100 << 20))
+            .max_frame_size(Some(100 << 20))
+            .read_buffer_size(256 << 10);
+        tungstenite::client::client_with_config(request, stream, Some(config))
+            .map(|(socket, _)| Self { socket, next_id: 1, early: VecDeque::new() })
+            .map_err(|error| Fault::Lost(format!("upgrade: {error}")))
+    }
+
+    /// Connects and shakes hands; the answer of `initialize` comes with it.
+    pub(crate) fn open(address: &Address, initialize: &Value) -> Result<(Self, Value), Fault> {
+        let mut wire = Self::connect(address)?;
+        let answer = wire.call("initialize", initialize)?;
+        wire.notify("initialized", &json!({}))?;
+        Ok((wire, answer))
+    }
+
+    /// A new session of a client with all our capabilities; returns its id too.
+    pub(crate) fn session(address: &Address) -> Result<(Self, String), Fault> {
+        let (wire, answer) = Self::open(address, &hello(None))?;
+        let id = answer["sessionId"].as_str().unwrap_or_default().to_owned();
+        Ok((wire, id))
+    }
+
+    /// Sends a request and returns its id.
+    pub(crate) fn send(&mut self, method: &str, params: &Value) -> Result<i64, Fault> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.write(json!({ "id": id, "method": method, "params": params }).to_string())?;
+        Ok(id)
+    }
+
+    pub(crate) fn notify(&mut self, method: &str, params: &Value) -> Result<(), Fault> {
+        self.write(json!({ "method": method, "params": params }).to_string())
+    }
+
+    fn write(&mut self, text: String) -> Result<(), Fault> {
+        self.socket.send(Message::text(text)).map_err(lost)
+    }
+
+    /// Sends a request and waits for its answer; what comes in between is kept for `next`.
+    pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
+        let id = self.send(method, params)?;
+        self.answer(id)
+    }
+
+    /// Waits for the answer of a request that was sent.
+    pub(crate) fn answer(&mut self, id: i64) -> Result<Value, Fault> {
+        let mut kept = std::mem::take(&mut self.early);
+        let outcome = loop {
+            match self.receive() {
+                Ok(Incoming::Answer { id: answered, outcome }) if answered == id => break outcome,
+                Ok(other) => kept.push_back(other),
+                Err(fault) => break Err(fault),
+            }
+        };
+        self.early = kept;
+        outcome
+    }
+
+    /// The next message, in the order in which the server sent them.
+    pub(crate) fn next(&mut self) -> Result<Incoming, Fault> {
+        match self.early.pop_front() {
+            Some(incoming) => Ok(incoming),
+            None => self.receive(),
+        }
+    }
+
+    /// Throws away what was kept: a run that only counts answers does not need it.
+    pub(crate) fn forget_early(&mut self) {
+        self.early.clear();
+    }
+
+    fn receive(&mut self) -> Result<Incoming, Fault> {
+        loop {
+            match self.socket.read().map_err(lost)? {
+                Message::Text(text) => return decode(text.as_str()),
+                Message::Binary(bytes) => {
+                    let text = std::str::from_utf8(&bytes).map_err(|_| Fault::Nonsense("binary frame".into()))?;
+                    return decode(text);
+                }
+                Message::Close(frame) => return Err(Fault::Lost(format!("closed by the server: {frame:?}"))),
+                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+            }
+        }
+    }
+}
+
+/// Params of `initialize` for a client with every capability, new or resuming.
+pub(crate) fn hello(resume: Option<&str>) -> Value {
+    let mut params = json!({ "clientName": "xtask", "capabilities": { "ack": true, "gap": true, "concurrent": true } });
+    if let Some(session) = resume {
+        params["resumeSessionId"] = json!(session);
+        params["takeover"] = json!(true);
+    }
+    params
+}
+
+/// Params of `process/start` with the environment that a small program needs.
+pub(crate) fn start(process: &str, argv: &[&str]) -> Value {
+    json!({ "processId": process, "argv": argv, "cwd": "/", "env": { "PATH": "/bin:/usr/bin" }, "tty": false })
+}
+
+fn lost(error: tungstenite::Error) -> Fault {
+    match error {
+        tungstenite::Error::Io(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+        {
+            Fault::Silence
+        }
+        other => Fault::Lost(other.to_string()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    id: Option<i64>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+    result: Option<Value>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event<'a> {
+    #[serde(borrow)]
+    process_id: Cow<'a, str>,
+    seq: u64,
+    #[serde(borrow)]
+    chunk: Option<Cow<'a, str>>,
+    gap: Option<Value>,
+    exit_code: Option<i64>,
+}
+
+fn decode(text: &str) -> Result<Incoming, Fault> {
+    let nonsense = |error: &dyn std::fmt::Display| Fault::Nonsense(format!("{error} in `{}`", clip(text)));
+    let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
+    let Some(method) = envelope.method else {
+        let id = envelope.id.ok_or_else(|| nonsense(&"neither method nor id"))?;
+        return Ok(Incoming::Answer { id, outcome: outcome(envelope.result, envelope.error) });
+    };
+    let params = envelope.params.map_or("null", RawValue::get);
+    match &*method {
+        "process/output" | "process/exited" | "process/closed" => {}
+        _ => {
+            let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
+            return Ok(Incoming::Other { method: method.into_owned(), params });
+        }
+    }
+    let event: Event<'_> = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
+    let (process, seq) = (event.process_id.into_owned(), event.seq);
+    match (&*method, event.chunk, event.exit_code) {
+        ("process/output", Some(chunk), _) => {
+            let bytes = STANDARD.decode(&*chunk).map_err(|error| nonsense(&error))?;
+            Ok(Incoming::Output(Output { process, seq, bytes, gap: event.gap }))
+        }
+        ("process/exited", _, Some(code)) => Ok(Incoming::Exited { process, seq, code }),
+        ("process/closed", ..) => {
+            let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
+            Ok(Incoming::Closed { process, seq, params })
+        }
+        _ => Err(nonsense(&"a key is missing")),
+    }
+}
+
+fn outcome(result: Option<Value>, error: Option<Value>) -> Result<Value, Fault> {
+    let Some(error) = error else {
+        return Ok(result.unwrap_or(Value::Null));
+    };
+    Err(Fault::Refused {
+        code: error["code"].as_i64().unwrap_or_default(),
+        kind: error["data"]["kind"].as_str().unwrap_or_default().to_owned(),
+        message: error["message"].as_str().unwrap_or_default().to_owned(),
+    })
+}
+
+fn clip(text: &str) -> &str {
+    let end = text.char_indices().nth(200).map_or(text.len(), |(at, _)| at);
+    &text[..end]
+}
