@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 use crate::poller::{EventFlags, Interest, Poller};
-use crate::wire::{self, FromHolder};
+use crate::wire::{self, Datagram, FromHolder};
 
 /// Messages that wait for room in the socket before everything that makes more is stopped. Each is small (a few hundred
 /// bytes) and may hold a descriptor; a single turn adds a few more at most.
@@ -119,11 +119,11 @@ impl Controller {
         }
     }
 
-    /// The next command into `buf`; `None` when there is none or the connection is lost.
-    pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<()> {
+    /// The next command; `None` when there is none or the connection is lost.
+    pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
         let link = self.link.as_mut().filter(|_| !self.is_lost)?;
         match wire::recv_raw(&link.socket, buf) {
-            Ok(Some(_)) => Some(()),
+            Ok(Some(datagram)) => Some(datagram),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Ok(None) | Err(_) => {
                 self.lose();

@@ -84,7 +84,7 @@ impl Door {
         let mut known = Vec::new();
         for candidate in std::mem::take(&mut self.candidates) {
             match wire::recv_raw(&candidate.socket, buf) {
-                Ok(Some(_)) => known.extend(self.check(candidate.socket, buf)),
+                Ok(Some(hello)) => known.extend(self.check(candidate.socket, hello.bytes(buf))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && now_ns < candidate.until_ns => {
                     self.candidates.push(candidate);
                 }

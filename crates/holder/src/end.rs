@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::poller::EventFlags;
-use crate::process::{Part, Phase, Process, stream_fd};
+use crate::process::{Source, Phase, Process, stream_fd};
 use crate::wire::Status;
 
 /// Above what a terminal can hold (64 KiB each way): reading ends earlier, when it is empty. A number is needed because
@@ -46,7 +46,7 @@ impl Process {
         if let Some(fd) = stream_fd(child, output.stream) {
             // Before it is closed: the poller must not name a descriptor that another stream may get. A failure means
             // that it is out already.
-            let token = Part::First.token(self.slot);
+            let token = Source::First.token(self.slot);
             cx.children.set(&mut output.interest, fd, token, EventFlags::empty()).ok();
         }
         match output.stream {
@@ -221,7 +221,7 @@ impl Process {
     fn watch_exit_now(&mut self, is_wanted: bool, cx: &mut Context) {
         let want = if is_wanted { EventFlags::IN } else { EventFlags::empty() };
         let fd = self.child.as_ref().map(Child::exit_fd);
-        let token = Part::Exit.token(self.slot);
+        let token = Source::Exit.token(self.slot);
         if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, want).is_err()) {
             self.retry_later(cx);
         }

@@ -1,9 +1,60 @@
-//! Holder.
-use std::{io, os::fd::{AsFd, BorrowedFd, OwnedFd}};
-use crate::{Config, Spawner};
+//! The holder of one session, turned by its caller: what is ready is handled, what is due is done, nothing waits.
+//!
+//! Owns the order within a turn: the controller's commands first, then children, then deadlines. What a command does is in
+//! [`dispatch`](crate::dispatch), what a process does in [`process`](crate::process). It reads no clock.
 
-/// The state of one session's holder, turned by its caller.
-pub struct Holder<S: Spawner> { epoll: OwnedFd, _spawner: S }
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use exec_server_session::{Lease, Ttl};
+
+use crate::adoption::Adoption;
+use crate::context::Context;
+use crate::door::{Door, Known};
+use crate::ending::{Ending, Reason};
+use crate::poller::{EventFlags, Interest, Poller, Ready};
+use crate::process::{Source, Process};
+use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
+use crate::{Config, Spawner, reap};
+
+/// Commands in one turn, so that a flood of them does not starve the children.
+const COMMANDS_MAX: usize = 64;
+
+const CONTROLLER: u64 = 1;
+const DOOR: u64 = 2;
+const CHILDREN: u64 = 3;
+const SPILL: u64 = 4;
+const SIGNALS: u64 = 5;
+
+/// The state of one session's holder.
+pub struct Holder<S: Spawner> {
+    poller: Poller,
+    pub(crate) cx: Context,
+    /// Whether `cx.children` is watched.
+    children: Interest,
+    /// Whether the end of a disk write is watched.
+    spill: Interest,
+    door: Door,
+    /// A new controller is being told everything.
+    adoption: Option<Adoption>,
+    pub(crate) lease: Lease,
+    pub(crate) processes: BTreeMap<u32, Process>,
+    pub(crate) spawner: S,
+    /// Earliest deadline of a process, as last collected; never too late.
+    next_process_deadline: Option<u64>,
+    pub(crate) ending: Option<Ending>,
+    /// SIGCHLD, in an exclusive process.
+    signals: Option<OwnedFd>,
+    dir: OwnedFd,
+    info: Vec<u8>,
+    pub(crate) nofile: Option<(u64, u64)>,
+    pub(crate) is_exclusive: bool,
+    /// Receive buffer.
+    buf: Vec<u8>,
+    /// Reused from turn to turn.
+    ready: Vec<Ready>,
+}
 
 /// What one turn left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +67,284 @@ pub struct Turn {
 
 impl<S: Spawner> Holder<S> {
     /// Makes the holder of a new session. `controller` is a connected `SOCK_SEQPACKET` socket that may say `Hello`.
-    pub fn new(_config: Config, controller: OwnedFd, spawner: S, _now_ns: u64) -> io::Result<Self> {
-        Ok(Self { epoll: controller, _spawner: spawner })
+    pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let cx = Context::new(&config.dir, config.limits, now_ns)?;
+        let mut door = Door::open(&config.dir, config.secret, &poller, DOOR)?;
+        door.admit(controller, &poller, now_ns);
+        let signals = config.exclusive.then(reap::child_signals).transpose()?;
+        if let Some(signals) = &signals {
+            poller.set(&mut Interest::default(), signals.as_fd(), SIGNALS, EventFlags::IN)?;
+        }
+        Ok(Self {
+            poller,
+            cx,
+            children: Interest::default(),
+            spill: Interest::default(),
+            door,
+            adoption: None,
+            lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
+            processes: BTreeMap::new(),
+            spawner,
+            next_process_deadline: None,
+            ending: None,
+            signals,
+            dir: config.dir,
+            info: config.info,
+            nofile: config.nofile,
+            is_exclusive: config.exclusive,
+            buf: Vec::new(),
+            ready: Vec::new(),
+        })
     }
 
     /// Its epoll descriptor: readable when a turn has something to do.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.poller.as_fd()
     }
 
-    /// One round: handles what is ready and due, without waiting.
-    pub fn turn(&mut self, _now_ns: u64) -> Turn {
-        Turn { next_deadline_ns: None, ended: true }
+    /// One round: handles what is ready and due, without waiting. Time must not go backwards.
+    pub fn turn(&mut self, now_ns: u64) -> Turn {
+        self.cx.now_ns = now_ns;
+        self.poller.ready(&mut self.ready);
+        let ready = self.ready.iter().fold(0_u64, |all, event| all | 1 << event.token);
+        let is_ready = |token: u64| ready & 1 << token != 0;
+        if is_ready(CONTROLLER) {
+            self.cx.controller.flush();
+            self.handle_commands();
+        }
+        if is_ready(DOOR) || self.door.deadline_ns().is_some_and(|at| now_ns >= at) {
+            self.handle_door();
+        }
+        if self.ending.is_none() && self.may_work() {
+            if is_ready(SPILL) {
+                self.handle_spilled();
+            }
+            if is_ready(CHILDREN) {
+                self.handle_children();
+            }
+            self.handle_deadlines();
+        }
+        if is_ready(SIGNALS) {
+            self.reap_strays();
+        }
+        self.finish(now_ns)
     }
+
+    /// The end of a turn: adoption, loss of the controller, the session's end, and what to watch until the next.
+    fn finish(&mut self, now_ns: u64) -> Turn {
+        if self.ending.is_none() && self.lease.poll_expired(now_ns) {
+            self.cx.send(&FromHolder::Expired);
+            self.end(Reason::Expiry);
+        }
+        if self.cx.controller.deadline_ns(now_ns).is_some() {
+            self.cx.controller.flush();
+        }
+        if let Some(adoption) = &mut self.adoption
+            && adoption.turn(&self.processes, &mut self.cx)
+        {
+            self.adoption = None;
+        }
+        if self.cx.controller.take_lost() {
+            self.handle_loss();
+        }
+        self.cx.trim();
+        if self.is_over(now_ns) {
+            return Turn { next_deadline_ns: None, ended: true };
+        }
+        if std::mem::take(&mut self.cx.has_new_deadline) {
+            self.next_process_deadline = self.processes.values().filter_map(Process::deadline_ns).min();
+        }
+        self.watch();
+        Turn { next_deadline_ns: self.deadline_ns(), ended: false }
+    }
+
+    /// Begins the end of the session.
+    pub(crate) fn end(&mut self, reason: Reason) {
+        if self.ending.is_none() {
+            self.ending = Some(Ending::begin(reason, &self.processes, self.cx.now_ns));
+        }
+    }
+
+    /// Attached or detached has changed: every full log is judged anew.
+    pub(crate) fn handle_attachment(&mut self) {
+        self.cx.is_attached = self.lease.is_attached() && self.cx.controller.is_connected();
+        for process in self.processes.values_mut() {
+            process.reconsider(&mut self.cx);
+        }
+    }
+
+    fn handle_commands(&mut self) {
+        let mut buf = std::mem::take(&mut self.buf);
+        for _ in 0..COMMANDS_MAX {
+            if !self.may_work() || self.ending.is_some() {
+                break;
+            }
+            let Some(datagram) = self.cx.controller.recv(&mut buf) else { break };
+            self.dispatch(datagram.bytes(&buf));
+        }
+        self.buf = buf;
+    }
+
+    fn handle_door(&mut self) {
+        for Known { socket, version, epoch } in self.door.turn(&self.poller, &mut self.buf, self.cx.now_ns) {
+            let is_spoken = (OLDEST_VERSION..=VERSION).contains(&version);
+            if !is_spoken || epoch <= self.cx.controller.epoch() || self.ending.is_some() {
+                let refused = FromHolder::Refused { version: VERSION, epoch: self.cx.controller.epoch() };
+                let mut message = Vec::new();
+                refused.encode(&mut message);
+                // A peer that does not read it sees the end of file just the same.
+                crate::wire::send_raw(&socket, &message, &[]).ok();
+                continue;
+            }
+            self.cx.controller.lose();
+            if self.cx.controller.take_lost() {
+                self.handle_loss();
+            }
+            self.cx.controller.replace(socket, epoch);
+            self.welcome(epoch);
+        }
+    }
+
+    fn welcome(&mut self, epoch: u64) {
+        let detached_ns = match self.lease.state() {
+            exec_server_session::State::Detached { since_ns } => self.cx.now_ns.saturating_sub(since_ns),
+            exec_server_session::State::Attached { .. } | exec_server_session::State::Expired => 0,
+        };
+        let ttl_ms = match self.lease.ttl() {
+            Ttl::Nanos(ns) => ns / 1_000_000,
+            Ttl::None => TTL_NONE,
+        };
+        let welcome = FromHolder::Welcome {
+            version: VERSION,
+            epoch,
+            ttl_ms,
+            detached_ms: detached_ns / 1_000_000,
+            info: self.info.clone(),
+        };
+        match self.cx.shared_fds() {
+            Ok([control, eventfd]) => self.cx.controller.send(&welcome, &[control.as_fd(), eventfd.as_fd()]),
+            Err(_) => return self.cx.controller.lose(),
+        }
+        self.adoption = Some(Adoption::new(self.cx.now_ns));
+    }
+
+    /// The controller is gone: detached, with the time to live in force.
+    fn handle_loss(&mut self) {
+        self.adoption = None;
+        self.cx.lent.taint();
+        self.lease.handle_detach(self.cx.controller.epoch(), self.cx.now_ns);
+        for process in self.processes.values_mut() {
+            process.input.orphan();
+        }
+        self.handle_attachment();
+    }
+
+    fn handle_spilled(&mut self) {
+        let Some(outcome) = self.cx.spill.take_outcome(self.cx.now_ns) else { return };
+        match (outcome.result, self.processes.get_mut(&outcome.slot)) {
+            (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
+            (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
+            // The disk rests now; whoever waits for it learns why below.
+            (Err(_), _) => {}
+        }
+        // After the one that was served, so that a single flood does not keep the disk from the others.
+        let (before, after): (Vec<u32>, Vec<u32>) = self.processes.keys().partition(|slot| **slot <= outcome.slot);
+        for slot in after.into_iter().chain(before) {
+            if let Some(process) = self.processes.get_mut(&slot) {
+                process.reconsider(&mut self.cx);
+            }
+        }
+    }
+
+    fn handle_children(&mut self) {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.cx.children.ready(&mut ready);
+        for Ready { token, flags } in ready.drain(..) {
+            if self.cx.controller.is_congested() {
+                break;
+            }
+            let Some((slot, source)) = Source::from_token(token) else { continue };
+            let Some(process) = self.processes.get_mut(&slot) else { continue };
+            match source {
+                Source::Exit => process.handle_exit(&mut self.cx),
+                Source::Stdin => process.push(&mut self.cx),
+                Source::First | Source::Second => {
+                    if flags.contains(EventFlags::OUT) {
+                        process.push(&mut self.cx);
+                    }
+                    if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+                        process.handle_readable(usize::from(source == Source::Second), flags, &mut self.cx);
+                    }
+                }
+            }
+        }
+        self.ready = ready;
+    }
+
+    fn handle_deadlines(&mut self) {
+        let now_ns = self.cx.now_ns;
+        if self.cx.spill.poll_rested(now_ns) {
+            self.handle_attachment();
+        }
+        if self.next_process_deadline.is_some_and(|at| now_ns >= at) {
+            for process in self.processes.values_mut() {
+                process.handle_deadline(&mut self.cx);
+            }
+            self.cx.has_new_deadline = true;
+        }
+    }
+
+    fn reap_strays(&mut self) {
+        if let Some(signals) = &self.signals {
+            // One read takes one notice; more of them only mean another look.
+            rustix::io::read(signals, &mut [0; 128]).ok();
+            let is_leader = |pid: i32| {
+                let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
+                leaders.any(|process| process.pid == pid.unsigned_abs())
+            };
+            reap::reap_strays(is_leader);
+        }
+    }
+
+    fn is_over(&mut self, now_ns: u64) -> bool {
+        let Some(ending) = &mut self.ending else { return false };
+        if !ending.is_over(&mut self.processes, self.is_exclusive, now_ns) {
+            return false;
+        }
+        self.cx.spill.shut_down();
+        ending.clean(&self.dir);
+        if let Reason::Command { req } = ending.reason {
+            self.cx.done(Some(req), Status::Ok);
+        }
+        self.cx.controller.flush();
+        true
+    }
+
+    /// Whether anything that makes messages may run.
+    fn may_work(&self) -> bool {
+        self.adoption.is_none() && !self.cx.controller.is_congested()
+    }
+
+    fn watch(&mut self) {
+        let may_work = self.may_work() && self.ending.is_none();
+        self.cx.controller.watch(&self.poller, CONTROLLER, may_work);
+        let want = if may_work { EventFlags::IN } else { EventFlags::empty() };
+        // Without memory for it the deadline of the next turn tries again.
+        self.poller.set(&mut self.children, self.cx.children.as_fd(), CHILDREN, want).ok();
+        self.poller.set(&mut self.spill, self.cx.spill.event_fd(), SPILL, want).ok();
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        let adoption = self.adoption.as_ref().map(Adoption::deadline_ns);
+        let ending = self.ending.as_ref().map(Ending::deadline_ns);
+        let work = self.next_process_deadline.filter(|_| self.may_work() && self.ending.is_none());
+        let others = [self.lease.deadline_ns(), self.door.deadline_ns(), self.cx.deadline_ns()];
+        [adoption, ending, work].into_iter().chain(others).flatten().min()
+    }
+}
+
+/// The time to live as it travels.
+pub(crate) fn ttl(ms: u64) -> Ttl {
+    if ms == TTL_NONE { Ttl::None } else { Ttl::Nanos(ms.saturating_mul(1_000_000)) }
 }

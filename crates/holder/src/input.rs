@@ -116,18 +116,15 @@ impl Process {
     /// Gives the child what it takes.
     pub(crate) fn push(&mut self, cx: &mut Context) {
         while let Some(part) = self.input.current.take() {
-            match self.push_part(part, cx) {
-                Some(waiting) => self.input.current = Some(waiting),
-                None => match self.input.next.take() {
-                    Some(next) => self.start(next, cx),
-                    None => break,
-                },
-            }
-            if self.input.current.is_some() {
+            if let Some(waiting) = self.push_part(part, cx) {
+                self.input.current = Some(waiting);
                 return self.settle(cx);
             }
+            if let Some(next) = self.input.next.take() {
+                self.start(next, cx);
+            }
         }
-        if self.input.closing.is_some() && self.input.current.is_none() {
+        if self.input.closing.is_some() {
             self.close_now(cx);
         }
         self.settle(cx);

@@ -27,12 +27,26 @@
     reason = "fork, signal dispositions and process attributes have no safe wrapper"
 )]
 
+mod adoption;
 mod config;
+mod context;
+mod controller;
+mod dispatch;
+mod door;
+mod end;
+mod ending;
 mod holder;
+mod input;
+mod lent;
 mod orphans;
+mod output;
+mod poller;
+mod process;
 mod reap;
 mod run;
 pub mod spawner;
+mod spill;
+pub mod tombstone;
 pub mod wire;
 
 pub use config::{Config, Forker, Limits, Spawner};

@@ -174,10 +174,10 @@ impl Process {
             self.spill_oldest(cx);
             return Step::Full(Blocked::No);
         };
-        match self.overflow {
-            Overflow::DropOldest if self.drop_oldest(cx) => Step::Freed,
-            Overflow::DropOldest | Overflow::Block => Step::Full(blocked),
+        if self.overflow == Overflow::DropOldest && self.drop_oldest(cx) {
+            return Step::Freed;
         }
+        Step::Full(blocked)
     }
 
     /// Spills before the cap is reached, where spilling is the rule.

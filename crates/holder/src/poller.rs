@@ -4,12 +4,15 @@
 //! turn comes again in the next.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 pub(crate) use rustix::event::epoll::EventFlags;
+
+/// Events in one turn; those left over come first in the next, as the kernel turns its list.
+const EVENTS_MAX: usize = 64;
 
 /// One epoll instance.
 pub(crate) struct Poller {
@@ -58,15 +61,15 @@ impl Poller {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// What is ready now, at most `max`; never waits.
-    pub(crate) fn ready(&self, max: usize) -> Vec<Ready> {
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(max);
+    /// Puts into `ready` what is ready now; never waits.
+    pub(crate) fn ready(&self, ready: &mut Vec<Ready>) {
+        ready.clear();
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
         // An interrupted call only means: later.
-        if epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default())).is_err() {
-            return Vec::new();
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&Timespec::default())) {
+            let found = |event: &mut epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
+            ready.extend(events.iter_mut().map(found));
         }
-        let ready = |event: &epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
-        events.iter().map(ready).collect()
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Stream, Writer};
 use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
@@ -19,9 +19,9 @@ use crate::input::Input;
 use crate::poller::{EventFlags, Interest};
 use crate::wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec};
 
-/// Which descriptor of a process a token of the children's poller means: `slot << 8 | part`.
+/// Which descriptor of a process a token of the children's poller means: `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Source {
     Exit,
     /// Stdout, or the terminal in both directions.
     First,
@@ -93,26 +93,26 @@ pub(crate) struct StartFailure {
     pub(crate) detail: Vec<u8>,
 }
 
-impl Part {
+impl Source {
     pub(crate) fn token(self, slot: u32) -> u64 {
-        let part = match self {
+        let source = match self {
             Self::Exit => 0,
             Self::First => 1,
             Self::Second => 2,
             Self::Stdin => 3,
         };
-        u64::from(slot) << 8 | part
+        u64::from(slot) << 8 | source
     }
 
     pub(crate) fn from_token(token: u64) -> Option<(u32, Self)> {
-        let part = match token & 0xff {
+        let source = match token & 0xff {
             0 => Self::Exit,
             1 => Self::First,
             2 => Self::Second,
             3 => Self::Stdin,
             _ => return None,
         };
-        Some((u32::try_from(token >> 8).ok()?, part))
+        Some((u32::try_from(token >> 8).ok()?, source))
     }
 }
 
@@ -161,7 +161,7 @@ impl Process {
             pid: self.pid,
             tty: self.is_tty,
             stdin_open: self.phase == Phase::Running && self.input.is_open,
-            running: matches!(self.phase, Phase::Running | Phase::Draining),
+            running: self.is_unreaped(),
             cap_bytes: self.cap_bytes,
             overflow: self.overflow,
             meta: self.meta.to_vec(),
@@ -175,8 +175,12 @@ impl Process {
 
     /// The pidfd of a leader that was not reaped.
     pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        let is_alive = matches!(self.phase, Phase::Running | Phase::Draining);
-        self.child.as_ref().filter(|_| is_alive).and_then(Child::pidfd)
+        self.child.as_ref().filter(|_| self.is_unreaped()).and_then(Child::pidfd)
+    }
+
+    /// Whether the leader's number is still its own.
+    pub(crate) fn is_unreaped(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Draining)
     }
 
     /// Memory segments this process may have, at least one.
@@ -197,16 +201,16 @@ impl Process {
     pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let wants_out = self.input.wants_out();
-        for (output, part) in self.outputs.iter_mut().zip([Part::First, Part::Second]) {
+        for (output, source) in self.outputs.iter_mut().zip([Source::First, Source::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
             let mut want = EventFlags::empty();
             want.set(EventFlags::IN, self.paused.is_none());
             want.set(EventFlags::OUT, self.is_tty && wants_out);
-            cx.children.set(&mut output.interest, fd, part.token(self.slot), want)?;
+            cx.children.set(&mut output.interest, fd, source.token(self.slot), want)?;
         }
         if let Some(fd) = child.stdin().filter(|_| !self.is_tty) {
             let want = if wants_out { EventFlags::OUT } else { EventFlags::empty() };
-            cx.children.set(&mut self.input.interest, fd, Part::Stdin.token(self.slot), want)?;
+            cx.children.set(&mut self.input.interest, fd, Source::Stdin.token(self.slot), want)?;
         }
         Ok(())
     }
@@ -215,7 +219,7 @@ impl Process {
     pub(crate) fn watch_exit(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let want = if self.phase == Phase::Running { EventFlags::IN } else { EventFlags::empty() };
-        cx.children.set(&mut self.exit_interest, child.exit_fd(), Part::Exit.token(self.slot), want)
+        cx.children.set(&mut self.exit_interest, child.exit_fd(), Source::Exit.token(self.slot), want)
     }
 
     /// The next deadline.

@@ -129,7 +129,10 @@ fn serve(socket: OwnedFd) {
         // Fresh for each request: the spawner stays small, and a holder copies no stale request.
         let mut buf = Vec::new();
         match wire::recv_raw(&socket, &mut buf) {
-            Ok(Some(datagram)) => fork_holder(&buf, datagram.fds),
+            Ok(Some(mut datagram)) => {
+                let fds = std::mem::take(&mut datagram.fds);
+                fork_holder(datagram.bytes(&buf), fds);
+            }
             Ok(None) => return,
             // A bad request costs itself only; its descriptors are closed.
             Err(_) => {}

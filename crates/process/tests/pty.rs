@@ -134,6 +134,7 @@ fn pty_spawn_can_preserve_inherited_fds() {
 #[test]
 fn pty_preserving_inherited_fds_keeps_repl_running() {
     let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
+    rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK).expect("the flag is set");
     let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
     spawn.env.push(c"PS1=ready> ".to_owned());
     spawn.extra_fds = vec![(write, 5)];

@@ -214,7 +214,8 @@ fn check_descriptors(stdio: Stdio, extra: Option<i32>) {
     // An answer means that the loader has closed what it opened.
     write_all(child.stdin().expect("input is open"), b"up\n");
     let source = child.stdout().or(child.pty()).expect("an output");
-    read_until(source, "up");
+    // A terminal echoes the input by itself; the second one is the answer.
+    read_until(source, if stdio == PTY { "up\r\nup\r\n" } else { "up\n" });
     let listed = fs::read_dir(format!("/proc/{}/fd", child.pid().as_raw_pid())).expect("the child lives");
     let mut listed: Vec<String> =
         listed.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use exec_server_protocol::{
     Incoming, RequestId, limits, message,
     method::{self, Class, Family, Method},
+    process::AckParams,
 };
 use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
@@ -37,7 +38,7 @@ use crate::{
     handlers,
     process::{Dialect, lock},
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
-    session::Session,
+    session::{Lookup, Session},
 };
 
 /// How long a connection that is told goodbye may take to go.
@@ -330,15 +331,25 @@ impl Connection {
             method::INITIALIZED => self.confirmed(),
             method::PROCESS_ACK => {
                 // A bad or unknown acknowledgement changes nothing and is not worth an answer.
-                if let (Stage::Confirmed(session), Ok(ack)) =
-                    (&self.stage, message::params::<exec_server_protocol::process::AckParams>(params))
-                {
-                    let session = ack.session_id.map_or(session.id.clone(), |id| id.as_str().into());
-                    let process = ack.process_id.as_str().to_owned();
-                    self.peer.mailbox.order(Order::Ack { session, process, seq: ack.seq });
+                if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
+                    self.acknowledged(own, &ack);
                 }
             }
             _ => self.fail(&message::MALFORMED_ID, &Failure::UnknownNotification { method: method.to_owned() }),
+        }
+    }
+
+    fn acknowledged(&self, own: &Arc<Session>, ack: &AckParams) {
+        let other = ack.session_id.as_ref().filter(|id| id.as_str() != &*own.id);
+        let session = match other {
+            None => own.clone(),
+            Some(id) => match self.core.session(id.as_str(), &self.principal) {
+                Ok(session) => session,
+                Err(_) => return,
+            },
+        };
+        if let Lookup::Live(process) = session.lookup(ack.process_id.as_str()) {
+            self.peer.mailbox.order(Order::Ack { process, seq: ack.seq });
         }
     }
 

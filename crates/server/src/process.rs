@@ -7,7 +7,7 @@
 //! holder, segment by segment, except for the last [`limits::READABLE_BYTES`].
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fmt,
     os::fd::OwnedFd,
     sync::{
@@ -27,10 +27,14 @@ use crate::{
     error::Failure,
     link::{Link, Waiter},
     pump::{Reply, Watch},
+    session::short,
 };
 
 /// Bytes of one stdin part: with its header it fits a message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
+
+/// Spilled segments of one process kept in memory at once, 1 MiB each: a few readers at different places, and no more.
+const LOADED_SEGMENTS: usize = 6;
 
 /// Which generation's messages a process speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,12 +75,15 @@ pub(crate) struct Process {
     takers: Mutex<Vec<Taker>>,
     next_taker: AtomicU64,
     stdin: Mutex<StdinLine>,
+    loads: Mutex<Loads>,
     /// How far the owner got, kept for the next connection.
     owner: Mutex<Position>,
     /// Kills the leader's group should the holder die. `None` once it was gone at adoption.
     leader: Option<OwnedFd>,
     /// Set once when the holder died: what the log would have said next is made up from here.
     lost: OnceLock<Lost>,
+    /// Set once when the process is forgotten: its slot and segments belong to others from then on.
+    forgotten: OnceLock<Status>,
     /// When it was closed, on a clock that stands still while the owner is away or has not taken everything.
     closed_since: Mutex<Option<Instant>>,
 }
@@ -98,6 +105,13 @@ struct Taker {
 pub(crate) struct Lost {
     pub(crate) exited_seq: Option<u64>,
     pub(crate) closed_seq: u64,
+}
+
+/// Spilled segments on their way into memory, and those that are there, oldest first.
+#[derive(Default)]
+struct Loads {
+    under_way: BTreeSet<u64>,
+    loaded: VecDeque<u64>,
 }
 
 #[derive(Default)]
@@ -150,9 +164,11 @@ impl Process {
             takers: Mutex::new(vec![Taker { key: OWNER, seq: taken.seq }]),
             next_taker: AtomicU64::new(OWNER + 1),
             stdin: Mutex::default(),
+            loads: Mutex::default(),
             owner: Mutex::new(taken),
             leader: birth.leader,
             lost: OnceLock::new(),
+            forgotten: OnceLock::new(),
             closed_since: Mutex::default(),
         }
     }
@@ -180,12 +196,27 @@ impl Process {
 
     /// The state the holder publishes, with the made-up end where the holder is gone.
     pub(crate) fn status(&self) -> Status {
+        if let Some(last) = self.forgotten.get() {
+            return *last;
+        }
         let mut status = self.control.status(self.slot);
         if let Some(lost) = self.lost.get() {
             status.next_seq = lost.closed_seq + 1;
             status.closed_seq = Some(lost.closed_seq);
         }
         status
+    }
+
+    /// Lets go of everything shared with the holder, before the holder is told to reuse it. Readers that still have the process find an
+    /// empty log.
+    pub(crate) fn forget(&self) {
+        self.forgotten.set(self.status()).ok(); // Forgotten once is forgotten.
+        let mut chain = self.chain();
+        let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
+        *chain = Chain::new();
+        chain.forget_below(end_seq, end_offset);
+        drop(chain);
+        drop(self.link.status(|req| ToHolder::Forget { req, slot: self.slot }));
     }
 
     pub(crate) fn lost(&self) -> Option<Lost> {
@@ -198,7 +229,7 @@ impl Process {
 
     /// True where something lies beyond `seen_next_seq` already; false: the next event wakes the watches.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        self.lost.get().is_none() && self.control.arm_slot(self.slot, seen_next_seq)
+        self.lost.get().is_none() && self.forgotten.get().is_none() && self.control.arm_slot(self.slot, seen_next_seq)
     }
 
     pub(crate) fn watch(&self, watch: Arc<Watch>) {
@@ -220,8 +251,12 @@ impl Process {
         *lock(&self.owner)
     }
 
+    /// The owner got this far. Never goes back: an old connection may say so after a new one.
     pub(crate) fn set_owner_position(&self, position: Position) {
-        *lock(&self.owner) = position;
+        let mut owner = lock(&self.owner);
+        if position.seq >= owner.seq {
+            *owner = position;
+        }
     }
 
     /// A further reader whose untaken bytes are kept. It starts at what is retained now.
@@ -236,13 +271,17 @@ impl Process {
         self.let_go();
     }
 
-    /// The owner has taken everything up to `seq`.
-    pub(crate) fn owner_took(&self, seq: u64) {
-        self.took(OWNER, seq);
+    /// The owner has taken everything up to there. Its position moves along, so that a resume that comes before the old connection has
+    /// left its place does not begin at what is gone.
+    pub(crate) fn owner_took(&self, position: Position) {
+        self.set_owner_position(position);
+        self.took(OWNER, position.seq);
     }
 
     /// A taker has taken everything up to `seq`; what nobody needs any more goes back to the holder.
     pub(crate) fn took(&self, key: u64, seq: u64) {
+        // Nobody has taken what was never written; such a word must not count for what comes later.
+        let seq = seq.min(self.status().next_seq.saturating_sub(1));
         let mut moved = false;
         for taker in lock(&self.takers).iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
             taker.seq = seq;
@@ -267,6 +306,11 @@ impl Process {
         }
     }
 
+    /// True where nobody reads this spilled segment yet; the caller then calls [`Process::load`].
+    pub(crate) fn begin_load(&self, segment: u64) -> bool {
+        lock(&self.loads).under_way.insert(segment)
+    }
+
     /// Reads a spilled segment into memory. Blocking: call it off the runtime's threads.
     pub(crate) fn load(&self, segment: u64) {
         let name = exec_server_log::disk_name(self.slot, segment);
@@ -279,10 +323,19 @@ impl Process {
             // False: the segment was taken while it was read.
             Ok(loaded) => drop(self.chain().set_loaded(segment, loaded)),
             Err(error) => {
-                tracing::error!(session = %self.session, process = self.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
+                tracing::error!(session = short(&self.session), process = self.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
                 self.chain().remove(segment);
             }
         }
+        let mut loads = lock(&self.loads);
+        loads.under_way.remove(&segment);
+        loads.loaded.push_back(segment);
+        if loads.loaded.len() > LOADED_SEGMENTS
+            && let Some(oldest) = loads.loaded.pop_front()
+        {
+            self.chain().unload(oldest);
+        }
+        drop(loads);
         self.wake();
     }
 

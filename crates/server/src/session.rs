@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!            attach                    detach                  time-to-live over
-//!  created ─────────▶ attached(epoch) ─────────▶ detached(since) ─────────────▶ expired
-//!                        │   ▲  takeover: epoch + 1, the old connection is closed
+//!  created ─────────▶ attached        ─────────▶ detached(since) ─────────────▶ expired
+//!                        │   ▲  takeover: the old connection is superseded and closed
 //!                        └───┘
 //! ```
 //! With a holder the clock of the detached session runs there, so that it also runs while no server does; a session without processes has
@@ -42,8 +42,6 @@ pub struct Session {
 
 struct State {
     attached: Option<Arc<Peer>>,
-    /// Counts attachments; a connection with an older number changes nothing any more.
-    epoch: u64,
     detached_since: Option<Instant>,
     /// Time without a connection after which the session ends; `None` = never.
     ttl: Option<Duration>,
@@ -108,7 +106,6 @@ impl Session {
             core,
             state: Mutex::new(State {
                 attached: None,
-                epoch: 0,
                 detached_since: Some(now),
                 ttl: attachment.ttl,
                 reference: attachment.reference,
@@ -138,8 +135,8 @@ impl Session {
     /// Makes `peer` the session's connection; the one before it, if any, is superseded.
     pub(crate) fn attach(&self, peer: Arc<Peer>, attachment: Attachment) {
         let mut state = lock(&self.state);
-        let old = state.attached.replace(peer);
-        state.epoch += 1;
+        let id = peer.id;
+        let old = state.attached.replace(peer).filter(|old| old.id != id);
         state.detached_since = None;
         state.ttl = attachment.ttl;
         state.reference = attachment.reference;
@@ -151,10 +148,6 @@ impl Session {
         if let Some(old) = old {
             old.supersede(self.id.clone());
         }
-    }
-
-    pub(crate) fn is_attached_to(&self, peer: &Peer) -> bool {
-        lock(&self.state).attached.as_ref().is_some_and(|attached| attached.id == peer.id)
     }
 
     /// The connection is gone. Nothing happens where another one has taken the session over.
@@ -488,10 +481,9 @@ impl State {
     fn forget(&mut self, process: &Arc<Process>) {
         self.by_slot.remove(&process.slot());
         if let Some(peer) = &self.attached {
-            peer.mailbox.order(Order::Unfollow { session: process.session.clone(), process: process.id().to_owned() });
+            peer.mailbox.order(Order::Unfollow(process.clone()));
         }
-        // Nobody waits for the answer; the slot is the holder's to reuse.
-        drop(process.link().status(|req| ToHolder::Forget { req, slot: process.slot() }));
+        process.forget();
     }
 }
 

@@ -73,11 +73,11 @@ impl StdinLedger {
                 Entry { done, .. } => Begin::Continue { done },
             };
         }
-        if self.entries.len() == REMEMBERED {
-            if let Some(oldest) = self.entries.pop_front() {
-                self.index.remove(&oldest.key);
-                self.first += 1;
-            }
+        if self.entries.len() == REMEMBERED
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.index.remove(&oldest.key);
+            self.first += 1;
         }
         self.index.insert(key, self.first + self.entries.len() as u64);
         self.entries.push_back(Entry { key, total, done: 0 });

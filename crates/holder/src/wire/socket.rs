@@ -12,14 +12,27 @@ use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Re
 use super::codec::{HEADER, LARGE};
 use super::{DecodeError, FromHolder, ToHolder, FDS_MAX, LARGE_MAX, MESSAGE_MAX, VERSION};
 
-/// Size of the receive buffer: above [`MESSAGE_MAX`], so that a longer datagram shows as cut off.
-const BUFFER: usize = 64 * 1024;
+/// Bytes of the buffer that are received into: above [`MESSAGE_MAX`], so that a longer datagram shows as cut off.
+const RECEIVED_MAX: usize = 64 * 1024;
 
-/// One received datagram; its bytes are in the buffer that was passed.
+/// Size of the receive buffer: above the allocator's threshold for pages of its own, so that only the pages that messages
+/// have touched cost memory.
+const BUFFER: usize = 256 * 1024;
+
+/// One received datagram; its bytes are in the buffer that was passed, unless they came in a memfd.
 #[derive(Debug)]
 pub struct Datagram {
     /// Descriptors that came with it.
     pub fds: Vec<OwnedFd>,
+    len: usize,
+    large: Option<Vec<u8>>,
+}
+
+impl Datagram {
+    /// The message; `buf` is the buffer that it was received with.
+    pub fn bytes<'a>(&'a self, buf: &'a [u8]) -> &'a [u8] {
+        self.large.as_deref().or_else(|| buf.get(..self.len)).unwrap_or_default()
+    }
 }
 
 /// Sends one message to a holder. `WouldBlock` when the socket is full: nothing was sent.
@@ -33,7 +46,8 @@ pub fn send(socket: impl AsFd, message: &ToHolder<'_>, fds: &[BorrowedFd<'_>]) -
 /// [`DecodeError`] inside) for what is no message. `buf` is the receive buffer, kept from call to call.
 pub fn recv(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
     let Some(datagram) = recv_raw(socket, buf)? else { return Ok(None) };
-    Ok(Some((FromHolder::decode(buf).map_err(invalid)?, datagram.fds)))
+    let message = FromHolder::decode(datagram.bytes(buf)).map_err(invalid)?;
+    Ok(Some((message, datagram.fds)))
 }
 
 /// Sends an encoded message, in a sealed memfd if it is too large for a datagram.
@@ -53,18 +67,18 @@ pub fn send_raw(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io
     send_datagram(socket.as_fd(), &envelope, &all)
 }
 
-/// Receives one encoded message into `buf`, which then holds exactly its bytes; `None` at end of file.
+/// Receives one encoded message; `None` at end of file. `buf` is the receive buffer, kept from call to call.
 pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
-    // A large message grew the buffer: give that memory back now.
-    if buf.capacity() > BUFFER {
-        *buf = Vec::new();
+    if buf.len() < BUFFER {
+        // Zeroed by the allocator, not by us: see `BUFFER`.
+        *buf = vec![0; BUFFER];
     }
-    buf.resize(BUFFER, 0);
+    let Some(target) = buf.get_mut(..RECEIVED_MAX) else { return Ok(None) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = loop {
-        match net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(buf)], &mut ancillary, flags) {
+        match net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(target)], &mut ancillary, flags) {
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::CONNRESET) => return Ok(None),
             other => break other?,
@@ -82,11 +96,12 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(invalid(DecodeError::Short));
     }
-    buf.truncate(received.bytes);
-    if buf.get(1) == Some(&LARGE) {
-        load_large(buf, &mut fds)?;
-    }
-    Ok(Some(Datagram { fds }))
+    let message = target.get(..received.bytes).unwrap_or_default();
+    let large = match message.get(1) {
+        Some(&LARGE) => Some(load_large(message, &mut fds)?),
+        Some(_) | None => None,
+    };
+    Ok(Some(Datagram { fds, len: received.bytes, large }))
 }
 
 /// Wraps a decode error for the callers that deal in `io::Error`.
@@ -120,9 +135,9 @@ fn sealed_memfd(body: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Replaces the envelope in `buf` by the message in its memfd.
-fn load_large(buf: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
-    let len = buf.get(HEADER..).and_then(|rest| <[u8; 8]>::try_from(rest).ok()).map(u64::from_le_bytes);
+/// The message in the memfd that came with its envelope.
+fn load_large(envelope: &[u8], fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
+    let len = envelope.get(HEADER..).and_then(|rest| <[u8; 8]>::try_from(rest).ok()).map(u64::from_le_bytes);
     let len = len.and_then(|len| usize::try_from(len).ok()).filter(|&len| len <= LARGE_MAX);
     let (Some(len), false) = (len, fds.is_empty()) else { return Err(invalid(DecodeError::Short)) };
     let body = fds.remove(0);
@@ -131,16 +146,15 @@ fn load_large(buf: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
     if !rustix::fs::fcntl_get_seals(&body).is_ok_and(|seals| seals.contains(needed)) {
         return Err(invalid(DecodeError::Value("seals")));
     }
-    buf.clear();
-    buf.resize(len, 0);
+    let mut message = vec![0; len];
     let mut at = 0;
-    while let Some(rest) = buf.get_mut(at..).filter(|rest| !rest.is_empty()) {
+    while let Some(rest) = message.get_mut(at..).filter(|rest| !rest.is_empty()) {
         let offset = u64::try_from(at).unwrap_or(u64::MAX);
         match rustix::io::retry_on_intr(|| rustix::io::pread(&body, &mut *rest, offset))? {
             0 => return Err(invalid(DecodeError::Short)),
             n => at += n,
         }
     }
-    // A large message inside a large message would recurse.
-    if buf.get(1) == Some(&LARGE) { Err(invalid(DecodeError::Kind(LARGE))) } else { Ok(()) }
+    // An envelope inside an envelope is refused by the decoder: its kind is no message.
+    Ok(message)
 }

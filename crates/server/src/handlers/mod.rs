@@ -46,7 +46,7 @@ impl Context {
     }
 }
 
-/// `session/end`: ends the session and everything in it. The connection may initialize again.
+/// `session/end`: ends the session and everything in it, and then the connection, which has nothing left to speak about.
 pub(crate) async fn session_end(context: Context, _: session::EndParams, reply: Reply) {
     context.session.end().await;
     reply.result(&session::EndResult {});

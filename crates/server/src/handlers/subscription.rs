@@ -5,7 +5,6 @@ use exec_server_protocol::{Empty, process as wire};
 use super::Context;
 use crate::{
     error::Failure,
-    process::Position,
     pump::{Follow, Order, Reply, Role, Start},
 };
 
@@ -24,7 +23,7 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
     let taker = params.hold.then(|| process.add_taker(after));
     let follow = Follow {
         role: Role::Observer { taker },
-        start: Start::After(Position { seq: after, offset: 0 }),
+        start: Start::AfterSeq(after),
         manners: context.peer.manners(),
         process,
     };
@@ -35,10 +34,12 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
 }
 
 pub(crate) async fn unsubscribe(context: Context, params: wire::UnsubscribeParams, reply: Reply) {
-    let process = params.process_id.as_str().to_owned();
-    // The owner's own feed is not a subscription and stays.
-    if let Some(session) = params.session_id.filter(|id| id.as_str() != &*context.session.id) {
-        context.peer.mailbox.order(Order::Unfollow { session: session.as_str().into(), process });
+    // The owner's own feed is not a subscription and stays; a process that is gone has no feed any more.
+    let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
+    if let Some(session) = other
+        && let Ok(Some(process)) = context.process(Some(&session), params.process_id.as_str()).await
+    {
+        context.peer.mailbox.order(Order::Unfollow(process));
     }
     reply.result(&Empty {});
 }

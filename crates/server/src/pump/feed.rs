@@ -51,6 +51,8 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
     After(Position),
+    /// After a number that the reader named; how many bytes that makes, the next record tells.
+    AfterSeq(u64),
     /// A resumed reference client: wait for its first read until then, else go on after the last number sent.
     AwaitRead {
         until: Instant,
@@ -86,6 +88,8 @@ pub(super) struct Feed {
     cursor: Cursor,
     addressee: EscapedId,
     sent: Position,
+    /// False until the first record has told what `sent` is in bytes.
+    offset_known: bool,
     /// Positions behind `sent`, at least [`MARK_BYTES`] apart, newest last; pruned as they are taken.
     marks: VecDeque<Position>,
     /// Missing numbers that a peer without `gap` still has to be told one by one.
@@ -118,6 +122,7 @@ impl Feed {
         let Follow { process, role, start, manners } = follow;
         let (sent, awaiting) = match start {
             Start::After(position) => (position, None),
+            Start::AfterSeq(seq) => (Position { seq, offset: 0 }, None),
             Start::AwaitRead { until, sent } => (sent, Some(until)),
         };
         let mode = match (role, awaiting) {
@@ -133,7 +138,11 @@ impl Feed {
         };
         Self {
             addressee,
-            cursor: process.cursor(sent),
+            offset_known: !matches!(start, Start::AfterSeq(1..)),
+            cursor: match start {
+                Start::AfterSeq(seq @ 1..) => Cursor::after(seq),
+                Start::After(_) | Start::AfterSeq(_) | Start::AwaitRead { .. } => process.cursor(sent),
+            },
             process,
             watch,
             has_turn: false,
@@ -202,14 +211,15 @@ impl Feed {
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
         }
-        self.took(seq);
+        let taken = *taken;
+        self.took(taken);
         true
     }
 
-    fn took(&self, seq: u64) {
+    fn took(&self, position: Position) {
         match self.role {
-            Role::Owner => self.process.owner_took(seq),
-            Role::Observer { taker: Some(key) } => self.process.took(key, seq),
+            Role::Owner => self.process.owner_took(position),
+            Role::Observer { taker: Some(key) } => self.process.took(key, position.seq),
             Role::Observer { taker: None } => {}
         }
     }
@@ -235,7 +245,7 @@ impl Feed {
             }
             Mode::Polled { base, .. } if after.seq > base.seq => {
                 self.mode = Mode::Polled { base: after, held_since: None };
-                self.took(after.seq);
+                self.took(after);
             }
             Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => {}
         }
@@ -316,11 +326,22 @@ impl Feed {
             taken = self.marks.pop_front();
         }
         if let Some(mark) = taken {
-            self.took(mark.seq);
+            self.took(mark);
+        }
+    }
+
+    /// The first record after a number that the reader named tells where in the bytes that is.
+    fn learn_offset(&mut self, offset: u64) {
+        if !std::mem::replace(&mut self.offset_known, true) {
+            self.sent.offset = offset;
+            if let Mode::Acked { taken } = &mut self.mode {
+                taken.offset = offset;
+            }
         }
     }
 
     fn send(&mut self, record: Record<'_>, out: &mut Outbox) {
+        self.learn_offset(record.offset);
         match (record.event, self.process.meta.dialect) {
             (Event::Output { stream, bytes }, Dialect::Process) => {
                 let chunk = Output {
@@ -399,6 +420,9 @@ impl Feed {
     fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
         self.sent.seq = gap.to_seq;
         self.sent.offset += gap.bytes;
+        if let Mode::Acked { taken } = &mut self.mode {
+            taken.offset += gap.bytes; // Nobody can acknowledge what was never sent: it does not count against the window.
+        }
         if self.process.meta.dialect == Dialect::Command {
             return; // V0 has no numbers and no word for it.
         }

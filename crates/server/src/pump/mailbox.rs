@@ -51,10 +51,10 @@ pub(super) struct Mail {
 pub(crate) enum Order {
     /// Push the events of a process from now on.
     Follow(Follow),
-    /// Stop pushing a process of another session.
-    Unfollow { session: Arc<str>, process: String },
+    /// Stop pushing a process.
+    Unfollow(Arc<Process>),
     /// The peer has taken everything up to `seq`.
-    Ack { session: Arc<str>, process: String, seq: u64 },
+    Ack { process: Arc<Process>, seq: u64 },
     /// Answer a `process/read`, now or when there is something.
     Read(ReadOrder),
     /// The session belongs to another connection now: end every push and fail every read of it.
@@ -106,9 +106,7 @@ impl Mailbox {
 
     pub(super) fn take(&self) -> Mail {
         let mail = std::mem::take(&mut *lock(&self.mail));
-        if mail.answer_bytes > 0 {
-            self.drained.notify_one();
-        }
+        self.drained.notify_one();
         mail
     }
 
@@ -118,7 +116,8 @@ impl Mailbox {
             let drained = self.drained.notified();
             {
                 let mail = lock(&self.mail);
-                if mail.answer_bytes < limits::ANSWERS_WAITING_BYTES && mail.answers.len() < limits::ANSWERS_WAITING {
+                let waiting = mail.answers.len() + mail.orders.len();
+                if mail.answer_bytes < limits::ANSWERS_WAITING_BYTES && waiting < limits::ANSWERS_WAITING {
                     return;
                 }
             }

@@ -9,7 +9,7 @@ mod mailbox;
 mod read;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -55,6 +55,10 @@ pub(crate) struct Pump {
     writer: Box<dyn AsyncWrite + Send + Unpin>,
     outbox: Outbox,
     feeds: BTreeMap<u64, Feed>,
+    /// Feeds by the address of their process, which a feed keeps alive.
+    by_process: HashMap<usize, u64>,
+    /// Feeds that may want to be looked at by the clock.
+    timed: BTreeSet<u64>,
     /// Feeds with something to send, in the order of their turns.
     turns: VecDeque<u64>,
     reads: BTreeMap<u64, ReadJob>,
@@ -71,6 +75,8 @@ impl Pump {
             writer,
             outbox: Outbox::new(framing),
             feeds: BTreeMap::new(),
+            by_process: HashMap::new(),
+            timed: BTreeSet::new(),
             turns: VecDeque::new(),
             reads: BTreeMap::new(),
             next_key: 0,
@@ -160,13 +166,13 @@ impl Pump {
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
             Order::Follow(follow) => self.follow(follow),
-            Order::Unfollow { session, process } => {
-                if let Some(key) = self.feed_key(&session, &process) {
+            Order::Unfollow(process) => {
+                if let Some(key) = self.feed_of(&process) {
                     self.drop_feed(key);
                 }
             }
-            Order::Ack { session, process, seq } => {
-                if let Some(key) = self.feed_key(&session, &process)
+            Order::Ack { process, seq } => {
+                if let Some(key) = self.feed_of(&process)
                     && let Some(feed) = self.feeds.get_mut(&key)
                     && feed.handle_ack(seq)
                 {
@@ -180,10 +186,9 @@ impl Pump {
     }
 
     fn follow(&mut self, follow: Follow) {
-        if let Some(old) = self.feed_key(&follow.process.session, follow.process.id()) {
+        if let Some(old) = self.feed_of(&follow.process) {
             // A process that started while its session was being resumed is ordered twice; the feed that runs has the truer position.
-            let same = self.feeds.get(&old).is_some_and(|feed| Arc::ptr_eq(&feed.process, &follow.process));
-            if same && follow.role == Role::Owner {
+            if follow.role == Role::Owner {
                 return;
             }
             // A second subscription replaces the first: the caller names where it wants to go on.
@@ -192,6 +197,7 @@ impl Pump {
         let key = self.key();
         let watch = Watch::new(key, self.mailbox.clone());
         follow.process.watch(watch.clone());
+        self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
         self.feeds.insert(key, Feed::new(follow, watch));
         self.give_turn(key);
     }
@@ -201,10 +207,8 @@ impl Pump {
         self.next_key
     }
 
-    fn feed_key(&self, session: &str, process: &str) -> Option<u64> {
-        let found =
-            self.feeds.iter().find(|(_, feed)| feed.process.id() == process && &*feed.process.session == session);
-        found.map(|(key, _)| *key)
+    fn feed_of(&self, process: &Arc<Process>) -> Option<u64> {
+        self.by_process.get(&Arc::as_ptr(process).addr()).copied()
     }
 
     fn give_turn(&mut self, key: u64) {
@@ -213,6 +217,15 @@ impl Pump {
         {
             feed.has_turn = true;
             self.turns.push_back(key);
+        }
+    }
+
+    /// Called after everything that may have changed a feed's mode.
+    fn note_timer(&mut self, key: u64) {
+        if self.feeds.get(&key).is_some_and(|feed| feed.timer().is_some()) {
+            self.timed.insert(key);
+        } else {
+            self.timed.remove(&key);
         }
     }
 
@@ -237,6 +250,7 @@ impl Pump {
                 self.load(process, segment);
             }
         }
+        self.note_timer(key);
         self.drop_if_settled(key);
     }
 
@@ -247,11 +261,15 @@ impl Pump {
     }
 
     fn load(&mut self, process: Arc<Process>, segment: u64) {
-        self.loads.spawn_blocking(move || process.load(segment));
+        if process.begin_load(segment) {
+            self.loads.spawn_blocking(move || process.load(segment));
+        }
     }
 
     fn drop_feed(&mut self, key: u64) {
+        self.timed.remove(&key);
         if let Some(feed) = self.feeds.remove(&key) {
+            self.by_process.remove(&Arc::as_ptr(&feed.process).addr());
             feed.end();
         }
     }
@@ -278,8 +296,8 @@ impl Pump {
             return order.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
         }
         if order.own
-            && let Some(feed) =
-                self.feed_key(&order.process.session, order.process.id()).and_then(|key| self.feeds.get_mut(&key))
+            && let Some(feed_key) = self.feed_of(&order.process)
+            && let Some(feed) = self.feeds.get_mut(&feed_key)
         {
             feed.handle_read_begun(order.waits());
         }
@@ -294,11 +312,12 @@ impl Pump {
         match job.attempt(&mut self.outbox, now) {
             Outcome::Answered(last) => {
                 job.process.unwatch(&job.watch);
-                if let Some(feed_key) = self.feed_key(&job.process.session, job.process.id())
+                if let Some(feed_key) = self.feed_of(&job.process)
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
                     && job.own
                 {
                     feed.handle_read_answered(job.after, last);
+                    self.note_timer(feed_key);
                     self.give_turn(feed_key);
                 }
             }

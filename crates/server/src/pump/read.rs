@@ -89,7 +89,7 @@ impl ReadJob {
         // Two looks: the second after arming, so that nothing slips between the look and the sleep.
         for _ in 0..2 {
             let status = self.process.status();
-            let exit_news = status.exited.is_some() && self.after.seq + 1 < status.next_seq;
+            let exit_news = status.exited.is_some() && self.after.seq.saturating_add(1) < status.next_seq;
             let look = self.look();
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             match look {

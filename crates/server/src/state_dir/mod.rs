@@ -126,8 +126,8 @@ impl StateDir {
         Token::kept_in(&self.path.join("token")).map_err(|source| OpenError::Token { path: self.path.clone(), source })
     }
 
-    /// Removes the whole directory and gives the lock back; for a private one, at the end of the server.
-    pub fn remove(self) -> io::Result<()> {
+    /// Removes the whole directory; for a private one, at the end of the server.
+    pub fn remove(&self) -> io::Result<()> {
         fs::remove_dir_all(&self.path)
     }
 

@@ -1,0 +1,117 @@
+//! Takes the token out of the environment, so that no other process ever carries it.
+//!
+//! `/proc/PID/environ` shows the block that the kernel laid out at exec, whatever the program does with its variables later;
+//! and the spawner and all holders are forked copies of this process. So the bytes are overwritten in the block itself,
+//! before the first fork, through `/proc/self/mem`, which needs no unsafe code. Until the fork the value waits
+//! in an anonymous file that the spawner closes; nothing of it stays in memory that is copied.
+//! Must not know what the token is for.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::FileExt,
+};
+
+use anyhow::{Context as _, anyhow};
+use rustix::fs::MemfdFlags;
+use zeroize::Zeroizing;
+
+/// The variable that may carry the token.
+pub(crate) const NAME: &str = "EXEC_SERVER_TOKEN";
+
+/// Which fields of `/proc/self/stat` hold the ends of the block, counted from 1 as in proc(5).
+const ENV_START_FIELD: usize = 50;
+const ENV_END_FIELD: usize = 51;
+
+/// A value that waits outside of this process's memory.
+pub(crate) struct Waiting(File);
+
+impl Waiting {
+    /// Reads it back; called after the fork.
+    pub(crate) fn read(mut self) -> io::Result<Zeroizing<Vec<u8>>> {
+        let mut value = Zeroizing::new(Vec::with_capacity(4096));
+        self.0.rewind()?;
+        self.0.read_to_end(&mut value)?;
+        Ok(value)
+    }
+}
+
+/// Removes the variable, in every spelling of its name, and returns the value of the right one. Without it nothing is touched.
+pub(crate) fn take() -> anyhow::Result<Option<Waiting>> {
+    let is_there = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
+    if !is_there {
+        return Ok(None);
+    }
+    scrub().with_context(|| format!("remove `{NAME}` from the environment; pass `--token-file` instead"))
+}
+
+fn scrub() -> anyhow::Result<Option<Waiting>> {
+    let (start, end) = block()?;
+    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
+    let size = usize::try_from(end - start)?;
+    let mut block = Zeroizing::new(vec![0; size]);
+    memory.read_exact_at(&mut block, start)?;
+    let mut waiting = None;
+    for entry in entries(&block) {
+        let bytes = &block[entry.clone()];
+        let Some(at) = bytes.iter().position(|byte| *byte == b'=') else { continue };
+        let (name, value) = (&bytes[..at], &bytes[at + 1..]);
+        if !name.eq_ignore_ascii_case(NAME.as_bytes()) {
+            continue;
+        }
+        if name == NAME.as_bytes() {
+            let mut file = File::from(rustix::fs::memfd_create("exec-server-token", MemfdFlags::CLOEXEC)?);
+            file.write_all(value)?;
+            waiting = Some(Waiting(file));
+        }
+        // An entry that starts with a zero is empty, and an empty entry is no variable.
+        memory.write_all_at(&vec![0; bytes.len()], start + entry.start as u64)?;
+    }
+    let is_left = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
+    if is_left {
+        return Err(anyhow!("it is not in the block where the system laid it out"));
+    }
+    Ok(waiting)
+}
+
+/// The ranges of the entries in the block, each without its final zero.
+fn entries(block: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let mut start = 0;
+    block
+        .split(|byte| *byte == 0)
+        .map(|entry| {
+            let range = start..start + entry.len();
+            start = range.end + 1;
+            range
+        })
+        .filter(|range| !range.is_empty())
+        .collect()
+}
+
+/// Where the kernel put the environment at exec.
+fn block() -> anyhow::Result<(u64, u64)> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // The command name in brackets may hold blanks and brackets; what follows starts with field 3.
+    let (_, rest) = stat.rsplit_once(')').context("read `/proc/self/stat`")?;
+    let field = |number: usize| -> anyhow::Result<u64> {
+        let text = rest.split_whitespace().nth(number - 3).context("read `/proc/self/stat`")?;
+        Ok(text.parse()?)
+    };
+    let (start, end) = (field(ENV_START_FIELD)?, field(ENV_END_FIELD)?);
+    // Zero where the kernel hides them.
+    if start == 0 || end < start {
+        return Err(anyhow!("the system does not say where it is"));
+    }
+    Ok((start, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::entries;
+
+    #[test]
+    fn entries_are_found_where_they_are() {
+        assert_eq!(entries(b"A=1\0BC=\0\0D=2\0"), [0..3, 4..7, 9..12]);
+        assert_eq!(entries(b""), []);
+    }
+}

@@ -1,0 +1,66 @@
+//! Where state lives when no `--state-dir` was given: the XDG rules, read from the environment.
+//! Must not make anything but a private directory.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use exec_server_server::{listen::ListenUrl, state_dir};
+
+/// A state directory that is known by path.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    /// Made for this server alone: it goes away with it, and so do its sessions.
+    pub(crate) is_private: bool,
+}
+
+impl Place {
+    /// The given directory; else one per fixed address, so that the same command finds it again; else a fresh private one.
+    pub(crate) fn find(given: Option<&Path>, listeners: &[ListenUrl]) -> anyhow::Result<Self> {
+        if let Some(given) = given {
+            return Ok(Self { path: absolute(given)?, is_private: false });
+        }
+        match state_dir::slug(listeners) {
+            Some(slug) => Ok(Self { path: state_home()?.join(slug), is_private: false }),
+            None => Self::private(),
+        }
+    }
+
+    /// A fresh private directory under the user's runtime directory, or the temporary one.
+    pub(crate) fn private() -> anyhow::Result<Self> {
+        let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let usable = runtime.filter(|dir| dir.is_absolute() && dir.is_dir());
+        let base = usable.unwrap_or_else(env::temp_dir);
+        let path = state_dir::private_dir(&base)
+            .with_context(|| format!("make a private directory in `{}`", base.display()))?;
+        Ok(Self { path, is_private: true })
+    }
+}
+
+/// The state directory of the user's own server, which `dial-stdio` starts.
+pub(crate) fn of_user(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(given) => absolute(given),
+        None => Ok(state_home()?.join("default")),
+    }
+}
+
+fn state_home() -> anyhow::Result<PathBuf> {
+    let xdg = env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let base = match xdg {
+        Some(base) => base,
+        None => env::home_dir()
+            .filter(|home| home.is_absolute())
+            .context("find the home directory: set `HOME` or pass `--state-dir`")?
+            .join(".local/state"),
+    };
+    Ok(base.join("exec-server"))
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("find `{}`", path.display()))
+}

@@ -1,0 +1,218 @@
+//! `exec-server serve`: puts the parts of a server together, says where it listens, and ends it on a signal.
+//! Must not know HTTP, frames or methods.
+
+use std::{
+    env, io,
+    process::{self, ExitCode},
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use exec_server_holder::{Limits, spawner::SpawnerHandle};
+use exec_server_server::{
+    core::{Config, Core},
+    door::{Door, DoorConfig},
+    listen::{
+        ListenUrl, Server, ServerConfig,
+        exposure::{self, Auth},
+    },
+    state_dir::{Spawned, SpawnedConfig, StateDir, Token},
+};
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::{args, env_token, place::Place, runtime, say};
+
+/// Serves until a signal ends it.
+pub(crate) fn run(
+    mut args: args::Serve,
+    token: Option<env_token::Waiting>,
+    spawner: SpawnerHandle,
+) -> anyhow::Result<ExitCode> {
+    log(&args.log)?;
+    if args.listen.is_empty() {
+        args.listen.push(ListenUrl::default());
+    }
+    exposure::check(&args.listen, args.auth(), args.insecure_plaintext)?;
+    // A process of our user that is confined elsewhere must not read the token out of our memory.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
+    let original_nofile = raise_nofile();
+    let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
+    let state = Arc::new(StateDir::open(&place.path)?);
+    if place.is_private {
+        say::talk(format_args!("state: {}", place.path.display()));
+    }
+    let token = find_token(&args, token, &state)?;
+    let config = SpawnedConfig { limits: Limits::default(), original_nofile };
+    let holders = Arc::new(Spawned::new(Arc::clone(&state), spawner, config));
+    let runtime = runtime::new().context("start the runtime")?;
+    let ended = runtime.block_on(serve(&args, &place, token, holders));
+    // Standard input may be read by a thread that nobody can interrupt.
+    runtime.shutdown_background();
+    // Also when it never served: nobody else knows the directory.
+    if place.is_private {
+        state.remove().with_context(|| format!("remove `{}`", place.path.display()))?;
+    }
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+async fn serve(args: &args::Serve, place: &Place, token: Option<Token>, holders: Arc<Spawned>) -> anyhow::Result<()> {
+    // Before anything can be seen of us: a signal that comes early must drain, too.
+    let mut signals = Signals::new()?;
+    let core = Core::new(core_config(args), holders);
+    let door = Arc::new(Door::new(DoorConfig {
+        token: token.as_ref().map(Token::digest),
+        allowed_hosts: args.allow_host.clone(),
+    }));
+    let config = ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private };
+    let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
+    // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
+    core.adopt().await.context("take over the sessions of the server before")?;
+    announce(&server, token);
+    let ended = server.run(signals.first()).await;
+    tracing::debug!(?ended, "drained");
+    if args.kill_on_exit || place.is_private {
+        core.end_all().await;
+    }
+    Ok(())
+}
+
+fn core_config(args: &args::Serve) -> Config {
+    Config {
+        session_ttl_max: args.session_ttl.0,
+        concurrent_requests: args.concurrent_requests,
+        environment: env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect(),
+        cwd: env::current_dir().ok(),
+        ..Config::default()
+    }
+}
+
+/// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,
+/// without the token, which does not belong into a log.
+fn announce(server: &Server, token: Option<Token>) {
+    let serves_stdio = server.bound().iter().any(|bound| bound.url == ListenUrl::Stdio);
+    for bound in server.bound() {
+        match (&bound.url, serves_stdio) {
+            (ListenUrl::Stdio, _) => {}
+            (url, true) => say::talk(format_args!("listening: {url}")),
+            (ListenUrl::Unix(_), false) => say::line(&bound.url.to_string()),
+            (ListenUrl::Ws(_), false) => say::line(&with_token(&bound.url, token.as_ref())),
+        }
+    }
+}
+
+fn with_token(url: &ListenUrl, token: Option<&Token>) -> String {
+    match token {
+        None => url.to_string(),
+        Some(token) => format!("{url}/?token={}", percent_encode(token.reveal())),
+    }
+}
+
+/// Escapes what has a meaning in a query; generated tokens have nothing of it.
+fn percent_encode(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// The token that opens the door, from the first source there is; `None` for `--auth none`.
+fn find_token(
+    args: &args::Serve,
+    from_env: Option<env_token::Waiting>,
+    state: &StateDir,
+) -> anyhow::Result<Option<Token>> {
+    if args.auth() == Auth::None {
+        if args.listen.iter().any(|url| matches!(url, ListenUrl::Ws(_))) {
+            say::talk("warning: `--auth none`: every local user can run programs as you through this server");
+        }
+        return Ok(None);
+    }
+    if let Some(file) = &args.token_file {
+        return Ok(Some(Token::from_file(file)?));
+    }
+    if let Some(waiting) = from_env {
+        let value = waiting.read().context("read the token back")?;
+        let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
+        return Ok(Some(token));
+    }
+    Ok(Some(state.token()?))
+}
+
+/// Raises our soft limit to the hard one and returns both as they were, for children.
+fn raise_nofile() -> Option<(u64, u64)> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if rustix::process::setrlimit(Resource::Nofile, raised).is_err() {
+        tracing::warn!("the descriptor limit could not be raised");
+        return None;
+    }
+    // Absent means without bound.
+    Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
+}
+
+fn log(filter: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("read log filter `{filter}`"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        // It would report a closed stderr on stderr, and panic there.
+        .log_internal_errors(false)
+        .init();
+    Ok(())
+}
+
+/// The signals that end a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// `None` where whoever started us wants it ignored, as `nohup` does.
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let hangup = if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())?, hangup })
+    }
+
+    /// Waits for the first signal; from then on the next one ends the program at once.
+    async fn first(&mut self) {
+        self.next().await;
+        let mut again = Self::new();
+        // Owned by the process: it ends with it, one way or the other.
+        #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
+        tokio::spawn(async move {
+            if let Ok(again) = &mut again {
+                again.next().await;
+                process::exit(1);
+            }
+        });
+    }
+
+    async fn next(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(signal) => signal.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        // All are cancel safe.
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = hangup => {}
+        }
+    }
+}
+
+/// Whether SIGHUP, signal 1, was ignored when we were started.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+}

@@ -1,0 +1,68 @@
+//! Telling a new controller everything: each process, each segment in order, then `Ready`.
+//!
+//! Owns the place it has come to. Nothing else of the session moves meanwhile, so that the picture is one; the socket's pace
+//! decides, and a controller that stops reading is given up after a while.
+
+use std::collections::BTreeMap;
+
+use crate::context::Context;
+use crate::process::{self, Process};
+use crate::wire::FromHolder;
+
+/// How long a controller may take no message: children wait for it.
+const STALL_NS: u64 = 10_000_000_000;
+
+pub(crate) struct Adoption {
+    slot: u32,
+    /// Segments of `slot` that were told; `None` before the process itself was.
+    segments: Option<usize>,
+    stalls_at: u64,
+}
+
+impl Adoption {
+    pub(crate) fn new(now_ns: u64) -> Self {
+        Self { slot: 0, segments: None, stalls_at: now_ns.saturating_add(STALL_NS) }
+    }
+
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        self.stalls_at
+    }
+
+    /// Tells as much as the socket takes; true when all was told.
+    pub(crate) fn turn(&mut self, processes: &BTreeMap<u32, Process>, cx: &mut Context) -> bool {
+        if cx.controller.is_congested() {
+            if cx.now_ns >= self.stalls_at {
+                cx.controller.lose();
+            }
+            return false;
+        }
+        self.stalls_at = cx.now_ns.saturating_add(STALL_NS);
+        while !cx.controller.is_congested() {
+            let Some((slot, process)) = processes.range(self.slot..).next() else {
+                cx.send(&FromHolder::Ready);
+                return true;
+            };
+            self.slot = *slot;
+            match self.segments {
+                None => {
+                    cx.send_with(&FromHolder::Process(Box::new(process.info())), process.pidfd());
+                    self.segments = Some(0);
+                }
+                Some(told) => self.tell_segments(process, told, cx),
+            }
+        }
+        false
+    }
+
+    fn tell_segments(&mut self, process: &Process, told: usize, cx: &mut Context) {
+        for (number, info) in process.writer.segments().enumerate().skip(told) {
+            if cx.controller.is_congested() {
+                self.segments = Some(number);
+                return;
+            }
+            let fd = process.writer.segment(info.id).map(|segment| segment.fd());
+            process::announce(process.slot, &info, fd, cx);
+        }
+        (self.slot, self.segments) = (self.slot.saturating_add(1), None);
+    }
+}

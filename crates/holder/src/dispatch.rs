@@ -1,0 +1,156 @@
+//! What each command of the controller does.
+//!
+//! Owns the way from a message to the process it means, and the start of a process. It does not know sockets.
+//!
+//! Failure paths: a message that is none, or one that has no place here, costs the controller its connection and the
+//! session nothing.
+
+use exec_server_log::SLOTS;
+use exec_server_process::Size;
+use exec_server_session::Attach;
+use rustix::process::Resource;
+
+use crate::ending::Reason;
+use crate::holder::{Holder, ttl};
+use crate::input::Part;
+use crate::process::{self, Phase, Process, StartFailure};
+use crate::wire::{FromHolder, StartSpec, Status, ToHolder, WriteStatus};
+use crate::Spawner;
+
+/// Descriptors that must be free for a start: three pipes with both ends, the pidfd, a segment, and some to live on.
+const FREE_FDS: u64 = 16;
+
+impl<S: Spawner> Holder<S> {
+    /// Obeys one message.
+    pub(crate) fn dispatch(&mut self, message: &[u8]) {
+        let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.lose() };
+        match message {
+            ToHolder::Hello { .. } => self.cx.controller.lose(),
+            ToHolder::Attach => self.attach(),
+            ToHolder::Detach { ttl_ms } => {
+                self.lease.set_ttl(ttl(ttl_ms));
+                self.lease.handle_detach(self.cx.controller.epoch(), self.cx.now_ns);
+                self.handle_attachment();
+            }
+            ToHolder::SetTtl { ttl_ms } => self.lease.set_ttl(ttl(ttl_ms)),
+            ToHolder::Start { req, spec } => self.start(req, spec),
+            ToHolder::Write { req, slot, key, total, offset, data } => {
+                let part = Part { req: Some(req), key, total, offset, data: data.to_vec(), at: 0 };
+                self.write(slot, part);
+            }
+            ToHolder::CloseStdin { req, slot } => match self.processes.get_mut(&slot) {
+                Some(process) => process.handle_close_stdin(req, &mut self.cx),
+                None => self.cx.done(Some(req), Status::UnknownProcess),
+            },
+            ToHolder::Signal { req, slot, signal } => self.act(req, slot, |process| process.signal(signal)),
+            ToHolder::Resize { req, slot, rows, cols } => {
+                self.act(req, slot, |process| resize(process, Size { rows, cols }));
+            }
+            ToHolder::Terminate { req, slot, grace_ms } => {
+                let status = match self.processes.get_mut(&slot) {
+                    Some(process) => process.terminate(grace_ms, &mut self.cx),
+                    None => Status::UnknownProcess,
+                };
+                self.cx.done(Some(req), status);
+            }
+            ToHolder::Cap { slot, bytes } => {
+                if let Some(process) = self.processes.get_mut(&slot) {
+                    process.cap_bytes = bytes;
+                    process.reconsider(&mut self.cx);
+                }
+            }
+            ToHolder::Release { slot, segment } => {
+                if let Some(process) = self.processes.get_mut(&slot) {
+                    process.handle_release(segment, &mut self.cx);
+                }
+            }
+            ToHolder::Return { segment } => self.cx.handle_return(segment),
+            ToHolder::Forget { req, slot } => self.forget(req, slot),
+            ToHolder::End { req } => self.end(Reason::Command { req }),
+        }
+    }
+
+    fn attach(&mut self) {
+        let epoch = self.cx.controller.epoch();
+        // Refused only where the session has expired, which this turn will find out too.
+        self.lease.handle_attach(epoch, Attach::TakeOver, self.cx.now_ns).ok();
+        self.handle_attachment();
+    }
+
+    fn start(&mut self, req: u32, spec: StartSpec) {
+        match self.spawn(spec) {
+            Ok(process) => {
+                let started = FromHolder::Started { req, slot: process.slot, pid: process.pid };
+                self.cx.send_with(&started, process.pidfd());
+                self.processes.insert(process.slot, process);
+            }
+            Err(StartFailure { stage, errno, detail }) => {
+                self.cx.send(&FromHolder::StartFailed { req, stage, errno, detail });
+            }
+        }
+    }
+
+    fn spawn(&mut self, spec: StartSpec) -> Result<Process, StartFailure> {
+        // The lowest: the control block costs a page per 32 slots in use.
+        let slot = (0..SLOTS).find(|slot| !self.processes.contains_key(slot));
+        let slot = slot.ok_or_else(|| StartFailure::exhausted("slots"))?;
+        if !has_free_fds(&self.cx) {
+            return Err(StartFailure::exhausted("descriptors"));
+        }
+        let spawn = process::describe(&spec, self.nofile, self.is_exclusive)?;
+        let child = self.spawner.spawn(spawn)?;
+        Process::new(slot, child, spec, &mut self.cx).map_err(|error| StartFailure::io("epoll", &error))
+    }
+
+    fn write(&mut self, slot: u32, part: Part) {
+        match self.processes.get_mut(&slot) {
+            Some(process) => process.handle_write(part, &mut self.cx),
+            None => {
+                if let Some(req) = part.req {
+                    let status = WriteStatus::UnknownProcess;
+                    self.cx.send(&FromHolder::Written { req, status, done: 0 });
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, req: u32, slot: u32) {
+        let status = match self.processes.get(&slot).map(|process| process.phase) {
+            None => Status::UnknownProcess,
+            Some(Phase::Closed) => Status::Ok,
+            Some(Phase::Running | Phase::Draining | Phase::Exited) => Status::NotClosed,
+        };
+        if status == Status::Ok
+            && let Some(process) = self.processes.remove(&slot)
+        {
+            process.forget(&mut self.cx);
+        }
+        self.cx.done(Some(req), status);
+    }
+
+    fn act(&mut self, req: u32, slot: u32, act: impl FnOnce(&mut Process) -> Status) {
+        let status = self.processes.get_mut(&slot).map_or(Status::UnknownProcess, act);
+        self.cx.done(Some(req), status);
+    }
+}
+
+fn resize(process: &mut Process, size: Size) -> Status {
+    match (&process.child, process.is_tty) {
+        (_, false) => Status::NotATerminal,
+        (None, true) => Status::NotRunning,
+        (Some(child), true) => match child.resize(size) {
+            Ok(()) => Status::Ok,
+            Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),
+        },
+    }
+}
+
+/// Whether enough descriptors are left. The lowest free number tells: the kernel gives out the lowest first.
+fn has_free_fds(cx: &crate::context::Context) -> bool {
+    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let lowest = rustix::io::fcntl_dupfd_cloexec(&cx.eventfd, 0).map(|fd| {
+        use std::os::fd::AsRawFd;
+        u64::from(fd.as_raw_fd().unsigned_abs())
+    });
+    lowest.is_ok_and(|lowest| lowest.saturating_add(FREE_FDS) <= limit)
+}

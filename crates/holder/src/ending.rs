@@ -1,0 +1,121 @@
+//! The end of a session: everything is killed until nobody is left, then its files go.
+//!
+//! Owns the two ways to end, by command and by the clock, and what each leaves: nothing, or a tombstone. It does not know
+//! why the session ends.
+//!
+//! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive and killing, at growing
+//! intervals; a file that cannot be removed is left, and the server removes the directory later.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::AtFlags;
+use rustix::time::ClockId;
+
+use crate::process::{Phase, Process};
+use crate::reap;
+use crate::spawner::SOCKET_NAME;
+use crate::tombstone::{Ended, Tombstone};
+
+/// First and last pause between two looks at whether all are dead.
+const PAUSE_NS: (u64, u64) = (1_000_000, 100_000_000);
+
+/// Why the session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// By command; whom to answer.
+    Command { req: u32 },
+    /// Its time to live has passed.
+    Expiry,
+}
+
+pub(crate) struct Ending {
+    pub(crate) reason: Reason,
+    tombstone: Tombstone,
+    pause_ns: u64,
+    again_at: u64,
+}
+
+impl Ending {
+    /// Kills every process of the session.
+    pub(crate) fn begin(reason: Reason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
+        for child in processes.values().filter_map(|process| process.child.as_ref()) {
+            // What is missed here is found by the looks that follow.
+            child.kill_tree().ok();
+        }
+        let ended = |process: &Process| Ended {
+            pid: process.pid,
+            was_running: process.phase != Phase::Closed,
+            meta: process.meta().to_vec(),
+        };
+        let now = rustix::time::clock_gettime(ClockId::Realtime);
+        let tombstone = Tombstone {
+            unix_seconds: u64::try_from(now.tv_sec).unwrap_or(0),
+            processes: processes.values().map(ended).collect(),
+        };
+        Self { reason, tombstone, pause_ns: PAUSE_NS.0, again_at: now_ns }
+    }
+
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        self.again_at
+    }
+
+    /// Kills and reaps again; true when nobody is left alive.
+    pub(crate) fn is_over(
+        &mut self,
+        processes: &mut BTreeMap<u32, Process>,
+        is_exclusive: bool,
+        now_ns: u64,
+    ) -> bool {
+        if now_ns < self.again_at {
+            return false;
+        }
+        self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_NS.1);
+        self.again_at = now_ns.saturating_add(self.pause_ns);
+        if is_exclusive {
+            return reap::kill_all();
+        }
+        let mut children = processes.values_mut().filter_map(|process| process.child.as_mut());
+        // A leader that cannot be waited for was reaped by somebody.
+        children.all(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Removes what the session has on disk.
+    pub(crate) fn clean(&self, dir: &OwnedFd) {
+        match self.reason {
+            Reason::Command { .. } => {
+                remove_files(dir, |_| true);
+                // Left behind where something else is in it; the server looks after its state directory.
+                remove_directory(dir).ok();
+            }
+            Reason::Expiry => {
+                // Without it the server can only say that the session is gone.
+                self.tombstone.write(dir).ok();
+                remove_files(dir, |name| name == SOCKET_NAME.as_bytes() || name.ends_with(b".seg"));
+            }
+        }
+    }
+}
+
+fn remove_files(dir: &OwnedFd, is_chosen: impl Fn(&[u8]) -> bool) {
+    let Ok(entries) = rustix::fs::Dir::read_from(dir) else { return };
+    for entry in entries.flatten() {
+        if is_chosen(entry.file_name().to_bytes()) {
+            // Directories, `.` and `..` among them, are refused by the kernel and left.
+            rustix::fs::unlinkat(dir, entry.file_name(), AtFlags::empty()).ok();
+        }
+    }
+}
+
+/// Removes the directory itself, by the name that the kernel knows for it.
+fn remove_directory(dir: &OwnedFd) -> io::Result<()> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))?;
+    let (ours, named) = (rustix::fs::fstat(dir.as_fd())?, rustix::fs::lstat(&path)?);
+    // Somebody may have moved it and put another in its place.
+    if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino) {
+        return Err(rustix::io::Errno::STALE.into());
+    }
+    std::fs::remove_dir(path)
+}
+

@@ -1,0 +1,116 @@
+//! The file that an expired session leaves in its directory: when it ended, and which processes ended with it.
+//!
+//! Owns its text: a first line with the seconds since 1970, then a line per process: pid, `running` or `closed`, and the
+//! opaque record of its start in hexadecimal. Knows neither holder nor server; both use it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use crate::spawner::TOMBSTONE_NAME;
+
+/// Name under which it is written before it is renamed, so that a reader finds all or nothing.
+const UNFINISHED_NAME: &str = "expired.new";
+
+/// What is left of an expired session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tombstone {
+    /// When it expired, in seconds since 1970.
+    pub unix_seconds: u64,
+    /// Its processes.
+    pub processes: Vec<Ended>,
+}
+
+/// A process that ended with its session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its process id.
+    pub pid: u32,
+    /// It was killed by the expiry; otherwise it had ended before.
+    pub was_running: bool,
+    /// The opaque record of its start.
+    pub meta: Vec<u8>,
+}
+
+impl Tombstone {
+    /// The text of the file.
+    pub fn encode(&self) -> String {
+        let mut text = format!("{}\n", self.unix_seconds);
+        for process in &self.processes {
+            let state = if process.was_running { "running" } else { "closed" };
+            let meta: String = process.meta.iter().map(|byte| format!("{byte:02x}")).collect();
+            text.push_str(&format!("{} {state} {meta}\n", process.pid));
+        }
+        text
+    }
+
+    /// Reads the text of a file; `None` if it is not one.
+    pub fn decode(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let unix_seconds = lines.next()?.parse().ok()?;
+        let processes = lines.map(decode_process).collect::<Option<_>>()?;
+        Some(Self { unix_seconds, processes })
+    }
+
+    /// Writes the file into a session's directory.
+    pub fn write(&self, dir: impl AsFd) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
+        io::Write::write_all(&mut std::fs::File::from(file), self.encode().as_bytes())?;
+        let renamed = rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), TOMBSTONE_NAME);
+        if renamed.is_err() {
+            // The half-made file says nothing to anybody.
+            rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
+        }
+        Ok(renamed?)
+    }
+
+    /// Reads the file of a session's directory; `None` where there is none or it is not one.
+    pub fn read(dir: impl AsFd) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat(dir.as_fd(), TOMBSTONE_NAME, flags, Mode::empty()) {
+            Ok(file) => Ok(Self::decode(&io::read_to_string(std::fs::File::from(file))?)),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn decode_process(line: &str) -> Option<Ended> {
+    let mut words = line.split(' ');
+    let pid = words.next()?.parse().ok()?;
+    let was_running = match words.next()? {
+        "running" => true,
+        "closed" => false,
+        _ => return None,
+    };
+    let hex = words.next()?.as_bytes();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let meta = hex.chunks(2).map(byte).collect::<Option<_>>()?;
+    Some(Ended { pid, was_running, meta })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let stone = Tombstone {
+            unix_seconds: 1_700_000_000,
+            processes: vec![
+                Ended { pid: 7, was_running: true, meta: b"\x00\xffid".to_vec() },
+                Ended { pid: 8, was_running: false, meta: Vec::new() },
+            ],
+        };
+        assert_eq!(Tombstone::decode(&stone.encode()), Some(stone));
+    }
+
+    #[test]
+    fn other_text_is_no_tombstone() {
+        for text in ["", "x", "1\nno", "1\n2 walking 00", "1\n2 running zz", "-1"] {
+            assert_eq!(Tombstone::decode(text), None, "{text:?}");
+        }
+    }
+}
