@@ -29,9 +29,9 @@ pub(crate) struct Setup {
 impl Setup {
     /// A server on a port that stays the same over restarts.
     pub(crate) fn new(binary: &Path) -> Result<Self> {
-        let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let port = free_port()?;
         let state = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
-        Ok(Self { binary: binary.to_owned(), listen: format!("ws://{free}"), state, extra: Vec::new() })
+        Ok(Self { binary: binary.to_owned(), listen: format!("ws://127.0.0.1:{port}"), state, extra: Vec::new() })
     }
 
     /// One more argument of `serve`.
@@ -199,6 +199,15 @@ fn kill(pid: u32, signal: rustix::process::Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
         rustix::process::kill_process(pid, signal).ok(); // Gone already: what was wanted.
     }
+}
+
+/// A free port below those that the kernel gives to clients: one of theirs could take the port between kill and restart.
+fn free_port() -> Result<u16> {
+    let start = std::process::id() as u16 % 8000;
+    (0..8000)
+        .map(|step| 22_000 + (start + step) % 8000)
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .context("no free port from 22000 to 29999")
 }
 
 /// Every process of the machine.

@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{SocketAddr, TcpStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -172,7 +172,12 @@ impl Wire {
     }
 
     fn receive(&mut self) -> Result<Incoming, Fault> {
+        let begun = Instant::now();
         loop {
+            // Pings prove that the peer lives, not that it still delivers.
+            if begun.elapsed() > PATIENCE {
+                return Err(Fault::Silence);
+            }
             match self.socket.read().map_err(lost)? {
                 Message::Text(text) => return decode(text.as_str()),
                 Message::Binary(bytes) => {

@@ -193,7 +193,8 @@ fn parse_ttl(text: &str) -> Result<Ttl, &'static str> {
         _ => return Err(FORMS),
     };
     let number: u64 = number.parse().map_err(|_| FORMS)?;
-    let total = number.checked_mul(seconds).filter(|total| *total <= u64::from(u32::MAX)).ok_or("is too long; use none")?;
+    let total =
+        number.checked_mul(seconds).filter(|total| *total <= u64::from(u32::MAX)).ok_or("is too long; use none")?;
     if total == 0 {
         return Err("must not be zero");
     }

@@ -121,17 +121,21 @@ fn serve(socket: OwnedFd) {
         disposition(signal, libc::SIG_IGN);
     }
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
+    // One for the life of the spawner: a large buffer that is freed teaches the allocator to take the next from its heap,
+    // where every page of it counts, and holders inherit that.
+    let mut buf = Vec::new();
     loop {
         let polled = rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None);
         if polled.is_err_and(|error| error != rustix::io::Errno::INTR) {
             return;
         }
-        // Fresh for each request: the spawner stays small, and a holder copies no stale request.
-        let mut buf = Vec::new();
         match wire::recv_raw(&socket, &mut buf) {
             Ok(Some(mut datagram)) => {
                 let fds = std::mem::take(&mut datagram.fds);
-                fork_holder(datagram.bytes(&buf), fds);
+                let request = datagram.bytes(&buf).to_vec();
+                // The next holder must not find the secret of this one.
+                buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
+                fork_holder(request, fds);
             }
             Ok(None) => return,
             // A bad request costs itself only; its descriptors are closed.
@@ -140,9 +144,12 @@ fn serve(socket: OwnedFd) {
     }
 }
 
-fn fork_holder(request: &[u8], fds: Vec<OwnedFd>) {
+fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) {
     let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return };
-    let Ok(mut config) = decode(request, dir) else { return };
+    let decoded = decode(&request, dir);
+    request.fill(0);
+    drop(request);
+    let Ok(mut config) = decoded else { return };
     // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
     // the server as end of file when `controller` is dropped here.
     if unsafe { libc::fork() } != 0 {

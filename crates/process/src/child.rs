@@ -210,19 +210,19 @@ impl Child {
 
     /// Kills the leader, its group, its session and its descendants; after the reap what is left of group and session.
     pub fn kill_tree(&self) -> io::Result<Killed> {
-        let (scope, reaped) = match self.exited {
-            None => (TreeScope::Whole, false),
-            Some(_) => (TreeScope::Remains, true),
-        };
+        let is_reaped = self.exited.is_some();
         if let Backing::Script(script) = &self.backing {
             script.signal(libc::SIGKILL);
-            return Ok(Killed { signalled: usize::from(!reaped), complete: true });
+            return Ok(Killed { signalled: usize::from(!is_reaped), complete: true });
         }
-        if !reaped {
-            // The group at once, before the walk takes its time. A leader is there to be signalled: it is unreaped.
-            self.signal_group(libc::SIGKILL)?;
+        if is_reaped {
+            return tree::kill_tree(self.pid, TreeScope::Remains);
         }
-        tree::kill_tree(self.pid, scope)
+        // The walk comes first: a leader that dies before it takes the chain of parents with it.
+        let killed = tree::kill_tree(self.pid, TreeScope::Whole);
+        // The group is killed in one step as well, so that it dies even where `/proc` cannot be read.
+        self.signal_group(libc::SIGKILL)?;
+        killed
     }
 
     /// Reaps the leader if it has ended; later calls give the same answer.

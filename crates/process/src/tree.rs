@@ -47,7 +47,33 @@ pub struct Member {
     pub start_ticks: u64,
 }
 
+impl Member {
+    /// Sends SIGKILL to the process and tells whether it went out; not if the number belongs to another one by now.
+    pub fn kill(&self) -> io::Result<bool> {
+        let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(rustix::io::Errno::SRCH) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        };
+        // The descriptor names one process for good; the second look tells whether it is the one that the walk saw.
+        match read_member(self.pid) {
+            Some(now) if now.start_ticks == self.start_ticks => {}
+            Some(_) | None => return Ok(false),
+        }
+        match pidfd_send_signal(&pidfd, Signal::KILL) {
+            Ok(()) => Ok(true),
+            // A set-user-id program that we may not signal is not ours to report as an error of the whole walk.
+            Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
 /// Sends SIGKILL to a leader's tree until a walk finds nobody new.
+///
+/// Do not kill the leader or its group before: what has left the session is found by its chain of parents, and the
+/// chain ends with a leader that is dead. A caller that first asks politely remembers [`descendants_of`] the leader
+/// at that time and ends each with [`Member::kill`] as well.
 pub fn kill_tree(leader: Pid, scope: TreeScope) -> io::Result<Killed> {
     let leader = leader.as_raw_pid();
     kill_to_fixpoint(Roots {
@@ -137,7 +163,7 @@ fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
             }
             // A zombie is signalled too: its other threads may still run.
             is_fixpoint = false;
-            let was_hit = kill_member(&member)?;
+            let was_hit = member.kill()?;
             killed.signalled += usize::from(was_hit && !member.is_zombie);
         }
         if is_fixpoint {
@@ -145,26 +171,6 @@ fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
         }
     }
     Ok(killed)
-}
-
-/// Kills the process unless its number belongs to another one by now.
-fn kill_member(member: &Member) -> io::Result<bool> {
-    let pidfd = match pidfd_open(member.pid, PidfdFlags::empty()) {
-        Ok(pidfd) => pidfd,
-        Err(rustix::io::Errno::SRCH) => return Ok(false),
-        Err(errno) => return Err(errno.into()),
-    };
-    // The descriptor names one process for good; the second look tells whether it is the one that the walk saw.
-    match read_member(member.pid) {
-        Some(now) if now.start_ticks == member.start_ticks => {}
-        Some(_) | None => return Ok(false),
-    }
-    match pidfd_send_signal(&pidfd, Signal::KILL) {
-        Ok(()) => Ok(true),
-        // A set-user-id program that we may not signal is not ours to report as an error of the whole walk.
-        Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 fn walk() -> io::Result<Vec<Member>> {

@@ -67,7 +67,7 @@ fn parent_without_standard_descriptors_spawns_correctly() {
         (0..3).for_each(|fd| assert_eq!(unsafe { libc::close(fd) }, 0));
         let mut text = String::new();
         for stdio in [PIPE, PIPE_OPEN, PTY] {
-            let mut spawn = spawn(stdio, &["/bin/sh", "-c", "echo out; echo err >&2; ls /proc/$$/fd | xargs"]);
+            let mut spawn = spawn(stdio, &["/bin/sh", "-c", "echo out; echo err >&2; ls -1 /proc/$$/fd; :"]);
             let extra = std::fs::File::open("/dev/null").expect("the null device opens");
             text += &format!("{} ", extra.as_raw_fd());
             spawn.extra_fds = vec![(extra.into(), 3)];
@@ -89,10 +89,10 @@ fn failed_spawns_leave_no_descriptor_and_no_process() {
         let open = || std::fs::read_dir("/proc/self/fd").expect("proc is mounted").count();
         let attempt = |round: usize| {
             let mut spawn = spawn([PIPE, PIPE_OPEN, PTY][round % 3], &["no-such-program"]);
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 spawn.cwd = c"/no/such/directory".to_owned();
             }
-            if round % 5 == 0 {
+            if round.is_multiple_of(5) {
                 spawn.nofile = Some((2, 1));
             }
             let null = std::fs::File::open("/dev/null").expect("the null device opens");

@@ -104,10 +104,10 @@ fn pipe_spawn_no_stdin_can_preserve_inherited_fds() {
     drop(write);
     // A number far above and one that is likely in use here.
     let duplicate: OwnedFd = read.as_fd().try_clone_to_owned().expect("a descriptor is free");
-    let mut spawn = sh(PIPE, "head -n 1 <&33; ls -l /proc/$$/fd | awk '{print $9}' | sort -n | xargs");
+    let mut spawn = sh(PIPE, "head -n 1 /dev/fd/33; ls -v /proc/$$/fd; :");
     spawn.extra_fds = vec![(read, 33), (duplicate, 4)];
     let stdout = run(spawn).stdout;
-    assert_eq!(stdout, "declared\n0 1 2 4 33\n");
+    assert_eq!(stdout, "declared\n0\n1\n2\n4\n33\n");
 }
 
 #[test]

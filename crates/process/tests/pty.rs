@@ -114,11 +114,23 @@ fn output_before_the_exit_is_complete_on_a_terminal() {
 }
 
 #[test]
-fn terminal_ends_when_the_last_holder_of_the_slave_is_gone() {
-    // HUP at the leader's end is ignored by the grandchild, which writes on.
-    let script = "trap '' HUP; (sleep 0.2; echo late 2>/dev/null) & exit 0";
-    let finished = run(sh(PTY, script));
-    assert_eq!(finished.code, 0);
+fn terminal_output_is_complete_when_it_is_read_after_the_reap() {
+    for _round in 0..50 {
+        let mut child = sh(PTY, "stty -opost; head -c 2000 /dev/zero | tr '\\0' z").spawn().expect("sh starts");
+        assert_eq!(wait_exit(&mut child).code, 0);
+        assert_eq!(finish(child).pty.len(), 2000);
+    }
+}
+
+#[test]
+fn terminal_ends_when_the_slave_is_released() {
+    let mut child = spawn(PTY, &["true"]).spawn().expect("true starts");
+    let master = child.pty().expect("a terminal").try_clone_to_owned().expect("a descriptor is free");
+    wait_exit(&mut child);
+    child.release_slave();
+    let mut rest = Vec::new();
+    common::read_to_end(master.as_fd(), &mut rest);
+    assert_eq!(rest, b"");
 }
 
 #[test]

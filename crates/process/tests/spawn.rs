@@ -6,15 +6,12 @@ mod common;
 
 use std::{
     fs,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
-use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, read_until, run, sh, spawn, write_all};
+use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, read_until, run, sh, spawn, write_all, write_script};
 use exec_server_process::{Spawn, SpawnError, Stdio};
 
 fn output(spawn: Spawn) -> String {
@@ -49,8 +46,7 @@ fn missing_cwd_is_a_typed_error() {
 fn program_starts_in_the_given_directory() {
     let directory = tempfile::tempdir().expect("a directory is made");
     let path = directory.path().canonicalize().expect("it has a path");
-    fs::write(path.join("here"), "#!/bin/sh\npwd\n").expect("a file is written");
-    fs::set_permissions(path.join("here"), fs::Permissions::from_mode(0o755)).expect("its mode is set");
+    write_script(&path.join("here"), "#!/bin/sh\npwd\n");
     for (stdio, program) in [(PIPE, "./here"), (PTY, "./here"), (PIPE, "pwd")] {
         let mut spawn = spawn(stdio, &[program]);
         spawn.cwd = c_string(path.to_str().expect("the path is UTF-8"));
@@ -71,8 +67,7 @@ fn absent_path_means_the_default_path() {
 fn path_of_the_child_decides() {
     let directory = tempfile::tempdir().expect("a directory is made");
     let path = directory.path().to_str().expect("the path is UTF-8");
-    fs::write(directory.path().join("echo"), "#!/bin/sh\nprintf mine\n").expect("a file is written");
-    fs::set_permissions(directory.path().join("echo"), fs::Permissions::from_mode(0o755)).expect("its mode is set");
+    write_script(&directory.path().join("echo"), "#!/bin/sh\nprintf mine\n");
     let mut spawn = spawn(PIPE, &["echo", "found"]);
     spawn.env = vec![c_string(format!("PATH=/no/such:{path}:/bin"))];
     assert_eq!(output(spawn), "mine");
@@ -116,8 +111,7 @@ fn refused_limit_is_a_setup_error() {
 fn script_without_interpreter_line_is_run_by_sh() {
     let directory = tempfile::tempdir().expect("a directory is made");
     let path = directory.path().join("script");
-    fs::write(&path, "echo \"$# $1 $2\"\n").expect("a file is written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode is set");
+    write_script(&path, "echo \"$# $1 $2\"\n");
     for stdio in [PIPE, PTY] {
         let script = path.to_str().expect("the path is UTF-8");
         assert_eq!(output(spawn(stdio, &[script, "one", "two words"])), "2 one two words\n");

@@ -232,7 +232,7 @@ impl Connection {
         match message::decode(&bytes) {
             Ok(Incoming::Request { id, method, params, .. }) => {
                 let Some(found) = Method::find(&method) else {
-                    return self.fail(&id, &Failure::UnknownMethod { method: method.into_owned() });
+                    return self.fail(&id, &self.unserved(method.into_owned()));
                 };
                 if found.class == Class::Inline {
                     let reply = Reply::new(id, self.peer.mailbox.clone(), Dialect::Process);
@@ -254,6 +254,20 @@ impl Connection {
                 let failure = Failure::Malformed { label: self.label.clone(), reason: error.to_string() };
                 self.fail(&message::MALFORMED_ID, &failure);
             }
+        }
+    }
+
+    /// A method that is not served. The gates of the reference's families come first, as everywhere: peers compare their texts.
+    fn unserved(&self, method: String) -> Failure {
+        let family = match method.split_once('/') {
+            Some(("fs", _)) => "filesystem",
+            Some(("http", _)) => "http",
+            Some(_) | None => return Failure::UnknownMethod { method },
+        };
+        match self.stage {
+            Stage::Fresh | Stage::Implicit(_) => Failure::NotInitialized { family },
+            Stage::Initialized { .. } => Failure::NotConfirmed { family },
+            Stage::Confirmed(_) => Failure::UnknownMethod { method },
         }
     }
 

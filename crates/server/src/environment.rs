@@ -6,6 +6,8 @@ use std::{collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStrExt};
 
 use exec_server_protocol::process::{EnvPolicy, Inherit};
 
+use crate::error::Failure;
+
 /// Names copied by `inherit: "core"`, compared without case.
 const CORE: [&str; 11] =
     ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
@@ -32,6 +34,15 @@ const PLUMBING: [&str; 6] = [
     "CREDENTIALS_DIRECTORY",
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
+
+/// Refuses names that would come out as another variable.
+pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String, String>) -> Result<(), Failure> {
+    let set = policy.into_iter().flat_map(|policy| policy.set.keys());
+    match request.keys().chain(set).find(|name| name.is_empty() || name.contains('=')) {
+        None => Ok(()),
+        Some(name) => Err(Failure::InvalidParams { reason: format!("`{name}` cannot name an environment variable") }),
+    }
+}
 
 /// The environment of a child as `NAME=value` strings, sorted by name.
 pub(crate) fn child_environment(

@@ -410,9 +410,9 @@ impl Process {
         }
         if let Some(Input::Write { reply, .. }) = stdin.line.pop_front() {
             match status {
-                WriteStatus::Accepted => reply.write(wire::WriteStatus::Accepted),
-                WriteStatus::StdinClosed => reply.write(wire::WriteStatus::StdinClosed),
-                WriteStatus::UnknownProcess => reply.write(wire::WriteStatus::UnknownProcess),
+                WriteStatus::Accepted => reply.write(self.id(), wire::WriteStatus::Accepted),
+                WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed),
+                WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess),
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
             }
         }

@@ -12,8 +12,8 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::{
-    Error, Message, WebSocket, client::IntoClientRequest, handshake::HandshakeError,
-    http::HeaderValue, protocol::WebSocketConfig,
+    Error, Message, WebSocket, client::IntoClientRequest, handshake::HandshakeError, http::HeaderValue,
+    protocol::WebSocketConfig,
 };
 
 use super::DEADLINE;
@@ -54,9 +54,7 @@ pub(crate) struct Ended {
 impl Ended {
     /// The exit code.
     pub(crate) fn code(&self) -> i64 {
-        self.exited["exitCode"]
-            .as_i64()
-            .expect("exited has an exit code")
+        self.exited["exitCode"].as_i64().expect("exited has an exit code")
     }
 }
 
@@ -114,16 +112,10 @@ impl Client {
     /// Connects with extra headers.
     pub(crate) fn connect_with(url: &str, headers: &[(&'static str, &str)]) -> Result<Self, Error> {
         let (socket, request_url) = if let Some(path) = url.strip_prefix("unix://") {
-            (
-                Socket::Unix(UnixStream::connect(path)?),
-                "ws://localhost/".to_owned(),
-            )
+            (Socket::Unix(UnixStream::connect(path)?), "ws://localhost/".to_owned())
         } else {
             let rest = url.strip_prefix("ws://").expect("a ws URL");
-            let address = rest
-                .split('/')
-                .next()
-                .expect("split gives at least one part");
+            let address = rest.split('/').next().expect("split gives at least one part");
             let stream = TcpStream::connect(address)?;
             stream.set_nodelay(true)?;
             (Socket::Tcp(stream), url.to_owned())
@@ -131,39 +123,22 @@ impl Client {
         socket.set_read_timeout(DEADLINE)?;
         let mut request = request_url.into_client_request()?;
         for (name, value) in headers {
-            request.headers_mut().append(
-                *name,
-                HeaderValue::from_str(value).expect("a valid header value"),
-            );
+            request.headers_mut().append(*name, HeaderValue::from_str(value).expect("a valid header value"));
         }
-        let config = WebSocketConfig::default()
-            .max_message_size(None)
-            .max_frame_size(None);
-        match tokio_tungstenite::tungstenite::client::client_with_config(
-            request,
-            socket,
-            Some(config),
-        ) {
-            Ok((socket, _response)) => Ok(Self {
-                socket,
-                next_id: 1,
-                notifications: VecDeque::new(),
-                answers: Vec::new(),
-            }),
-            Err(HandshakeError::Failure(error)) => Err(error),
-            Err(HandshakeError::Interrupted(_)) => {
-                Err(Error::Io(io::Error::from(io::ErrorKind::TimedOut)))
+        let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
+        match tokio_tungstenite::tungstenite::client::client_with_config(request, socket, Some(config)) {
+            Ok((socket, _response)) => {
+                Ok(Self { socket, next_id: 1, notifications: VecDeque::new(), answers: Vec::new() })
             }
+            Err(HandshakeError::Failure(error)) => Err(error),
+            Err(HandshakeError::Interrupted(_)) => Err(Error::Io(io::Error::from(io::ErrorKind::TimedOut))),
         }
     }
 
     /// Makes a new session, announcing nothing, and returns its id.
     pub(crate) fn initialize(&mut self) -> String {
         let result = self.initialize_with(json!({"clientName": "test"}));
-        result["sessionId"]
-            .as_str()
-            .expect("initialize answers a session id")
-            .to_owned()
+        result["sessionId"].as_str().expect("initialize answers a session id").to_owned()
     }
 
     /// Sends `initialize` with `params`, then `initialized`; returns the result.
@@ -181,8 +156,7 @@ impl Client {
 
     /// Calls a method that must succeed.
     pub(crate) fn ok(&mut self, method: &str, params: Value) -> Value {
-        self.call(method, params)
-            .unwrap_or_else(|error| panic!("{method} failed: {error:?}"))
+        self.call(method, params).unwrap_or_else(|error| panic!("{method} failed: {error:?}"))
     }
 
     /// Sends a request without waiting and returns its id.
@@ -200,9 +174,8 @@ impl Client {
             if let Some(at) = self.answers.iter().position(|answer| answer["id"] == id) {
                 return into_result(self.answers.swap_remove(at));
             }
-            let message = self
-                .next_until(end)
-                .unwrap_or_else(|| panic!("timed out waiting for the answer to request {id}"));
+            let message =
+                self.next_until(end).unwrap_or_else(|| panic!("timed out waiting for the answer to request {id}"));
             self.sort(message);
         }
     }
@@ -214,9 +187,7 @@ impl Client {
 
     /// Sends any text as one message.
     pub(crate) fn send_text(&mut self, text: &str) {
-        self.socket
-            .send(Message::text(text))
-            .expect("send a message");
+        self.socket.send(Message::text(text)).expect("send a message");
     }
 
     /// Sends any WebSocket message.
@@ -226,8 +197,7 @@ impl Client {
 
     /// The next notification.
     pub(crate) fn next_notification(&mut self) -> Value {
-        self.next_notification_within(DEADLINE)
-            .expect("a notification within the deadline")
+        self.next_notification_within(DEADLINE).expect("a notification within the deadline")
     }
 
     /// The next notification, or none within `wait`.
@@ -244,8 +214,7 @@ impl Client {
 
     /// The next message of any kind, in wire order; it does not look at what was kept.
     pub(crate) fn next(&mut self) -> Value {
-        self.next_until(Instant::now() + DEADLINE)
-            .expect("a message within the deadline")
+        self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
 
     /// Waits for the error or the close frame that ends the connection.
@@ -276,9 +245,7 @@ impl Client {
                 kept.push_back(message);
                 continue;
             }
-            ended
-                .seqs
-                .extend(params["seq"].as_u64());
+            ended.seqs.extend(params["seq"].as_u64());
             match message["method"].as_str() {
                 Some("process/output") => {
                     let bytes = decode_base64(params["chunk"].as_str().expect("a chunk"));
@@ -371,8 +338,5 @@ fn into_result(mut message: Value) -> Result<Value, RpcError> {
 }
 
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

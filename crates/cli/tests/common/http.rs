@@ -24,18 +24,14 @@ pub(crate) struct Reply {
 /// Sends `request` to `address` and reads the answer to its end.
 pub(crate) fn http(address: &str, request: &str) -> Reply {
     let stream = TcpStream::connect(address).expect("connect to the server");
-    stream
-        .set_read_timeout(Some(DEADLINE))
-        .expect("set a read timeout");
+    stream.set_read_timeout(Some(DEADLINE)).expect("set a read timeout");
     exchange(stream, request)
 }
 
 /// The same over a Unix socket.
 pub(crate) fn http_unix(path: &Path, request: &str) -> Reply {
     let stream = UnixStream::connect(path).expect("connect to the server");
-    stream
-        .set_read_timeout(Some(DEADLINE))
-        .expect("set a read timeout");
+    stream.set_read_timeout(Some(DEADLINE)).expect("set a read timeout");
     exchange(stream, request)
 }
 
@@ -56,14 +52,6 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
     }
     let text = String::from_utf8_lossy(&raw).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let status = head
-        .split_whitespace()
-        .nth(1)
-        .and_then(|status| status.parse().ok())
-        .unwrap_or(0);
-    Reply {
-        status,
-        head: head.to_owned(),
-        body: body.to_owned(),
-    }
+    let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Reply { status, head: head.to_owned(), body: body.to_owned() }
 }

@@ -35,18 +35,12 @@ pub(crate) fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
 
 /// Waits until none of `pids` is alive.
 pub(crate) fn wait_gone(what: &str, pids: &BTreeSet<u32>) {
-    wait_for(&format!("end of {what}: {pids:?}"), || {
-        !pids.iter().any(|pid| is_alive(*pid))
-    });
+    wait_for(&format!("end of {what}: {pids:?}"), || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 /// Whether the process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    stat_fields(pid).is_some_and(|fields| {
-        fields
-            .first()
-            .is_some_and(|state| state != "Z" && state != "X")
-    })
+    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z" && state != "X"))
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -61,10 +55,7 @@ fn stat_fields(pid: u32) -> Option<Vec<String>> {
 }
 
 fn pids() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+    fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {

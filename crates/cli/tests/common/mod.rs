@@ -1,10 +1,7 @@
 //! Owns what the tests of the binary share: a server that ends with its test, a JSON client, raw HTTP, and the leak check.
 //! It must not know any code of the server: it talks to the real program over real sockets.
 #![allow(dead_code, reason = "each test file uses its own part of the harness")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "a test starts the real program and waits on the real clock"
-)]
+#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 mod client;
 mod http;

@@ -81,29 +81,14 @@ impl Builder {
 
     /// Starts the server and waits for its URLs.
     pub(crate) fn start(self) -> TestServer {
-        let dir = tempfile::Builder::new()
-            .prefix("exec-server-test-")
-            .tempdir()
-            .expect("make a private directory");
-        let mark = format!(
-            "mark-{}-{}.test",
-            std::process::id(),
-            COUNTER.fetch_add(1, Ordering::Relaxed)
-        );
+        let dir = tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a private directory");
+        let mark = format!("mark-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
         self.start_in(dir, mark)
     }
 
     fn start_in(self, dir: TempDir, mark: String) -> TestServer {
         let (child, urls, stderr, stderr_reader) = spawn(&self, dir.path(), &mark);
-        TestServer {
-            child,
-            urls,
-            stderr,
-            stderr_reader: Some(stderr_reader),
-            builder: self,
-            mark,
-            dir,
-        }
+        TestServer { child, urls, stderr, stderr_reader: Some(stderr_reader), builder: self, mark, dir }
     }
 
     /// The command that starts the server, for tests that look at how it refuses to start.
@@ -135,33 +120,20 @@ impl Builder {
     }
 
     fn socket_listeners(&self) -> usize {
-        let stdio = self
-            .listen
-            .iter()
-            .filter(|listen| listen.starts_with("stdio"))
-            .count();
+        let stdio = self.listen.iter().filter(|listen| listen.starts_with("stdio")).count();
         self.listen.len().max(1) - stdio
     }
 }
 
-fn spawn(
-    builder: &Builder,
-    dir: &Path,
-    mark: &str,
-) -> (Child, Vec<String>, Arc<Mutex<Vec<u8>>>, JoinHandle<()>) {
-    let mut child = builder
-        .command(dir, mark)
-        .spawn()
-        .expect("start exec-server");
+fn spawn(builder: &Builder, dir: &Path, mark: &str) -> (Child, Vec<String>, Arc<Mutex<Vec<u8>>>, JoinHandle<()>) {
+    let mut child = builder.command(dir, mark).spawn().expect("start exec-server");
     let mut pipe = child.stderr.take().expect("stderr is a pipe");
     let stderr = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&stderr);
     let reader = thread::spawn(move || {
         let mut chunk = [0; 4096];
         while let Ok(read @ 1..) = pipe.read(&mut chunk) {
-            sink.lock()
-                .expect("the reader does not panic")
-                .extend_from_slice(&chunk[..read]);
+            sink.lock().expect("the reader does not panic").extend_from_slice(&chunk[..read]);
         }
     });
     let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
@@ -172,8 +144,7 @@ fn spawn(
         if read == 0 {
             let status = child.wait().expect("wait for the server");
             reader.join().expect("the reader does not panic");
-            let said = String::from_utf8_lossy(&stderr.lock().expect("the reader does not panic"))
-                .into_owned();
+            let said = String::from_utf8_lossy(&stderr.lock().expect("the reader does not panic")).into_owned();
             panic!("exec-server ended at start ({status}): {said}");
         }
         urls.push(line.trim_end().to_owned());
@@ -189,13 +160,7 @@ impl TestServer {
 
     /// A builder with a private state dir and `--kill-on-exit`.
     pub(crate) fn builder() -> Builder {
-        Builder {
-            listen: Vec::new(),
-            args: Vec::new(),
-            env: Vec::new(),
-            kill_on_exit: true,
-            state_dir: true,
-        }
+        Builder { listen: Vec::new(), args: Vec::new(), env: Vec::new(), kill_on_exit: true, state_dir: true }
     }
 
     /// The first URL, token included.
@@ -210,21 +175,13 @@ impl TestServer {
 
     /// `IP:PORT` of the first WebSocket listener.
     pub(crate) fn address(&self) -> &str {
-        let rest = self
-            .url()
-            .strip_prefix("ws://")
-            .expect("the first listener is a WebSocket");
-        rest.split('/')
-            .next()
-            .expect("split gives at least one part")
+        let rest = self.url().strip_prefix("ws://").expect("the first listener is a WebSocket");
+        rest.split('/').next().expect("split gives at least one part")
     }
 
     /// The token in the first URL.
     pub(crate) fn token(&self) -> &str {
-        self.url()
-            .split_once("?token=")
-            .expect("the URL carries a token")
-            .1
+        self.url().split_once("?token=").expect("the URL carries a token").1
     }
 
     /// A connected client that has not called `initialize`.
@@ -256,8 +213,7 @@ impl TestServer {
 
     /// What the server said on stderr so far.
     pub(crate) fn stderr(&self) -> String {
-        String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic"))
-            .into_owned()
+        String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic")).into_owned()
     }
 
     /// The argument by which server, spawner and holders of this test are found.
@@ -267,8 +223,7 @@ impl TestServer {
 
     /// Sends a signal to the server.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(self.pid().cast_signed())
-            .expect("a process id is not zero");
+        let pid = rustix::process::Pid::from_raw(self.pid().cast_signed()).expect("a process id is not zero");
         rustix::process::kill_process(pid, signal).expect("signal the server");
     }
 
@@ -290,21 +245,13 @@ impl TestServer {
 
     /// Starts a server again on the same state dir with the same arguments, on the port of the old one.
     pub(crate) fn restart(&mut self) {
-        if self
-            .child
-            .try_wait()
-            .expect("wait for the server")
-            .is_none()
-        {
+        if self.child.try_wait().expect("wait for the server").is_none() {
             self.kill();
         }
         // A port chosen by the kernel is asked for by number from now on, so that the URL stays the same.
         for (listen, url) in self.builder.listen.iter_mut().zip(&self.urls) {
             if listen.ends_with(":0") {
-                url.split("/?")
-                    .next()
-                    .expect("split gives at least one part")
-                    .clone_into(listen);
+                url.split("/?").next().expect("split gives at least one part").clone_into(listen);
             }
         }
         if self.builder.listen.is_empty() {

@@ -41,6 +41,14 @@ pub(crate) fn sh(stdio: Stdio, script: &str) -> Spawn {
     spawn(stdio, &["/bin/sh", "-c", script])
 }
 
+/// Writes an executable file. A process of its own does it: a child that another test is making at this moment would
+/// hold our writing descriptor until its exec, and the file could not be executed meanwhile (`ETXTBSY`).
+pub(crate) fn write_script(path: &std::path::Path, text: &str) {
+    let path = path.to_str().expect("test paths are UTF-8");
+    let script = r#"printf %s "$2" >"$1" && chmod 755 "$1""#;
+    assert_eq!(run(spawn(PIPE, &["/bin/sh", "-c", script, "sh", path, text])).code, 0);
+}
+
 pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> CString {
     CString::new(text).expect("test texts hold no zero byte")
 }

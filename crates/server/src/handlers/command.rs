@@ -10,7 +10,11 @@ use super::{
     Context,
     process::{DEFAULT_SIZE, Parts, launch, terminate_running},
 };
-use crate::{process::Dialect, pump::Reply};
+use crate::{
+    environment::{check_names, child_environment},
+    process::Dialect,
+    pump::Reply,
+};
 
 /// The least memory a log works with, whatever cap V0 asks for.
 const LEAST_CAP_BYTES: u64 = 2 << 20;
@@ -19,7 +23,7 @@ const LEAST_CAP_BYTES: u64 = 2 << 20;
 pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
     let config = &context.core.config;
     let cap_bytes = params.output_bytes_cap.map_or(config.reference_cap_bytes(), |cap| cap.max(LEAST_CAP_BYTES));
-    let env = crate::environment::child_environment(&config.environment, None, &params.env);
+    let env = child_environment(&config.environment, None, &params.env);
     let parts = Parts {
         process_id: params.process_id.as_str().to_owned(),
         argv: params.argv,
@@ -36,7 +40,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
             ..StartSpec::default()
         },
     };
-    let launch = match launch(parts).and_then(|launch| {
+    let launch = match check_names(None, &params.env).and_then(|()| launch(parts)).and_then(|launch| {
         context.session.reserve(&launch.meta.process_id, Instant::now())?;
         Ok(launch)
     }) {

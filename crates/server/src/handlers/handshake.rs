@@ -49,10 +49,18 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     let capabilities = params.capabilities.clone().unwrap_or_default();
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
     let (session, resumed) = match (&params.resume_session_id, implicit) {
-        (Some(id), _) => {
+        (Some(id), implicit) => {
             let session = connection.core.session(id.as_str(), &connection.principal)?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
-            free_from(old, params.takeover, connection.core.config.takeover_after, id).await?;
+            if let Some(old) = old.filter(|_| !params.takeover)
+                && answers(&session, &old, connection.core.config.takeover_after).await
+            {
+                return Err(Failure::SessionAttached { id: id.to_string() });
+            }
+            if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
+                // Nobody could come back to it any more.
+                implicit.end().await;
+            }
             (session, true)
         }
         (None, Some(session)) => (session, false),
@@ -83,23 +91,16 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
     Attachment { ttl, reference }
 }
 
-/// Returns when nothing stands in the way of a resume: the old connection may be taken over, or does not answer.
-async fn free_from(old: Option<Arc<Peer>>, takeover: bool, within: Duration, id: &SessionId) -> Result<(), Failure> {
-    match old {
-        Some(old) if !takeover && answers(&old, within).await => Err(Failure::SessionAttached { id: id.to_string() }),
-        Some(_) | None => Ok(()),
-    }
-}
-
-/// Pings a peer; true where it is heard from in time.
-async fn answers(peer: &Peer, within: Duration) -> bool {
+/// Pings the connection that has the session; true where it is heard from in time and still has it.
+async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;
     peer.mailbox.ping();
+    let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
     // Looked at rather than signalled: this is rare, and the read path stays free of it.
-    while Instant::now() < deadline {
+    while Instant::now() < deadline && has_session() {
         tokio::time::sleep(LOOK_EVERY).await;
-        if peer.last_in() > asked {
+        if peer.last_in() > asked && has_session() {
             return true;
         }
     }

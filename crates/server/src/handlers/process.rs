@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::Context;
 use crate::{
-    environment::child_environment,
+    environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Meta, Process},
     pump::{self, Order, ReadOrder, Reply},
@@ -85,6 +85,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     if params.network_proxy.is_some() {
         return Err(Failure::NotEnforceable { what: "networkProxy" });
     }
+    check_names(params.env_policy.as_ref(), &params.env)?;
     let config = &context.core.config;
     let mut env = params.env;
     if let Some(term) = params.term.filter(|_| params.tty) {

@@ -51,12 +51,12 @@ fn key(write_id: &str) -> [u8; 16] {
 pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
     let process = match context.process(params.session_id.as_ref(), &params.process_id).await {
         Ok(Some(process)) => process,
-        Ok(None) => return reply.write(wire::WriteStatus::UnknownProcess),
+        Ok(None) => return reply.write(&params.process_id, wire::WriteStatus::UnknownProcess),
         Err(failure) => return reply.fail(&failure),
     };
     // V0 writes to terminals only; a pipe's stdin there is the null device.
     if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
-        return reply.write(wire::WriteStatus::StdinClosed);
+        return reply.write(&params.process_id, wire::WriteStatus::StdinClosed);
     }
     match reply.park(params.data.len()) {
         Ok(reply) => process.input(Input::Write { key: params.key, data: params.data, done: 0, reply }),

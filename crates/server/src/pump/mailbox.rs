@@ -198,13 +198,15 @@ impl Reply {
     }
 
     /// Answers a write in the words of the generation that asked.
-    pub(crate) fn write(self, status: wire::WriteStatus) {
+    pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus) {
         match (self.dialect, status) {
             (Dialect::Process, status) => self.result(&wire::WriteResult { status }),
             (Dialect::Command, wire::WriteStatus::Accepted) => self.result(&command::WriteResult { accepted: true }),
-            (Dialect::Command, wire::WriteStatus::StdinClosed) => self.fail(&Failure::NoStdin { id: String::new() }),
+            (Dialect::Command, wire::WriteStatus::StdinClosed) => {
+                self.fail(&Failure::NoStdin { id: process_id.to_owned() });
+            }
             (Dialect::Command, wire::WriteStatus::UnknownProcess | wire::WriteStatus::Starting) => {
-                self.fail(&Failure::UnknownProcess { id: String::new() });
+                self.fail(&Failure::UnknownProcess { id: process_id.to_owned() });
             }
         }
     }
@@ -218,5 +220,8 @@ impl Drop for Reply {
 
 /// Writes an error answer: code and text for every peer, the stable kind for those that branch on it.
 pub(crate) fn encode_failure(out: &mut Vec<u8>, id: &RequestId, failure: &Failure) {
-    message::encode_error(out, id, failure.code(), failure.kind(), &failure.to_string());
+    let mut text = failure.to_string();
+    // A name that the peer made up may be as long as a message; it is not sent back whole.
+    text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
+    message::encode_error(out, id, failure.code(), failure.kind(), &text);
 }

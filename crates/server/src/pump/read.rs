@@ -134,6 +134,7 @@ impl ReadJob {
             while taken.has_room(self.max_bytes) {
                 let next = chain.peek_len(&self.cursor).map(|len| len as u64);
                 if next.is_some_and(|len| taken.would_exceed(len, self.max_bytes)) {
+                    taken.cut_by_reader = next.zip(self.max_bytes).is_some_and(|(len, max)| taken.bytes + len > max);
                     break;
                 }
                 let before = self.cursor;
@@ -179,7 +180,7 @@ impl ReadJob {
 
     /// `nextSeq` and flags by the rules of H; where our own cap (or a disk read to come) cut the answer, it says that there is more.
     fn end(&self, status: &Status, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
-        let cut_by_us = !taken.all && !taken.full(self.max_bytes);
+        let cut_by_us = !taken.all && !taken.cut_by_reader && !taken.full(self.max_bytes);
         let next_seq = if cut_by_us || (self.max_bytes.is_some() && taken.count > 0) {
             if taken.count > 0 { taken.last_chunk + 1 } else { self.cursor.next_seq() }
         } else {
@@ -209,6 +210,8 @@ struct Taken {
     gap: Option<wire::Gap>,
     /// Everything up to the looked-at state is in the answer.
     all: bool,
+    /// The next chunk would have gone beyond the reader's own limit.
+    cut_by_reader: bool,
 }
 
 impl Taken {

@@ -1,0 +1,322 @@
+//! The spawner and real holder processes. A program of its own without a test harness: fork needs a single thread.
+
+#![allow(clippy::disallowed_methods, reason = "the test waits with a deadline of its own")]
+#![allow(clippy::print_stdout, reason = "a test without a harness reports by itself")]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use exec_server_holder::Limits;
+use exec_server_holder::spawner::{self, NewHolder, SpawnerHandle, fork_spawner};
+use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const SECRET: [u8; 32] = [3; 32];
+
+/// A session's record, of a usual size.
+const INFO_BYTES: usize = 500;
+
+/// Holders of a failed test end by themselves this long after it.
+const TTL_MS: u64 = 10_000;
+
+fn main() {
+    // Before anything else, as in the real program.
+    let spawner = fork_spawner().expect("fork");
+    let tests: [(&str, fn(&SpawnerHandle)); 5] = [
+        ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
+        ("children_see_three_descriptors_and_the_original_limit", children_see_three_descriptors),
+        ("end_leaves_no_descendant_and_no_directory", end_leaves_no_descendant),
+        ("idle_processes_cost_little_memory", idle_processes_cost_little_memory),
+        ("expired_session_ends_its_holder", expired_session_ends_its_holder),
+    ];
+    for (name, test) in tests {
+        test(&spawner);
+        println!("test {name} ... ok");
+    }
+    holder_outlives_spawner(spawner);
+    println!("test holder_outlives_spawner_and_controller_and_is_adopted ... ok");
+    starts_are_refused_without_descriptors();
+    println!("test starts_are_refused_without_descriptors ... ok");
+}
+
+/// A connection to a holder.
+struct Link {
+    socket: OwnedFd,
+    buf: Vec<u8>,
+    next_req: u32,
+}
+
+impl Link {
+    fn create(spawner: &SpawnerHandle, dir: &Path, ttl_ms: u64) -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        let at_most = |most: u64, limit: Option<u64>| limit.map_or(most, |limit| limit.min(most));
+        let new = NewHolder {
+            dir: open(dir),
+            secret: SECRET,
+            info: vec![5; INFO_BYTES],
+            limits: Limits { ttl_ms, ..Limits::default() },
+            original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
+        };
+        let mut link = Self { socket: spawner.create(new).expect("create"), buf: Vec::new(), next_req: 0 };
+        link.hello(1);
+        link
+    }
+
+    fn hello(&mut self, epoch: u64) {
+        self.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch });
+        match self.recv() {
+            Some((FromHolder::Welcome { info, .. }, fds)) => assert_eq!((info.len(), fds.len()), (INFO_BYTES, 2)),
+            other => panic!("no welcome: {other:?}"),
+        }
+        self.until(|message| matches!(message, FromHolder::Ready).then_some(()));
+        self.send(&ToHolder::Attach);
+    }
+
+    fn send(&self, message: &ToHolder<'_>) {
+        wire::send(&self.socket, message, &[]).expect("the holder reads");
+    }
+
+    /// The next message; `None` at end of file.
+    fn recv(&mut self) -> Option<(FromHolder, Vec<OwnedFd>)> {
+        let start = Instant::now();
+        loop {
+            match wire::recv(&self.socket, &mut self.buf) {
+                Ok(message) => return message,
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "waited too long");
+            let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
+            rustix::event::poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&wait)).expect("poll");
+        }
+    }
+
+    fn until<T>(&mut self, mut pick: impl FnMut(FromHolder) -> Option<T>) -> T {
+        loop {
+            let (message, _) = self.recv().expect("the holder lives");
+            if let Some(found) = pick(message) {
+                return found;
+            }
+        }
+    }
+
+    /// Starts a shell and gives its pid.
+    fn start(&mut self, script: &str) -> Result<u32, i32> {
+        self.next_req += 1;
+        let spec = StartSpec {
+            argv: ["sh", "-c", script].map(|arg| arg.as_bytes().to_vec()).to_vec(),
+            env: vec![b"PATH=/usr/bin:/bin".to_vec()],
+            cwd: b"/".to_vec(),
+            cap_bytes: 1 << 20,
+            ..StartSpec::default()
+        };
+        self.send(&ToHolder::Start { req: self.next_req, spec });
+        self.until(|message| match message {
+            FromHolder::Started { pid, .. } => Some(Ok(pid)),
+            FromHolder::StartFailed { errno, .. } => Some(Err(errno)),
+            _ => None,
+        })
+    }
+
+    /// Ends the session and waits for the end of file.
+    fn end(&mut self) {
+        self.send(&ToHolder::End { req: 77 });
+        let status = self.until(|message| match message {
+            FromHolder::Done { req: 77, status } => Some(status),
+            _ => None,
+        });
+        assert_eq!(status, Status::Ok);
+        while self.recv().is_some() {}
+    }
+}
+
+fn open(dir: &Path) -> OwnedFd {
+    rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("the directory")
+}
+
+#[track_caller]
+fn wait_for(mut is_true: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < Duration::from_secs(10), "waited too long");
+        std::thread::yield_now();
+    }
+}
+
+/// A file of the session's directory, once it is whole.
+fn text(dir: &Path, name: &str) -> String {
+    let mut text = String::new();
+    wait_for(|| {
+        text = std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+        text.ends_with("end\n")
+    });
+    text
+}
+
+fn field(pid: i32, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("the field");
+    line.split_ascii_whitespace().nth(1).expect("a value").to_owned()
+}
+
+/// Process id of the holder, from one of its children.
+fn holder_of(child: u32) -> i32 {
+    field(child.cast_signed(), "PPid:").parse().expect("a pid")
+}
+
+fn is_gone(pid: i32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let holder = holder_of(link.start("sleep 1000").expect("started"));
+    assert_eq!(field(holder, "Name:"), "exec-holder");
+    assert_eq!(field(spawner.pid(), "Name:"), "exec-spawner");
+    assert_eq!(field(holder, "Threads:"), "1");
+    let stat = std::fs::read_to_string(format!("/proc/{holder}/stat")).expect("the process lives");
+    let session = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(3)).expect("a session");
+    assert_eq!(session, holder.to_string());
+    for fd in 0..3 {
+        let target = std::fs::read_link(format!("/proc/{holder}/fd/{fd}")).expect("readable for the same user");
+        assert_eq!(target, Path::new("/dev/null"));
+    }
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(dir.path().join(spawner::SOCKET_NAME)).expect("the socket").permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+    link.end();
+    wait_for(|| is_gone(holder));
+}
+
+fn children_see_three_descriptors(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let path = dir.path().join("seen");
+    let script = format!(
+        "{{ ulimit -Sn; ulimit -Hn; grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; \
+         echo end; }} >{0}.new; mv {0}.new {0}",
+        path.display()
+    );
+    link.start(&script).expect("started");
+    let seen = text(dir.path(), "seen");
+    let mut lines = seen.lines();
+    assert_eq!((lines.next(), lines.next()), (Some("99"), Some("199")));
+    for _ in 0..2 {
+        let line = lines.next().expect("a line of signals");
+        assert!(line.ends_with("0000000000000000"), "{line}");
+    }
+    // The shell itself keeps one above 2 for the saved stdout while its output goes to the file.
+    let fds: Vec<&str> = lines.filter(|line| line.parse().is_ok_and(|fd: u32| fd < 10)).collect();
+    assert_eq!(fds, ["0", "1", "2"]);
+    link.end();
+}
+
+fn end_leaves_no_descendant(spawner: &SpawnerHandle) {
+    let parent = tempfile::tempdir().expect("a directory");
+    let dir = parent.path().join("session");
+    std::fs::create_dir(&dir).expect("a directory");
+    let mut link = Link::create(spawner, &dir, TTL_MS);
+    // A daemon that left group, session and streams, and ignores what can be ignored.
+    let pids = parent.path().join("pids");
+    let script = format!(
+        "trap '' TERM HUP INT; for n in 1 2 3; do setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 & echo $! >>{0}) & echo $$ \
+         >>{0}; exec sleep 1000' </dev/null >/dev/null 2>&1 & done; wait",
+        pids.display()
+    );
+    let leader = link.start(&script).expect("started");
+    let holder = holder_of(leader);
+    let mut members = Vec::new();
+    wait_for(|| {
+        let text = std::fs::read_to_string(&pids).unwrap_or_default();
+        members = text.lines().filter_map(|line| line.parse::<i32>().ok()).collect();
+        members.len() == 6
+    });
+    // Strays are reaped as they die, not kept until the end.
+    let stray = link.start("(setsid sh -c 'exit 3' &) ; exit 0").expect("started");
+    wait_for(|| is_gone(stray.cast_signed()));
+    link.end();
+    members.extend([holder, leader.cast_signed()]);
+    for pid in members {
+        wait_for(|| is_gone(pid));
+    }
+    assert!(!dir.exists());
+}
+
+fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
+    let private_kib = |pid: i32| -> u64 {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("readable");
+        let sum = |name: &str| -> u64 {
+            let lines = rollup.lines().filter(|line| line.starts_with(name));
+            lines.filter_map(|line| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+        };
+        sum("Private_Clean:") + sum("Private_Dirty:")
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let holder = holder_of(link.start("sleep 1000").expect("started"));
+    let before = private_kib(holder);
+    for _ in 0..200 {
+        link.start("sleep 1000").expect("started");
+    }
+    let after = private_kib(holder);
+    if let Ok(p) = std::env::var("SMAPS") { std::fs::copy(format!("/proc/{holder}/smaps"), p).unwrap(); }
+    println!("holder private memory: {before} KiB with 1 process, {after} KiB with 201");
+    assert!(after - before < 200 * 20, "{before} to {after} KiB");
+    link.end();
+    wait_for(|| is_gone(holder));
+}
+
+fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let leader = link.start("sleep 1000").expect("started");
+    let holder = holder_of(leader);
+    link.send(&ToHolder::Detach { ttl_ms: 50 });
+    link.until(|message| matches!(message, FromHolder::Expired).then_some(()));
+    while link.recv().is_some() {}
+    wait_for(|| is_gone(holder) && is_gone(leader.cast_signed()));
+    let stone = exec_server_holder::tombstone::Tombstone::read(open(dir.path())).expect("readable").expect("there");
+    assert_eq!((stone.processes.len(), stone.processes[0].pid), (1, leader));
+}
+
+fn holder_outlives_spawner(spawner: SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(&spawner, dir.path(), TTL_MS);
+    let leader = link.start("sleep 1000").expect("started");
+    let holder = holder_of(leader);
+    let pid = spawner.pid();
+    drop(spawner);
+    // It ends at end of file and is our child to reap.
+    wait_for(|| field(pid, "State:") == "Z");
+    rustix::process::waitpid(rustix::process::Pid::from_raw(pid), rustix::process::WaitOptions::empty()).expect("reaped");
+    drop(link);
+    let directory = open(dir.path());
+    let socket = spawner::connect(directory.as_fd()).expect("the path socket");
+    let mut link = Link { socket, buf: Vec::new(), next_req: 0 };
+    link.hello(2);
+    assert!(!is_gone(leader.cast_signed()));
+    link.end();
+    wait_for(|| is_gone(holder) && is_gone(leader.cast_signed()));
+}
+
+/// Last: it lowers the limit of this process for good.
+fn starts_are_refused_without_descriptors() {
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lower is allowed");
+    let spawner = fork_spawner().expect("fork");
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(&spawner, dir.path(), TTL_MS);
+    let mut started = 0;
+    let errno = loop {
+        match link.start("sleep 1000") {
+            Ok(_) => started += 1,
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(errno, libc::EMFILE);
+    assert!(started >= 5, "{started}");
+    link.end();
+}

@@ -1,0 +1,161 @@
+//! Who controls a holder: adoption, epochs, secrets, nonsense, a controller that does not read.
+
+use std::os::fd::AsFd;
+
+use exec_server_holder::spawner;
+use exec_server_holder::wire::{self, FromHolder, ProcessInfo, StartSpec, Status, ToHolder};
+
+use crate::support::{MIB, Rig, SECRET, Server, open_dir, pattern, spec};
+
+#[test]
+fn new_controller_learns_everything_and_the_old_one_is_closed() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { meta: b"meta".to_vec(), pipe_stdin: true, ..spec() });
+    let driver = rig.driver();
+    driver.write_stdout(b"before").expect("room");
+    rig.until(|rig| rig.server.log(slot).bytes == b"before");
+    let mut old = rig.adopt(5);
+    let welcome = rig.until_message(|message| matches!(message, FromHolder::Welcome { .. }));
+    let FromHolder::Welcome { epoch, ttl_ms, info, .. } = welcome else { unreachable!("only `Welcome` fits") };
+    assert_eq!((epoch, ttl_ms, info.as_slice()), (5, 1000, &b"record"[..]));
+    let pid = driver.pid().as_raw_nonzero().get().unsigned_abs();
+    let expected = ProcessInfo {
+        slot,
+        pid,
+        stdin_open: true,
+        running: true,
+        cap_bytes: 16 * MIB,
+        meta: b"meta".to_vec(),
+        ..ProcessInfo::default()
+    };
+    assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Process(Box::new(expected))));
+    assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Ready));
+    old.absorb();
+    assert!(old.is_lost);
+    driver.write_stdout(b" and after").expect("room");
+    rig.until(|rig| rig.server.log(slot).bytes == b"before and after");
+}
+
+#[test]
+fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing() {
+    let mut rig = Rig::scripted();
+    let dir = open_dir(&rig.dir);
+    let mut stale = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    stale.hello(1);
+    let mut wrong = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    wrong.send(&ToHolder::Hello { version: wire::VERSION, secret: [8; 32], epoch: 9 });
+    let mut newer = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    newer.send(&ToHolder::Hello { version: wire::VERSION + 1, secret: SECRET, epoch: 9 });
+    rig.until(|_| {
+        for server in [&mut stale, &mut wrong, &mut newer] {
+            server.absorb();
+        }
+        stale.is_lost && wrong.is_lost && newer.is_lost
+    });
+    let refused = FromHolder::Refused { version: wire::VERSION, epoch: 1 };
+    assert_eq!(stale.inbox, [refused.clone()]);
+    assert_eq!(newer.inbox, [refused]);
+    assert!(wrong.inbox.is_empty());
+    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), Status::UnknownProcess);
+}
+
+#[test]
+fn silent_connections_are_dropped_and_do_not_lock_others_out() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
+    let dir = open_dir(&rig.dir);
+    let mut silent: Vec<Server> = (0..20)
+        .map(|_| {
+            rig.turn();
+            Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir))
+        })
+        .collect();
+    drop(rig.adopt(2));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.now += 31_000_000_000;
+    rig.until(|_| {
+        silent.iter_mut().for_each(Server::absorb);
+        silent.iter().all(|server| server.is_lost)
+    });
+}
+
+#[test]
+fn nonsense_costs_the_connection_and_nothing_else() {
+    let corpus: [&[u8]; 8] = [
+        &[0],
+        &[1],
+        &[1, 0],
+        &[1, 200, 1, 2, 3],
+        &[9, 2],
+        &[1, 2, 0],
+        &[1, 255, 0, 0, 0, 0, 0, 0, 0, 0],
+        &[1, 5, 0, 0, 0, 0, 255, 255, 255, 255],
+    ];
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    for (epoch, message) in (2..).zip(corpus) {
+        wire::send_raw(&rig.server.socket, message, &[]).expect("room");
+        rig.until(|rig| rig.server.is_lost);
+        drop(rig.adopt(epoch));
+        rig.until_message(|message| matches!(message, FromHolder::Ready));
+    }
+    // A second `Hello` has no place on a connection that controls.
+    rig.server.hello(99);
+    rig.until(|rig| rig.server.is_lost);
+    drop(rig.adopt(100));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.driver().write_stdout(b"alive").expect("room");
+    rig.until(|rig| rig.server.logs.get(&slot).is_some_and(|log| log.bytes == b"alive"));
+}
+
+#[test]
+fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { cap_bytes: 1 << 40, ..spec() });
+    let driver = rig.driver();
+    // Requests whose answers nobody reads fill the socket and the queue behind it.
+    for req in 0..100_000_u32 {
+        if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+            rig.holder.turn(0);
+            if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+                break;
+            }
+        }
+    }
+    for _ in 0..1000 {
+        rig.holder.turn(0);
+    }
+    let data = pattern(1000);
+    driver.write_stdout(&data).expect("room");
+    rig.holder.turn(0);
+    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).written, 0);
+    // An idle holder must not spin meanwhile: nothing that it would refuse to do may be reported.
+    let polled = rustix::event::poll(
+        &mut [rustix::event::PollFd::new(&rig.holder.as_fd(), rustix::event::PollFlags::IN)],
+        Some(&rustix::event::Timespec::default()),
+    );
+    assert_eq!(polled, Ok(0));
+    rig.until(|rig| rig.server.log(slot).bytes == data);
+}
+
+#[test]
+fn adoption_of_more_than_the_socket_holds_arrives_whole() {
+    let mut rig = Rig::scripted();
+    for n in 0..300_u32 {
+        assert_eq!(rig.start(StartSpec { meta: n.to_le_bytes().to_vec(), ..spec() }), n);
+        rig.driver().write_stdout(&n.to_le_bytes()).expect("room");
+    }
+    rig.until(|rig| rig.server.logs.values().all(|log| log.bytes.len() == 4));
+    drop(rig.adopt(2));
+    let mut processes = 0;
+    rig.until_message(|message| {
+        processes += u32::from(matches!(message, FromHolder::Process(_)));
+        matches!(message, FromHolder::Ready)
+    });
+    rig.server.absorb();
+    assert_eq!(processes, 300);
+    for (slot, log) in &rig.server.logs {
+        assert_eq!(log.bytes, slot.to_le_bytes());
+    }
+    assert_eq!(rig.server.logs.len(), 300);
+}

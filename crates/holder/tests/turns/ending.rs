@@ -1,0 +1,86 @@
+//! The lease and the end of the session.
+
+use exec_server_holder::tombstone::{Ended, Tombstone};
+use exec_server_holder::wire::{FromHolder, StartSpec, Status, TTL_NONE, ToHolder};
+
+use crate::support::{MS, Rig, open_dir, shell, spec};
+
+/// Turns until the holder has ended.
+#[track_caller]
+fn until_ended(rig: &mut Rig) {
+    rig.until(|rig| rig.last.ended);
+    rig.server.absorb();
+}
+
+#[test]
+fn end_kills_all_answers_and_leaves_nothing() {
+    let mut rig = Rig::real();
+    let mut pids = Vec::new();
+    for _ in 0..3 {
+        let req = rig.server.req();
+        rig.server.send(&ToHolder::Start { req, spec: shell("sleep 1000 & sleep 1000") });
+        match rig.until_message(|message| matches!(message, FromHolder::Started { .. })) {
+            FromHolder::Started { pid, .. } => pids.push(pid),
+            _ => unreachable!("only `Started` fits"),
+        }
+    }
+    let req = rig.server.req();
+    rig.server.send(&ToHolder::End { req });
+    until_ended(&mut rig);
+    assert!(rig.server.inbox.contains(&FromHolder::Done { req, status: Status::Ok }));
+    assert!(!rig.dir.path().exists());
+    for pid in pids {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
+
+#[test]
+fn expiry_kills_all_and_leaves_a_tombstone() {
+    let mut rig = Rig::scripted();
+    rig.start(StartSpec { meta: b"id".to_vec(), ..spec() });
+    let driver = rig.driver();
+    rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, Some(50 * MS));
+    rig.now = 49 * MS;
+    rig.turn();
+    assert!(!rig.last.ended && driver.signals().is_empty());
+    rig.now = 50 * MS;
+    until_ended(&mut rig);
+    assert_eq!(driver.signals(), [libc::SIGKILL]);
+    assert!(rig.server.inbox.contains(&FromHolder::Expired));
+    assert_eq!(rig.files(), ["expired"]);
+    let stone = Tombstone::read(open_dir(&rig.dir)).expect("readable").expect("there");
+    let pid = driver.pid().as_raw_nonzero().get().unsigned_abs();
+    assert_eq!(stone.processes, [Ended { pid, was_running: true, meta: b"id".to_vec() }]);
+    assert!(stone.unix_seconds > 1_600_000_000);
+}
+
+#[test]
+fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::SetTtl { ttl_ms: 100 });
+    rig.now = 5000 * MS;
+    rig.turn();
+    assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
+    let (gone, _other) = rustix::pipe::pipe().expect("a pipe");
+    rig.server.socket = gone;
+    rig.server.is_lost = true;
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
+    rig.now = 5099 * MS;
+    rig.turn();
+    assert!(!rig.last.ended);
+    rig.now = 5100 * MS;
+    rig.turn();
+    assert!(rig.last.ended);
+}
+
+#[test]
+fn session_without_a_time_to_live_never_expires() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    rig.now = u64::MAX / 2;
+    rig.turn();
+    assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
+}

@@ -1,0 +1,222 @@
+//! Full logs: blocking, spilling, dropping.
+
+use exec_server_holder::Limits;
+use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
+use exec_server_log::Blocked;
+use exec_server_process::Driver;
+
+use crate::support::{MIB, Rig, Source, pattern, spec};
+
+const CAP: u64 = 2 * MIB;
+
+fn small(overflow: Overflow) -> StartSpec {
+    StartSpec { cap_bytes: CAP, overflow, ..spec() }
+}
+
+fn limited(quota: u64) -> Rig {
+    let limits = Limits { disk_quota_bytes: quota, ttl_ms: TTL_NONE, free_floor_bytes: 0, ..Limits::default() };
+    Rig::build(Source::default(), limits)
+}
+
+/// Writes what the pipe takes.
+fn feed(driver: &Driver, data: &[u8], at: &mut usize) {
+    while let Some(rest) = data.get(*at..).filter(|rest| !rest.is_empty()) {
+        match driver.write_stdout(&rest[..rest.len().min(65536)]) {
+            Ok(n) => *at += n,
+            Err(_) => return,
+        }
+    }
+}
+
+fn blocked(rig: &Rig, slot: u32) -> Blocked {
+    rig.server.control.as_ref().expect("mapped").status(slot).blocked
+}
+
+/// Feeds until the holder says that it does not read any more.
+#[track_caller]
+fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why: Blocked) {
+    let driver = rig.driver();
+    rig.until(|rig| {
+        feed(&driver, data, at);
+        blocked(rig, slot) == why
+    });
+}
+
+#[test]
+fn attached_and_full_blocks_the_child_until_something_is_taken() {
+    let mut rig = limited(1 << 30);
+    let slot = rig.start(small(Overflow::Block));
+    let (data, mut at) = (pattern(12 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    let retained = rig.server.log(slot).bytes.len();
+    assert!(retained as u64 <= CAP && retained as u64 > CAP - MIB, "{retained}");
+    let driver = rig.driver();
+    rig.until(|rig| {
+        rig.server.release(slot);
+        feed(&driver, &data, &mut at);
+        if at == data.len() {
+            driver.exit(0);
+            driver.close_all();
+        }
+        rig.server.log(slot).closed.is_some()
+    });
+    assert!(rig.server.log(slot).bytes == data);
+    assert!(rig.files().iter().all(|name| !name.ends_with(".seg")), "no disk is touched while attached");
+}
+
+#[test]
+fn exit_of_a_blocked_child_waits_for_its_tail() {
+    let mut rig = limited(1 << 30);
+    let slot = rig.start(small(Overflow::Block));
+    let (data, mut at) = (pattern(12 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    let driver = rig.driver();
+    feed(&driver, &data, &mut at);
+    driver.exit(0);
+    driver.close_all();
+    for _ in 0..10 {
+        rig.turn();
+    }
+    assert!(rig.server.log(slot).exit.is_none());
+    rig.until(|rig| {
+        rig.server.release(slot);
+        rig.server.log(slot).closed.is_some()
+    });
+    let log = rig.server.log(slot);
+    assert!(log.bytes == data[..at]);
+    assert_eq!(log.order, ["output", "exited", "closed"]);
+}
+
+#[test]
+fn detached_and_full_goes_to_disk_and_comes_back_whole() {
+    let mut rig = limited(1 << 30);
+    let slot = rig.start(small(Overflow::Block));
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let (data, mut at, driver) = (pattern(12 << 20), 0, rig.driver());
+    rig.until(|_| {
+        feed(&driver, &data, &mut at);
+        at == data.len()
+    });
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert!(rig.server.log(slot).bytes == data);
+    let spilled = rig.files().iter().filter(|name| name.ends_with(".seg")).count();
+    assert!(spilled >= 9, "{:?}", rig.files());
+
+    // A second reader finds all of it, from the files.
+    drop(rig.adopt(2));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.server.absorb();
+    assert!(rig.server.log(slot).bytes == data);
+    rig.server.release(slot);
+    rig.until(|rig| rig.files().iter().all(|name| !name.ends_with(".seg")));
+}
+
+#[test]
+fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
+    let mut rig = limited(3 * MIB);
+    let slot = rig.start(small(Overflow::Block));
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let (data, mut at) = (pattern(12 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::Quota);
+    assert_eq!(rig.files().iter().filter(|name| name.ends_with(".seg")).count(), 3);
+    rig.server.send(&ToHolder::Attach);
+    rig.until(|rig| blocked(rig, slot) == Blocked::MemoryCap);
+    rig.server.release(slot);
+    let driver = rig.driver();
+    rig.until(|rig| {
+        rig.server.release(slot);
+        feed(&driver, &data, &mut at);
+        at == data.len() && rig.server.log(slot).bytes.len() == at
+    });
+    assert!(rig.server.log(slot).bytes == data);
+}
+
+#[test]
+fn blocked_child_is_read_again_when_its_client_leaves() {
+    let mut rig = limited(1 << 30);
+    let slot = rig.start(small(Overflow::Block));
+    let (data, mut at) = (pattern(6 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let driver = rig.driver();
+    rig.until(|rig| {
+        feed(&driver, &data, &mut at);
+        rig.server.log(slot).bytes.len() == data.len()
+    });
+    assert!(rig.server.log(slot).bytes == data);
+}
+
+#[test]
+fn raised_cap_lets_a_blocked_child_go_on() {
+    let mut rig = limited(1 << 30);
+    let slot = rig.start(small(Overflow::Block));
+    let (data, mut at) = (pattern(4 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    rig.server.send(&ToHolder::Cap { slot, bytes: 16 * MIB });
+    let driver = rig.driver();
+    rig.until(|rig| {
+        feed(&driver, &data, &mut at);
+        rig.server.log(slot).bytes.len() == data.len()
+    });
+    assert_eq!(blocked(&rig, slot), Blocked::No);
+}
+
+#[test]
+fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
+    for is_attached in [true, false] {
+        let mut rig = limited(3 * MIB);
+        let slot = rig.start(small(Overflow::DropOldest));
+        if !is_attached {
+            rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+        }
+        drop(rig.adopt(2));
+        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        if is_attached {
+            rig.server.send(&ToHolder::Attach);
+        }
+        let (data, mut at, driver) = (pattern(20 << 20), 0, rig.driver());
+        // The reader sleeps while the child writes.
+        let start = std::time::Instant::now();
+        while at < data.len() {
+            feed(&driver, &data, &mut at);
+            rig.holder.turn(0);
+            assert!(start.elapsed().as_secs() < 20, "stuck at {at}");
+        }
+        driver.exit(0);
+        driver.close_all();
+        rig.until(|rig| rig.server.logs.get(&slot).is_some_and(|log| log.closed.is_some()));
+        let log = rig.server.log(slot);
+        let (written, dropped) = log.closed.expect("closed");
+        assert_eq!(written, data.len() as u64);
+        assert!(dropped > 0);
+        assert_eq!(log.bytes.len() as u64 + log.gap_bytes, written);
+        assert_eq!(log.gap_bytes, dropped);
+        assert!(log.bytes == data[data.len() - log.bytes.len()..]);
+    }
+}
+
+#[test]
+fn full_disk_blocks_says_so_and_is_tried_again() {
+    // A floor above any disk stands for a full one.
+    let limits = Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
+    let mut rig = Rig::build(Source::default(), limits);
+    let slot = rig.start(small(Overflow::Block));
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let (data, mut at) = (pattern(12 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::DiskFull);
+    assert_eq!(rig.last.next_deadline_ns, Some(1_000_000_000));
+    // The retry fails too and waits again; nothing is lost.
+    rig.now = 1_000_000_000;
+    rig.until(|rig| rig.last.next_deadline_ns == Some(2_000_000_000));
+    assert_eq!(blocked(&rig, slot), Blocked::DiskFull);
+    rig.server.send(&ToHolder::Attach);
+    let driver = rig.driver();
+    rig.until(|rig| {
+        rig.server.release(slot);
+        feed(&driver, &data, &mut at);
+        rig.server.log(slot).bytes.len() == data.len()
+    });
+    assert!(rig.server.log(slot).bytes == data);
+}

@@ -1,0 +1,231 @@
+//! Start, output, exit and close of processes.
+
+use exec_server_holder::wire::{FromHolder, Stage, StartSpec, Status, ToHolder};
+use exec_server_log::Cause;
+use exec_server_process::Size;
+
+use crate::support::{MIB, MS, Rig, pattern, shell, spec};
+
+#[test]
+fn output_exit_and_close_arrive_in_order() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    let driver = rig.driver();
+    driver.write_stdout(b"one").expect("room");
+    driver.write_stderr(b"two").expect("room");
+    driver.exit(3);
+    rig.until(|rig| rig.server.log(slot).exit.is_some());
+    driver.write_stdout(b"late").expect("a grandchild holds the pipe");
+    rig.until(|rig| rig.server.log(slot).bytes.ends_with(b"late"));
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let log = rig.server.log(slot);
+    assert_eq!(log.order, ["output", "exited", "output", "closed"]);
+    assert_eq!((log.exit.expect("exited").code, log.closed), (3, Some((10, 0))));
+    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).closed_seq, Some(5));
+}
+
+#[test]
+fn real_child_delivers_both_streams_its_code_and_usage() {
+    let mut rig = Rig::real();
+    let slot = rig.start(shell("printf out; printf err >&2; exit 5"));
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let log = rig.server.log(slot);
+    let mut bytes = log.bytes.clone();
+    bytes.sort_unstable();
+    assert_eq!(bytes, b"eorrtu");
+    let exit = log.exit.expect("exited");
+    assert_eq!((exit.code, exit.signal, exit.cause), (5, None, Cause::Exit));
+    assert!(exit.max_rss_bytes > 0);
+    assert_eq!(rig.server.pidfds, 1);
+}
+
+#[test]
+fn large_output_of_a_real_child_arrives_whole() {
+    let mut rig = Rig::real();
+    let slot = rig.start(shell("head -c 40000000 /dev/zero | tr '\\0' x"));
+    rig.until(|rig| {
+        rig.server.release(slot);
+        rig.server.log(slot).closed.is_some()
+    });
+    let log = rig.server.log(slot);
+    assert_eq!((log.bytes.len(), log.gap_bytes), (40_000_000, 0));
+    assert!(log.bytes.iter().all(|byte| *byte == b'x'));
+}
+
+#[test]
+fn terminal_output_written_before_the_exit_comes_before_it() {
+    let mut rig = Rig::real();
+    let tty = Some(Size { rows: 40, cols: 132 });
+    let slot = rig.start(StartSpec { tty, ..shell("stty size; exit 7") });
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let log = rig.server.log(slot);
+    assert_eq!(log.bytes, b"40 132\r\n");
+    assert_eq!(log.order, ["output", "exited", "closed"]);
+    assert_eq!(log.exit.expect("exited").code, 7);
+}
+
+#[test]
+fn failed_start_says_what_failed_and_leaves_no_slot() {
+    let mut rig = Rig::real();
+    let cases: [(StartSpec, Stage, i32, &[u8]); 4] = [
+        (StartSpec { argv: vec![], ..spec() }, Stage::Input, 0, b"argv"),
+        (StartSpec { argv: vec![b"a\0b".to_vec()], ..spec() }, Stage::Input, 0, b"argv"),
+        (StartSpec { cwd: b"/no/such".to_vec(), ..shell("true") }, Stage::Cwd, libc::ENOENT, b"/no/such"),
+        (StartSpec { argv: vec![b"/no/prog".to_vec()], ..spec() }, Stage::Exec, libc::ENOENT, b"/no/prog"),
+    ];
+    for (spec, stage, errno, detail) in cases {
+        let req = rig.server.req();
+        rig.server.send(&ToHolder::Start { req, spec });
+        let answer = rig.until_message(|message| matches!(message, FromHolder::StartFailed { .. }));
+        assert_eq!(answer, FromHolder::StartFailed { req, stage, errno, detail: detail.to_vec() });
+    }
+    assert_eq!(rig.start(shell("true")), 0);
+}
+
+#[test]
+fn start_larger_than_a_datagram_travels_in_a_memfd() {
+    let mut rig = Rig::real();
+    let long = "x".repeat(100_000);
+    let slot = rig.start(StartSpec { env: vec![format!("LONG={long}").into_bytes()], ..shell("printf %s \"$LONG\"") });
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.server.log(slot).bytes, long.as_bytes());
+}
+
+#[test]
+fn timeout_kills_keeps_the_output_and_names_the_cause() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { timeout_ms: Some(500), ..spec() });
+    let driver = rig.driver();
+    driver.write_stdout(b"partial").expect("room");
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, Some(500 * MS));
+    rig.now = 499 * MS;
+    rig.turn();
+    assert!(driver.signals().is_empty());
+    rig.now = 500 * MS;
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let log = rig.server.log(slot);
+    assert_eq!((log.bytes.as_slice(), log.exit.expect("exited").cause), (&b"partial"[..], Cause::Timeout));
+    assert_eq!(driver.signals(), [libc::SIGKILL]);
+}
+
+#[test]
+fn output_pushes_the_idle_timeout_ahead() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { idle_timeout_ms: Some(100), ..spec() });
+    let driver = rig.driver();
+    for step in 1..5 {
+        rig.now = step * 90 * MS;
+        driver.write_stdout(b".").expect("room");
+        rig.until(|rig| rig.server.log(slot).bytes.len() == step as usize);
+    }
+    assert!(driver.signals().is_empty());
+    rig.now = 4 * 90 * MS + 100 * MS;
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.server.log(slot).exit.expect("exited").cause, Cause::IdleTimeout);
+}
+
+#[test]
+fn grace_asks_first_and_kills_when_it_is_over() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    let driver = rig.driver();
+    driver.on_signal(|_, _| {});
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(200) }), Status::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(900) }), Status::Ok);
+    rig.now = 199 * MS;
+    rig.turn();
+    assert_eq!(driver.signals(), [libc::SIGTERM]);
+    rig.now = 200 * MS;
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let exit = rig.server.log(slot).exit.expect("exited");
+    assert_eq!((exit.code, exit.cause), (137, Cause::Terminated));
+    assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
+}
+
+#[test]
+fn terminate_without_grace_kills_at_once_even_within_a_grace() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    let driver = rig.driver();
+    driver.on_signal(|_, _| {});
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(60_000) }), Status::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), Status::Ok);
+    assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), Status::NotRunning);
+}
+
+#[test]
+fn orderly_exit_after_our_sigterm_counts_as_terminated() {
+    let mut rig = Rig::real();
+    let slot = rig.start(shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"));
+    rig.until(|rig| rig.server.log(slot).bytes == b"ready\n");
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), Status::Ok);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let exit = rig.server.log(slot).exit.expect("exited");
+    assert_eq!((exit.code, exit.signal, exit.cause), (3, None, Cause::Terminated));
+}
+
+#[test]
+fn terminate_reaches_those_who_hold_the_streams_of_a_dead_leader() {
+    let mut rig = Rig::real();
+    let slot = rig.start(shell("sleep 1000 & echo started"));
+    rig.until(|rig| rig.server.log(slot).exit.is_some());
+    assert!(rig.server.log(slot).closed.is_none());
+    assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot, signal: libc::SIGINT }), Status::NotRunning);
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), Status::StreamsHeld);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.server.log(slot).exit.expect("exited").code, 0);
+}
+
+#[test]
+fn output_in_the_pipe_at_a_kill_is_delivered() {
+    let mut rig = Rig::real();
+    let slot = rig.start(shell("head -c 50000 /dev/zero; touch done; sleep 1000"));
+    rig.until(|rig| !rig.server.log(slot).bytes.is_empty());
+    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), Status::Ok);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    let log = rig.server.log(slot);
+    let exit = log.exit.expect("exited");
+    assert_eq!((exit.code, exit.signal, exit.cause), (137, Some(9), Cause::Terminated));
+    assert_eq!(log.closed, Some((log.bytes.len() as u64, 0)));
+}
+
+#[test]
+fn signals_and_sizes_reach_the_child() {
+    let mut rig = Rig::scripted();
+    let plain = rig.start(spec());
+    let driver = rig.driver();
+    driver.on_signal(|_, _| {});
+    assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot: plain, signal: libc::SIGUSR1 }), Status::Ok);
+    assert_eq!(driver.signals(), [libc::SIGUSR1]);
+    assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: plain, rows: 1, cols: 2 }), Status::NotATerminal);
+    let tty = rig.start(StartSpec { tty: Some(Size::default()), ..spec() });
+    assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: tty, rows: 50, cols: 100 }), Status::Ok);
+    assert_eq!(rig.driver().resizes().last(), Some(&Size { rows: 50, cols: 100 }));
+    for slot in [2, u32::MAX] {
+        assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot, rows: 1, cols: 2 }), Status::UnknownProcess);
+        assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot, signal: 1 }), Status::UnknownProcess);
+        assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), Status::UnknownProcess);
+        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::UnknownProcess);
+    }
+}
+
+#[test]
+fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::NotClosed);
+    let driver = rig.driver();
+    let data = pattern(20_000);
+    driver.write_stdout(&data).expect("room");
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.server.log(slot).bytes, data);
+    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::Ok);
+    assert_eq!(rig.start(StartSpec { cap_bytes: MIB, ..spec() }), slot);
+    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).next_seq, 1);
+}

@@ -1,0 +1,11 @@
+//! The holder turned in this process, with scripted and with real children, and a small server as its controller.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
+
+mod control;
+mod ending;
+mod full;
+mod life;
+mod stdin;
+mod support;
+mod wire;

@@ -1,0 +1,192 @@
+//! Writes to stdin: order, exactly once, close.
+
+use std::sync::{Arc, Mutex};
+
+use exec_server_holder::wire::{StartSpec, Status, ToHolder, WriteStatus};
+use exec_server_process::{Driver, Size};
+
+use crate::support::{Rig, pattern, shell, spec};
+
+const KEY: [u8; 16] = [9; 16];
+
+fn open() -> StartSpec {
+    StartSpec { pipe_stdin: true, ..spec() }
+}
+
+/// Everything that the child finds in its stdin now.
+fn drain(driver: &Driver, into: &mut Vec<u8>) {
+    let mut buf = [0; 65536];
+    while let Ok(n @ 1..) = driver.read_stdin(&mut buf) {
+        into.extend_from_slice(&buf[..n]);
+    }
+}
+
+/// Sends one part and gives its request.
+fn part(rig: &mut Rig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: std::ops::Range<usize>) -> u32 {
+    let req = rig.server.req();
+    let (total, offset) = (whole.len() as u64, range.start as u64);
+    rig.server.send(&ToHolder::Write { req, slot, key, total, offset, data: &whole[range] });
+    req
+}
+
+#[test]
+fn part_is_accepted_when_the_child_has_taken_it_all() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(open());
+    let driver = rig.driver();
+    let data = pattern(150_000);
+    let mut got = Vec::new();
+    for start in (0..data.len()).step_by(50_000) {
+        let req = part(&mut rig, slot, Some(KEY), &data, start..start + 50_000);
+        // The pipe holds 64 KiB: the second part waits for the child.
+        rig.turn();
+        drain(&driver, &mut got);
+        rig.turn();
+        drain(&driver, &mut got);
+        assert_eq!(rig.written(req), (WriteStatus::Accepted, start as u64 + 50_000));
+        drain(&driver, &mut got);
+    }
+    assert!(got == data);
+}
+
+#[test]
+fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(open());
+    let driver = rig.driver();
+    let data = pattern(112_000);
+    let first = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
+    assert_eq!(rig.written(first), (WriteStatus::Accepted, 56_000));
+    // Only a part of this one fits before the child reads: it is in hand when the controller dies.
+    part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
+    rig.turn();
+    drop(rig.adopt(2));
+    let again = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
+    assert_eq!(rig.written(again).0, WriteStatus::Accepted);
+    let again = part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let mut inbox = got.lock().expect("one thread").clone();
+    rig.until(|rig| {
+        drain(&driver, &mut inbox);
+        rig.server.inbox.iter().any(|message| {
+            matches!(message, exec_server_holder::wire::FromHolder::Written { req, .. } if *req == again)
+        })
+    });
+    assert_eq!(rig.written(again), (WriteStatus::Accepted, 112_000));
+    drain(&driver, &mut inbox);
+    assert!(inbox == data);
+    // And once more, when all is done.
+    let third = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
+    assert_eq!(rig.written(third), (WriteStatus::Accepted, 112_000));
+    drain(&driver, &mut inbox);
+    assert_eq!(inbox.len(), data.len());
+}
+
+#[test]
+fn same_key_with_another_length_or_a_hole_is_a_mismatch() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(open());
+    let data = pattern(100);
+    let req = part(&mut rig, slot, Some(KEY), &data, 0..50);
+    assert_eq!(rig.written(req), (WriteStatus::Accepted, 50));
+    let req = part(&mut rig, slot, Some(KEY), &data[..90], 50..90);
+    assert_eq!(rig.written(req), (WriteStatus::Mismatch, 50));
+    let req = part(&mut rig, slot, Some(KEY), &data, 60..100);
+    assert_eq!(rig.written(req), (WriteStatus::Mismatch, 50));
+    let req = part(&mut rig, slot, Some(KEY), &data, 40..100);
+    assert_eq!(rig.written(req), (WriteStatus::Accepted, 100));
+    let mut got = Vec::new();
+    drain(&rig.driver(), &mut got);
+    assert_eq!(got, data);
+}
+
+#[test]
+fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(open());
+    let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
+    assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::StdinClosed);
+    let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
+    assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
+    let req = part(&mut rig, slot, None, b"abc", 0..3);
+    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
+}
+
+#[test]
+fn writes_without_a_stdin_or_a_process_say_so() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    let req = part(&mut rig, slot, None, b"x", 0..1);
+    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
+    let req = part(&mut rig, 77, None, b"x", 0..1);
+    assert_eq!(rig.written(req), (WriteStatus::UnknownProcess, 0));
+    let slot = rig.start(open());
+    rig.driver().exit(0);
+    rig.until(|rig| rig.server.log(slot).exit.is_some());
+    let req = part(&mut rig, slot, None, b"x", 0..1);
+    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
+}
+
+#[test]
+fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
+    for dies in [false, true] {
+        let mut rig = Rig::scripted();
+        let slot = rig.start(open());
+        let driver = rig.driver();
+        let data = pattern(112_000);
+        let req = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
+        assert_eq!(rig.written(req), (WriteStatus::Accepted, 56_000));
+        let req = part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
+        rig.turn();
+        if dies { driver.exit(1) } else { driver.close_stdin() }
+        let (status, done) = rig.written(req);
+        assert_eq!(status, WriteStatus::StdinClosed);
+        assert!((56_000..112_000).contains(&done), "{done}");
+    }
+}
+
+#[test]
+fn second_part_while_one_is_in_hand_is_busy() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(open());
+    let data = pattern(112_000);
+    part(&mut rig, slot, None, &data, 0..56_000);
+    part(&mut rig, slot, None, &data, 56_000..112_000);
+    let req = part(&mut rig, slot, None, b"x", 0..1);
+    assert_eq!(rig.written(req).0, WriteStatus::Busy);
+}
+
+#[test]
+fn close_waits_behind_the_part_in_hand() {
+    let mut rig = Rig::real();
+    let slot = rig.start(StartSpec { pipe_stdin: true, ..shell("sleep 0.2; wc -c") });
+    let data = pattern(112_000);
+    let first = part(&mut rig, slot, None, &data, 0..56_000);
+    let second = {
+        assert_eq!(rig.written(first).0, WriteStatus::Accepted);
+        part(&mut rig, slot, None, &data, 56_000..112_000)
+    };
+    let close = rig.server.req();
+    rig.server.send(&ToHolder::CloseStdin { req: close, slot });
+    assert_eq!(rig.written(second).0, WriteStatus::Accepted);
+    assert_eq!(rig.answer(close), Status::Ok);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    assert_eq!(rig.server.log(slot).bytes.trim_ascii(), b"112000");
+}
+
+#[test]
+fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { tty: Some(Size::default()), ..spec() });
+    let driver = rig.driver();
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::Ok);
+    let mut got = Vec::new();
+    drain(&driver, &mut got);
+    assert_eq!(got, [4]);
+    driver.set_canonical(false);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::RawMode);
+    let req = part(&mut rig, slot, None, b"still", 0..5);
+    assert_eq!(rig.written(req).0, WriteStatus::Accepted);
+}

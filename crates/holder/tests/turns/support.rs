@@ -1,0 +1,387 @@
+//! A holder with its controller on one thread: both are turned by the test, time is a number.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder, WriteStatus};
+use exec_server_holder::{Config, Holder, Limits, Spawner, Turn};
+use exec_server_log::{self as log, Chain, Control, Cursor, Event, Exit, Mapping, Place, Step};
+use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+pub(crate) const SECRET: [u8; 32] = [7; 32];
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// Where children come from: a script each, or the kernel.
+#[derive(Clone, Default)]
+pub(crate) struct Source {
+    pub(crate) drivers: Arc<Mutex<Vec<Driver>>>,
+    is_real: bool,
+}
+
+impl Spawner for Source {
+    fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
+        if self.is_real {
+            return spawn.spawn();
+        }
+        let (child, driver) =
+            Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
+        self.drivers.lock().expect("no test panics with it").push(driver);
+        Ok(child)
+    }
+}
+
+/// What a server knows of one log.
+#[derive(Default)]
+pub(crate) struct Log {
+    chain: Chain,
+    cursor: Option<Cursor>,
+    pub(crate) bytes: Vec<u8>,
+    /// Output bytes and events in order, as words.
+    pub(crate) order: Vec<&'static str>,
+    pub(crate) exit: Option<Exit>,
+    pub(crate) closed: Option<(u64, u64)>,
+    pub(crate) gap_bytes: u64,
+}
+
+struct Lent(Arc<Mapping>);
+
+impl AsRef<Mapping> for Lent {
+    fn as_ref(&self) -> &Mapping {
+        &self.0
+    }
+}
+
+/// The controller's side.
+pub(crate) struct Server {
+    pub(crate) socket: OwnedFd,
+    dir: OwnedFd,
+    buf: Vec<u8>,
+    pub(crate) inbox: VecDeque<FromHolder>,
+    pub(crate) control: Option<Control>,
+    pub(crate) logs: BTreeMap<u32, Log>,
+    pub(crate) is_lost: bool,
+    pub(crate) pidfds: usize,
+    next_req: u32,
+}
+
+pub(crate) struct Rig {
+    pub(crate) holder: Holder<Source>,
+    pub(crate) server: Server,
+    pub(crate) source: Source,
+    pub(crate) now: u64,
+    /// Added to the time at each round of `until`.
+    pub(crate) tick: u64,
+    pub(crate) last: Turn,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+pub(crate) fn spec() -> StartSpec {
+    StartSpec { argv: vec![b"script".to_vec()], cwd: b"/".to_vec(), cap_bytes: 16 * MIB, ..StartSpec::default() }
+}
+
+pub(crate) fn shell(script: &str) -> StartSpec {
+    StartSpec {
+        argv: ["sh", "-c", script].map(|arg| arg.as_bytes().to_vec()).to_vec(),
+        env: vec![b"PATH=/usr/bin:/bin".to_vec()],
+        ..spec()
+    }
+}
+
+impl Server {
+    pub(crate) fn new(socket: OwnedFd, dir: OwnedFd) -> Self {
+        Self {
+            socket,
+            dir,
+            buf: Vec::new(),
+            inbox: VecDeque::new(),
+            control: None,
+            logs: BTreeMap::new(),
+            is_lost: false,
+            pidfds: 0,
+            next_req: 1,
+        }
+    }
+
+    pub(crate) fn send(&mut self, message: &ToHolder<'_>) {
+        wire::send(&self.socket, message, &[]).expect("the holder reads");
+    }
+
+    pub(crate) fn hello(&mut self, epoch: u64) {
+        self.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch });
+    }
+
+    pub(crate) fn req(&mut self) -> u32 {
+        self.next_req += 1;
+        self.next_req
+    }
+
+    /// Takes in what has arrived and reads every log to its end.
+    pub(crate) fn absorb(&mut self) {
+        while !self.is_lost {
+            match wire::recv(&self.socket, &mut self.buf) {
+                Ok(Some((message, fds))) => self.take(message, fds),
+                Ok(None) => self.is_lost = true,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("receive: {error}"),
+            }
+        }
+        let dir = self.dir.try_clone().expect("descriptors");
+        for (slot, log) in &mut self.logs {
+            log.read(*slot, &dir);
+        }
+    }
+
+    fn take(&mut self, message: FromHolder, fds: Vec<OwnedFd>) {
+        let mut fds = fds.into_iter();
+        match &message {
+            FromHolder::Welcome { .. } => {
+                self.control = Some(Control::open(fds.next().expect("control memfd")).expect("its layout"));
+                fds.next().expect("eventfd");
+                self.inbox.push_back(message);
+            }
+            FromHolder::Segment(info) => {
+                let place = if info.on_disk { Place::Disk } else { Place::Memory };
+                let known = log::SegmentInfo {
+                    id: info.id,
+                    base_seq: info.base_seq,
+                    base_offset: info.base_offset,
+                    place,
+                    sealed: info.sealed,
+                };
+                let chain = &mut self.logs.entry(info.slot).or_default().chain;
+                match fds.next() {
+                    Some(fd) => chain.push_memory(known, Arc::new(Lent(Mapping::map(fd).expect("a segment")))),
+                    None => chain.push_disk(known),
+                }
+            }
+            FromHolder::Spilled { slot, segment } => {
+                self.logs.entry(*slot).or_default().chain.set_on_disk(*segment);
+                self.send(&ToHolder::Return { segment: *segment });
+                self.inbox.push_back(message);
+            }
+            FromHolder::Dropped { slot, segment } => {
+                self.logs.entry(*slot).or_default().chain.remove(*segment);
+                self.send(&ToHolder::Return { segment: *segment });
+                self.inbox.push_back(message);
+            }
+            FromHolder::Started { slot, .. } => {
+                self.logs.insert(*slot, Log::default());
+                self.pidfds += fds.len();
+                self.inbox.push_back(message);
+            }
+            FromHolder::Process(_) => {
+                self.pidfds += fds.len();
+                self.inbox.push_back(message);
+            }
+            _ => self.inbox.push_back(message),
+        }
+    }
+
+    /// Gives back everything that was read.
+    pub(crate) fn release(&mut self, slot: u32) {
+        let log = self.logs.get_mut(&slot).expect("a known slot");
+        let seq = log.cursor.as_ref().map_or(0, |cursor| cursor.next_seq() - 1);
+        for segment in log.chain.take_up_to(seq, 0) {
+            self.send(&ToHolder::Release { slot, segment });
+            self.send(&ToHolder::Return { segment });
+        }
+    }
+
+    pub(crate) fn log(&self, slot: u32) -> &Log {
+        self.logs.get(&slot).expect("a known slot")
+    }
+}
+
+impl Log {
+    fn read(&mut self, slot: u32, dir: &OwnedFd) {
+        let cursor = self.cursor.get_or_insert_with(Cursor::start);
+        loop {
+            let load = match self.chain.read(cursor) {
+                Step::Record(record) => {
+                    match record.event {
+                        Event::Output { bytes, .. } => {
+                            self.bytes.extend_from_slice(bytes);
+                            if self.order.last() != Some(&"output") {
+                                self.order.push("output");
+                            }
+                        }
+                        Event::Exited(exit) => {
+                            self.exit = Some(exit);
+                            self.order.push("exited");
+                        }
+                        Event::Closed { written, dropped } => {
+                            self.closed = Some((written, dropped));
+                            self.order.push("closed");
+                        }
+                    }
+                    continue;
+                }
+                Step::Gap { bytes, .. } => {
+                    self.gap_bytes += bytes;
+                    continue;
+                }
+                Step::End => return,
+                Step::NeedsLoad(id) => id,
+                Step::Damaged(id) => panic!("segment {id} is damaged"),
+            };
+            match log::load(dir.as_fd(), slot, load) {
+                Ok(loaded) => assert!(self.chain.set_loaded(load, loaded)),
+                // Dropped by the holder; the message is on its way.
+                Err(_) => self.chain.remove(load),
+            }
+        }
+    }
+}
+
+impl Rig {
+    pub(crate) fn scripted() -> Self {
+        Self::build(Source::default(), Limits { ttl_ms: 1000, ..Limits::default() })
+    }
+
+    pub(crate) fn real() -> Self {
+        let limits = Limits { ttl_ms: wire::TTL_NONE, ..Limits::default() };
+        let mut rig = Self::build(Source { is_real: true, ..Source::default() }, limits);
+        rig.tick = MS;
+        rig
+    }
+
+    pub(crate) fn build(source: Source, limits: Limits) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+        let config = Config {
+            dir: open_dir(&dir),
+            secret: SECRET,
+            info: b"record".to_vec(),
+            limits,
+            nofile: None,
+            exclusive: false,
+        };
+        let holder = Holder::new(config, theirs, source.clone(), 0).expect("a holder");
+        let server = Server::new(ours, open_dir(&dir));
+        let last = Turn { next_deadline_ns: None, ended: false };
+        let mut rig = Self { holder, server, source, now: 0, tick: 0, last, dir };
+        rig.server.hello(1);
+        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        rig.server.send(&ToHolder::Attach);
+        rig.turn();
+        rig
+    }
+
+    pub(crate) fn turn(&mut self) {
+        self.last = self.holder.turn(self.now);
+        self.server.absorb();
+    }
+
+    /// Turns both until `is_true`.
+    #[track_caller]
+    pub(crate) fn until(&mut self, mut is_true: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        loop {
+            self.turn();
+            if is_true(self) {
+                return;
+            }
+            assert!(!self.last.ended, "the holder ended");
+            assert!(start.elapsed() < Duration::from_secs(20), "waited too long");
+            self.now += self.tick;
+            let wait = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            rustix::event::poll(&mut [PollFd::new(&self.holder.as_fd(), PollFlags::IN)], Some(&wait)).ok();
+        }
+    }
+
+    /// The first message that fits; those before it are dropped.
+    #[track_caller]
+    pub(crate) fn until_message(&mut self, mut is_it: impl FnMut(&FromHolder) -> bool) -> FromHolder {
+        let mut found = None;
+        self.until(|rig| {
+            while let Some(message) = rig.server.inbox.pop_front() {
+                if is_it(&message) {
+                    found = Some(message);
+                    return true;
+                }
+            }
+            false
+        });
+        found.expect("found above")
+    }
+
+    /// Starts a process and gives its slot.
+    #[track_caller]
+    pub(crate) fn start(&mut self, spec: StartSpec) -> u32 {
+        let req = self.server.req();
+        self.server.send(&ToHolder::Start { req, spec });
+        let is_it = |message: &FromHolder| match message {
+            FromHolder::Started { req: answered, .. } | FromHolder::StartFailed { req: answered, .. } => *answered == req,
+            _ => false,
+        };
+        match self.until_message(is_it) {
+            FromHolder::Started { slot, .. } => slot,
+            other => panic!("not started: {other:?}"),
+        }
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
+        self.source.drivers.lock().expect("no test panics with it").last().expect("a child").clone()
+    }
+
+    /// Asks and gives the status of the answer.
+    #[track_caller]
+    pub(crate) fn ask(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> Status {
+        let req = self.server.req();
+        self.server.send(&message(req));
+        self.answer(req)
+    }
+
+    #[track_caller]
+    pub(crate) fn answer(&mut self, req: u32) -> Status {
+        match self.until_message(|message| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req)) {
+            FromHolder::Done { status, .. } => status,
+            _ => unreachable!("only `Done` fits"),
+        }
+    }
+
+    /// The answer to a write.
+    #[track_caller]
+    pub(crate) fn written(&mut self, req: u32) -> (WriteStatus, u64) {
+        let is_it = |message: &FromHolder| matches!(message, FromHolder::Written { req: answered, .. } if *answered == req);
+        match self.until_message(is_it) {
+            FromHolder::Written { status, done, .. } => (status, done),
+            _ => unreachable!("only `Written` fits"),
+        }
+    }
+
+    /// A second server that adopts the session over the path socket.
+    #[track_caller]
+    pub(crate) fn adopt(&mut self, epoch: u64) -> Server {
+        let dir = open_dir(&self.dir);
+        let socket = exec_server_holder::spawner::connect(dir.as_fd()).expect("the path socket");
+        let mut server = Server::new(socket, dir);
+        server.hello(epoch);
+        std::mem::replace(&mut self.server, server)
+    }
+
+    /// Names of the files in the session's directory.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.dir.path()) else { return Vec::new() };
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+pub(crate) fn open_dir(dir: &tempfile::TempDir) -> OwnedFd {
+    rustix::fs::open(dir.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("the directory")
+}
+
+/// Bytes that tell their own place.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n / 7 + n / 4099) as u8).collect()
+}

@@ -1,0 +1,298 @@
+//! Scripted children: what each does is written in its argv, and every byte it writes tells where it belongs.
+//!
+//! Owns the scripts and the records of what children really wrote, read and died of, against which clients are checked. Shares no code
+//! with the log or the server: the oracle counts for itself.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::ErrorKind,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use exec_server_holder::Spawner;
+use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use rustix::process::Signal;
+
+use crate::stage::Stage;
+
+/// One step of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Writes `bytes` to a stream, `chunk` at a time with a pause after each.
+    Write {
+        /// 0 = stdout or the terminal, 1 = stderr.
+        stream: usize,
+        /// Bytes in all.
+        bytes: u64,
+        /// Bytes in one write.
+        chunk: u64,
+        /// Pause after each write.
+        pause_ms: u64,
+    },
+    /// Does nothing for a while.
+    Wait(u64),
+    /// From here on SIGTERM is only noted.
+    IgnoreTerm,
+    /// From here on stdin is read into the record, `chunk` bytes at a time; after a delay, during which it fills up.
+    Stdin {
+        /// How long nothing is read.
+        delay_ms: u64,
+        /// Bytes in one read.
+        chunk: u64,
+    },
+    /// Waits until stdin has ended.
+    Eof,
+    /// The leader exits; streams stay open.
+    Exit(i32),
+    /// Closes a stream: 0 = stdout, 1 = stderr.
+    Close(usize),
+}
+
+/// The arguments that make a child play these steps under a name.
+pub fn argv(name: &str, steps: &[Step]) -> Vec<String> {
+    ["sim-child", name].into_iter().map(str::to_owned).chain(steps.iter().map(Step::to_string)).collect()
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Write { stream, bytes, chunk, pause_ms } => write!(f, "write:{stream}:{bytes}:{chunk}:{pause_ms}"),
+            Self::Wait(ms) => write!(f, "wait:{ms}"),
+            Self::IgnoreTerm => write!(f, "ignore-term"),
+            Self::Stdin { delay_ms, chunk } => write!(f, "stdin:{delay_ms}:{chunk}"),
+            Self::Eof => write!(f, "eof"),
+            Self::Exit(code) => write!(f, "exit:{code}"),
+            Self::Close(stream) => write!(f, "close:{stream}"),
+        }
+    }
+}
+
+impl Step {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(':');
+        let kind = words.next()?;
+        let mut number = || words.next()?.parse::<u64>().ok();
+        Some(match kind {
+            "write" => Self::Write {
+                stream: usize::try_from(number()?).ok()?,
+                bytes: number()?,
+                chunk: number()?,
+                pause_ms: number()?,
+            },
+            "wait" => Self::Wait(number()?),
+            "ignore-term" => Self::IgnoreTerm,
+            "stdin" => Self::Stdin { delay_ms: number()?, chunk: number()? },
+            "eof" => Self::Eof,
+            "exit" => Self::Exit(i32::try_from(number()?).ok()?),
+            "close" => Self::Close(usize::try_from(number()?).ok()?),
+            _ => return None,
+        })
+    }
+}
+
+/// What a child really did.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// How often it was spawned. More than once is a start that happened twice.
+    pub spawns: u32,
+    /// Bytes that entered each output stream.
+    pub written: [u64; 2],
+    /// Everything it read from stdin.
+    pub stdin: Vec<u8>,
+    /// Stdin ended while it lived.
+    pub saw_eof: bool,
+    /// The code it ended with.
+    pub exit: Option<i32>,
+    /// Signals that reached it while it lived.
+    pub signals: Vec<i32>,
+    /// A write found its stream full at least once.
+    pub was_held: bool,
+    ignores_term: bool,
+}
+
+/// The records of all children of a world, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Records(Arc<Mutex<BTreeMap<String, Record>>>);
+
+impl Records {
+    /// A copy of a child's record; empty for one that never began.
+    pub fn get(&self, name: &str) -> Record {
+        self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Looks at a record without a copy.
+    pub fn with<T>(&self, name: &str, look: impl FnOnce(&mut Record) -> T) -> T {
+        look(self.lock().entry(name.to_owned()).or_default())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `len` bytes of the endless text of a name and stream, from `offset` on. Eight bytes that are moved, lost or repeated show.
+pub fn text(name: &str, stream: usize, offset: u64, len: usize) -> Vec<u8> {
+    let key = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64 ^ stream as u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    let skip = usize::try_from(offset % 8).expect("below eight");
+    let mut out = Vec::with_capacity(len + 16);
+    let mut word = offset / 8;
+    while out.len() < len + skip {
+        out.extend_from_slice(&(word.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ key).to_le_bytes());
+        word += 1;
+    }
+    out.drain(..skip);
+    out.truncate(len);
+    out
+}
+
+/// The stream number under which the text for a child's stdin is made.
+pub const STDIN_TEXT: usize = 7;
+
+/// Makes scripted children for a holder.
+pub struct ScriptSpawner {
+    stage: Stage,
+}
+
+impl ScriptSpawner {
+    /// Children of this world.
+    pub fn new(stage: Stage) -> Self {
+        Self { stage }
+    }
+}
+
+impl Spawner for ScriptSpawner {
+    fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
+        let words: Vec<String> = spawn.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let Some((name, steps)) = words.get(1).zip(words.get(2..)) else {
+            return Err(SpawnError::EmptyArgv);
+        };
+        let (child, driver) = Child::scripted(spawn.stdio)
+            .map_err(|source| SpawnError::Resources { what: "scripted streams", source })?;
+        let steps: Vec<Step> =
+            steps.iter().map(|text| Step::parse(text).expect("the world writes what it can read")).collect();
+        let actor = Actor { name: name.clone(), stage: self.stage.clone(), driver };
+        self.stage.records.with(name, |record| record.spawns += 1);
+        actor.obey_signals();
+        self.stage.spawn(async move { actor.play(steps).await });
+        Ok(child)
+    }
+}
+
+#[derive(Clone)]
+struct Actor {
+    name: String,
+    stage: Stage,
+    driver: Driver,
+}
+
+impl Actor {
+    /// Fatal signals end the child and its streams, as without handlers; SIGTERM only where it is not ignored.
+    fn obey_signals(&self) {
+        let (records, name) = (self.stage.records.clone(), self.name.clone());
+        self.driver.on_signal(move |driver, signal| {
+            let fatal = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+            let is_fatal = records.with(&name, |record| {
+                record.signals.push(signal);
+                let ignored = record.ignores_term && signal == Signal::TERM.as_raw();
+                let is_fatal = fatal.iter().any(|fatal| fatal.as_raw() == signal) && !ignored;
+                if is_fatal {
+                    record.exit.get_or_insert(128 + signal);
+                }
+                is_fatal
+            });
+            if let (true, Ok(signal)) = (is_fatal, u8::try_from(signal)) {
+                driver.die(signal);
+                driver.close_all();
+            }
+        });
+    }
+
+    async fn play(self, steps: Vec<Step>) {
+        for step in steps {
+            if self.is_killed() {
+                break;
+            }
+            match step {
+                Step::Write { stream, bytes, chunk, pause_ms } => self.write(stream, bytes, chunk, pause_ms).await,
+                Step::Wait(ms) => self.stage.pause(ms).await,
+                Step::IgnoreTerm => self.stage.records.with(&self.name, |record| record.ignores_term = true),
+                Step::Stdin { delay_ms, chunk } => {
+                    let actor = self.clone();
+                    self.stage.spawn(async move { actor.read(delay_ms, chunk).await });
+                }
+                Step::Eof => {
+                    while !self.is_killed() && !self.stage.records.with(&self.name, |record| record.saw_eof) {
+                        self.stage.pause(5).await;
+                    }
+                }
+                Step::Exit(code) => self.exit(code),
+                Step::Close(0) => self.driver.close_stdout(),
+                Step::Close(_) => self.driver.close_stderr(),
+            }
+        }
+        self.exit(0);
+        self.driver.close_all();
+    }
+
+    fn exit(&self, code: i32) {
+        if !self.driver.has_exited() {
+            self.stage.records.with(&self.name, |record| record.exit.get_or_insert(code).to_owned());
+            self.driver.exit(code);
+        }
+    }
+
+    fn is_killed(&self) -> bool {
+        let killed = Signal::KILL.as_raw();
+        self.driver.has_exited() && self.driver.signals().iter().any(|signal| *signal == killed)
+            || self.stage.records.with(&self.name, |record| record.exit.is_some_and(|code| code > 128))
+    }
+
+    async fn write(&self, stream: usize, bytes: u64, chunk: u64, pause_ms: u64) {
+        let mut left = bytes;
+        while left > 0 {
+            let at = self.stage.records.with(&self.name, |record| record.written[stream]);
+            let part = text(&self.name, stream, at, usize::try_from(left.min(chunk)).expect("chunks are small"));
+            match self.put(stream, &part) {
+                Ok(count) => {
+                    left -= count;
+                    self.stage.records.with(&self.name, |record| record.written[stream] += count);
+                    self.stage.pause(pause_ms).await;
+                }
+                Err(ErrorKind::WouldBlock) => {
+                    self.stage.records.with(&self.name, |record| record.was_held = true);
+                    self.stage.pause(1).await;
+                }
+                // Killed, and its streams with it.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn put(&self, stream: usize, part: &[u8]) -> Result<u64, ErrorKind> {
+        let put = match stream {
+            0 => match self.driver.write_stdout(part) {
+                // A child with a terminal has no stdout of its own.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => self.driver.write_pty(part),
+                other => other,
+            },
+            _ => self.driver.write_stderr(part),
+        };
+        put.map(|count| count as u64).map_err(|error| error.kind())
+    }
+
+    async fn read(self, delay_ms: u64, chunk: u64) {
+        self.stage.pause(delay_ms).await;
+        let mut buf = vec![0; usize::try_from(chunk).expect("chunks are small")];
+        while !self.driver.has_exited() {
+            match self.driver.read_stdin(&mut buf) {
+                Ok(0) => return self.stage.records.with(&self.name, |record| record.saw_eof = true),
+                Ok(count) => self.stage.records.with(&self.name, |record| record.stdin.extend(&buf[..count])),
+                Err(_) => self.stage.pause(2).await,
+            }
+            self.stage.pause(0).await;
+        }
+    }
+}

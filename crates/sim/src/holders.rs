@@ -1,0 +1,244 @@
+//! Where a simulated server gets its holders: real holder logic with scripted children, in this thread, driven by its descriptors.
+//!
+//! Owns the holders and what sessions leave in a temporary state directory. Holders outlive servers here as they do in life: a server
+//! ends, and the next one finds them by [`core::Holders::scan`] through their path sockets.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::File,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use exec_server_holder::{Config, Holder, Limits, spawner};
+use exec_server_server::core::{self, Found};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    fs::{Mode, OFlags},
+    net::{AddressFamily, SocketFlags, SocketType},
+};
+use tokio::{io::Interest, sync::Notify};
+
+use crate::{child::ScriptSpawner, stage::Stage};
+
+/// Turns of a holder at one instant of the simulated clock before it is said to spin.
+const TURNS_MAX: u32 = 100_000;
+
+/// All holders of a world.
+pub struct Holders {
+    root: tempfile::TempDir,
+    limits: Limits,
+    state: Mutex<State>,
+    /// Told when `unborn` has something.
+    births: Notify,
+    /// Disk segments that the server opened.
+    loads: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// By session id. Ids are random, so `order` is what anything is sorted by.
+    sessions: BTreeMap<String, Entry>,
+    unborn: VecDeque<Unborn>,
+    created: u64,
+}
+
+#[derive(Clone)]
+struct Entry {
+    order: u64,
+    dir: PathBuf,
+    record: Option<Vec<u8>>,
+    secret: Option<[u8; 32]>,
+    is_alive: bool,
+}
+
+/// A holder that was asked for and does not run yet: the fork takes its time.
+struct Unborn {
+    session: String,
+    order: u64,
+    config: Config,
+    controller: OwnedFd,
+}
+
+impl Holders {
+    /// No holders yet, and an empty state directory.
+    pub fn new(limits: Limits) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            root: tempfile::tempdir()?,
+            limits,
+            state: Mutex::default(),
+            births: Notify::new(),
+            loads: AtomicU64::new(0),
+        }))
+    }
+
+    /// Brings holders to life as they are asked for, and turns them until they end.
+    pub async fn keep(self: Arc<Self>, stage: Stage) {
+        loop {
+            let unborn = self.lock().unborn.pop_front();
+            match unborn {
+                Some(unborn) => {
+                    let (holders, ground) = (self.clone(), stage.clone());
+                    stage.spawn(async move { holders.live(unborn, ground).await });
+                }
+                None => self.births.notified().await,
+            }
+        }
+    }
+
+    /// Holders that run.
+    pub fn alive(&self) -> usize {
+        self.lock().sessions.values().filter(|entry| entry.is_alive).count()
+    }
+
+    /// Disk segments that were read back.
+    pub fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
+    }
+
+    async fn live(self: Arc<Self>, unborn: Unborn, stage: Stage) {
+        let Unborn { session, order, config, controller } = unborn;
+        stage.trace.line(format_args!("holder {order} begins"));
+        if let Err(error) = drive(config, controller, &stage).await {
+            stage.trace.fail(format_args!("holder {order} failed: {error}"));
+        }
+        if let Some(entry) = self.lock().sessions.get_mut(&session) {
+            entry.is_alive = false;
+        }
+        stage.trace.line(format_args!("holder {order} ended"));
+    }
+
+    fn entry(&self, session: &str) -> io::Result<Entry> {
+        let mut state = self.lock();
+        if let Some(entry) = state.sessions.get(session) {
+            return Ok(entry.clone());
+        }
+        state.created += 1;
+        let order = state.created;
+        let dir = self.root.path().join(order.to_string());
+        std::fs::create_dir(&dir)?;
+        let entry = Entry { order, dir, record: None, secret: None, is_alive: false };
+        state.sessions.insert(session.to_owned(), entry.clone());
+        Ok(entry)
+    }
+
+    fn find(entry: &Entry) -> io::Result<Found> {
+        if let Ok(text) = std::fs::read_to_string(entry.dir.join(spawner::TOMBSTONE_NAME)) {
+            return Ok(Found::Expired(text));
+        }
+        match (entry.secret, &entry.record) {
+            (Some(secret), _) if entry.is_alive => {
+                Ok(Found::Holder { controller: spawner::connect(open_dir(&entry.dir)?.as_fd())?, secret })
+            }
+            (None, Some(record)) => Ok(Found::Record(record.clone())),
+            (Some(_) | None, _) => Ok(Found::Dead),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl core::Holders for Holders {
+    fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
+        let entry = self.entry(session)?;
+        let mut secret = [7; 32];
+        secret[..8].copy_from_slice(&entry.order.to_le_bytes());
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let config = Config {
+            dir: open_dir(&entry.dir)?,
+            secret,
+            info: info.to_vec(),
+            limits: self.limits,
+            nofile: None,
+            exclusive: false,
+        };
+        let mut state = self.lock();
+        if let Some(entry) = state.sessions.get_mut(session) {
+            (entry.secret, entry.is_alive) = (Some(secret), true);
+        }
+        let (session, order) = (session.to_owned(), entry.order);
+        state.unborn.push_back(Unborn { session, order, config, controller: theirs });
+        drop(state);
+        self.births.notify_one();
+        Ok((ours, secret))
+    }
+
+    fn scan(&self) -> io::Result<Vec<(String, Found)>> {
+        let mut entries: Vec<(String, Entry)> = self.lock().sessions.clone().into_iter().collect();
+        entries.sort_by_key(|(_, entry)| entry.order);
+        let found = entries.into_iter().map(|(id, entry)| Self::find(&entry).map(|found| (id, found)));
+        // One that is ending while it is looked at is nobody's to adopt.
+        Ok(found.filter_map(Result::ok).collect())
+    }
+
+    fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
+        self.entry(session)?;
+        if let Some(entry) = self.lock().sessions.get_mut(session) {
+            entry.record = Some(record.to_vec());
+        }
+        Ok(())
+    }
+
+    fn open_segment(&self, session: &str, name: &str) -> io::Result<File> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        File::open(self.entry(session)?.dir.join(name))
+    }
+
+    fn remove(&self, session: &str) -> io::Result<()> {
+        let entry = self.lock().sessions.get(session).cloned().ok_or(io::ErrorKind::NotFound)?;
+        if !entry.is_alive {
+            self.lock().sessions.remove(session);
+        }
+        std::fs::remove_dir_all(entry.dir)
+    }
+}
+
+/// Turns a holder whenever its descriptors or its deadlines ask for it, until its session has ended.
+async fn drive(config: Config, controller: OwnedFd, stage: &Stage) -> io::Result<()> {
+    let mut holder = Holder::new(config, controller, ScriptSpawner::new(stage.clone()), stage.now_ns())?;
+    let ready = exec_server_rpc::register(holder.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
+    let (mut last_ns, mut turns) = (0, 0);
+    loop {
+        let now_ns = stage.now_ns();
+        turns = if now_ns == last_ns { turns + 1 } else { 0 };
+        last_ns = now_ns;
+        if turns > TURNS_MAX {
+            return Err(io::Error::other("it spins: time stands still and it never rests"));
+        }
+        let turn = holder.turn(now_ns);
+        if turn.ended {
+            return Ok(());
+        }
+        if is_readable(holder.as_fd())? {
+            tokio::task::yield_now().await;
+            continue;
+        }
+        let due = async {
+            match turn.next_deadline_ns {
+                Some(at) => tokio::time::sleep_until(stage.instant(at)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            readable = ready.readable() => readable?.clear_ready(),
+            () = due => {}
+        }
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default()))? > 0)
+}
+
+fn open_dir(path: &std::path::Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}

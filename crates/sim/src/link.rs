@@ -1,0 +1,320 @@
+//! A faulty byte stream between a client and the server: bounded like a socket, with delay, slices, a pace, stalls and cuts.
+//!
+//! Owns the bytes under way and what happens to them. Knows no framing: a cut falls where its byte count says. Time is tokio's, which
+//! the world has paused, so that nothing here depends on how fast the machine is.
+
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes};
+use exec_server_rpc::Stream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the client to the server.
+    Up,
+    /// From the server to the client.
+    Down,
+}
+
+/// How a healthy link treats bytes, per direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Quality {
+    /// Time under way.
+    pub delay: Duration,
+    /// The most that one read returns.
+    pub slice: usize,
+    /// Bytes that a reader takes in a millisecond; `None` = as they come.
+    pub pace: Option<u64>,
+    /// Bytes that may be under way before the writer waits.
+    pub capacity: usize,
+}
+
+/// How a link ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// What is under way arrives, then both sides see the end.
+    AfterDelivery,
+    /// What is under way is lost, and both sides see a reset.
+    AtOnce,
+}
+
+/// The world's hand on a link.
+#[derive(Clone, Debug)]
+pub struct Link(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    up: Pipe,
+    down: Pipe,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    quality: Quality,
+    /// Bytes under way with the time of their arrival, oldest first.
+    queue: VecDeque<(Instant, Bytes)>,
+    queued: usize,
+    delivered: u64,
+    /// The link is cut when so many bytes have been delivered this way.
+    cut_at: Option<u64>,
+    /// Nothing is read before then.
+    rests_until: Option<Instant>,
+    /// Half-open: writes vanish, reads hang.
+    is_void: bool,
+    reset: bool,
+    writer_gone: bool,
+    reader_gone: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Link {
+    /// A link and its two ends: the client's and the server's.
+    pub fn new(quality: Quality) -> (Self, Stream, Stream) {
+        let shared = Arc::new(Mutex::new(State { up: Pipe::new(quality), down: Pipe::new(quality) }));
+        let end = |read: Way, write: Way| {
+            let reader = Reader { shared: shared.clone(), way: read, sleep: None };
+            Stream::new(reader, Writer { shared: shared.clone(), way: write })
+        };
+        let (client, server) = (end(Way::Down, Way::Up), end(Way::Up, Way::Down));
+        (Self(shared), client, server)
+    }
+
+    /// Ends the link now.
+    pub fn cut(&self, cut: Cut) {
+        let mut state = lock(&self.0);
+        for pipe in [Way::Up, Way::Down] {
+            state.pipe(pipe).end(cut);
+        }
+    }
+
+    /// Ends the link at once when `bytes` more have been delivered this way: inside a frame, mostly.
+    pub fn cut_after(&self, way: Way, bytes: u64) {
+        let mut state = lock(&self.0);
+        let pipe = state.pipe(way);
+        pipe.cut_at = Some(pipe.delivered + bytes);
+    }
+
+    /// From now on writes vanish and reads hang, both ways, and nobody is told.
+    pub fn half_open(&self) {
+        let mut state = lock(&self.0);
+        for way in [Way::Up, Way::Down] {
+            let pipe = state.pipe(way);
+            pipe.is_void = true;
+            pipe.queue.clear();
+        }
+    }
+
+    /// Nothing arrives this way for a while; nothing is lost.
+    pub fn stall(&self, way: Way, until: Instant) {
+        lock(&self.0).pipe(way).rests_until = Some(until);
+    }
+
+    /// Changes how fast the reader of this way reads.
+    pub fn pace(&self, way: Way, pace: Option<u64>) {
+        let mut state = lock(&self.0);
+        let pipe = state.pipe(way);
+        pipe.quality.pace = pace;
+        pipe.wake();
+    }
+
+    /// Whether the link was cut, by the world or by its byte count.
+    pub fn is_cut(&self) -> bool {
+        let state = lock(&self.0);
+        state.up.reset || state.down.reset
+    }
+}
+
+impl State {
+    fn pipe(&mut self, way: Way) -> &mut Pipe {
+        match way {
+            Way::Up => &mut self.up,
+            Way::Down => &mut self.down,
+        }
+    }
+}
+
+impl Pipe {
+    fn new(quality: Quality) -> Self {
+        Self {
+            quality,
+            queue: VecDeque::new(),
+            queued: 0,
+            delivered: 0,
+            cut_at: None,
+            rests_until: None,
+            is_void: false,
+            reset: false,
+            writer_gone: false,
+            reader_gone: false,
+            reader: None,
+            writer: None,
+        }
+    }
+
+    fn end(&mut self, cut: Cut) {
+        match cut {
+            Cut::AfterDelivery => (self.writer_gone, self.reader_gone) = (true, true),
+            Cut::AtOnce => {
+                self.reset = true;
+                self.queue.clear();
+            }
+        }
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
+            waker.wake();
+        }
+    }
+
+    /// When the next byte may be read; `None` where there is none.
+    fn ready_at(&self) -> Option<Instant> {
+        let (arrival, _) = self.queue.front()?;
+        Some(self.rests_until.map_or(*arrival, |until| until.max(*arrival)))
+    }
+
+    /// Moves bytes into `buf`; true where that was the last before the cut.
+    fn deliver(&mut self, buf: &mut ReadBuf<'_>, now: Instant) -> bool {
+        let left = self.cut_at.map_or(u64::MAX, |at| at.saturating_sub(self.delivered));
+        let room = buf.remaining().min(self.quality.slice).min(usize::try_from(left).unwrap_or(usize::MAX));
+        let mut given = 0;
+        while given < room
+            && let Some((arrival, bytes)) = self.queue.front_mut()
+            && *arrival <= now
+        {
+            let part = bytes.len().min(room - given);
+            buf.put_slice(&bytes[..part]);
+            bytes.advance(part);
+            given += part;
+            if bytes.is_empty() {
+                self.queue.pop_front();
+            }
+        }
+        self.queued -= given;
+        self.delivered += given as u64;
+        self.rests_until = self.quality.pace.map(|pace| now + Duration::from_millis((given as u64).div_ceil(pace)));
+        if let Some(waker) = self.writer.take() {
+            waker.wake();
+        }
+        self.cut_at.is_some_and(|at| self.delivered >= at)
+    }
+}
+
+struct Reader {
+    shared: Arc<Mutex<State>>,
+    way: Way,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl AsyncRead for Reader {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        loop {
+            let mut state = lock(&this.shared);
+            let pipe = state.pipe(this.way);
+            pipe.reader = Some(cx.waker().clone());
+            if pipe.reset {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            if pipe.is_void {
+                return Poll::Pending;
+            }
+            let now = Instant::now();
+            match pipe.ready_at() {
+                Some(at) if at <= now => {
+                    if pipe.deliver(buf, now) {
+                        state.up.end(Cut::AtOnce);
+                        state.down.end(Cut::AtOnce);
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                None if pipe.writer_gone => return Poll::Ready(Ok(())),
+                None => return Poll::Pending,
+                Some(at) => {
+                    drop(state);
+                    let sleep = this.sleep.insert(Box::pin(sleep_until(at)));
+                    if sleep.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared);
+        let pipe = state.pipe(self.way);
+        pipe.reader_gone = true;
+        pipe.wake();
+    }
+}
+
+struct Writer {
+    shared: Arc<Mutex<State>>,
+    way: Way,
+}
+
+impl AsyncWrite for Writer {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = lock(&self.shared);
+        let pipe = state.pipe(self.way);
+        if pipe.reset || pipe.reader_gone || pipe.writer_gone {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let room = pipe.quality.capacity.saturating_sub(pipe.queued).min(buf.len());
+        if room == 0 {
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        pipe.queued += room;
+        if !pipe.is_void {
+            let arrival = Instant::now() + pipe.quality.delay;
+            pipe.queue.push_back((arrival, Bytes::copy_from_slice(&buf[..room])));
+            if let Some(waker) = pipe.reader.take() {
+                waker.wake();
+            }
+        }
+        Poll::Ready(Ok(room))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.shared);
+        let pipe = state.pipe(self.way);
+        pipe.writer_gone = true;
+        pipe.wake();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared);
+        let pipe = state.pipe(self.way);
+        pipe.writer_gone = true;
+        pipe.wake();
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
