@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     // SIGPIPE is ignored already: the runtime of the language does that before `main`.
     let token = match env_token::take() {
         Ok(token) => token,
-        Err(error) => return say::failed(&error.into()),
+        Err(error) => return say::failed(&error),
     };
     if args::is_detached() {
         // Refused where we lead a group already: then nobody started us to be detached.

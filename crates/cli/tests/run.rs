@@ -5,11 +5,12 @@ mod common;
 
 use std::{
     io::{Read, Write},
-    os::unix::process::ExitStatusExt,
+    os::{fd::AsFd, unix::process::ExitStatusExt},
     process::{Child, Command, Output, Stdio},
 };
 
 use common::{binary, wait_for};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(binary());
@@ -37,10 +38,13 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
 }
 
 /// Reads until `text` has come.
-fn read_until(from: &mut impl Read, text: &str) -> String {
+fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
     let mut all = Vec::new();
     let mut byte = [0];
     while !String::from_utf8_lossy(&all).contains(text) {
+        let wait = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&wait)).expect("wait for output");
+        assert_eq!(ready, 1, "nothing came after: {}", String::from_utf8_lossy(&all));
         assert_eq!(from.read(&mut byte).expect("read"), 1, "ended at: {}", String::from_utf8_lossy(&all));
         all.push(byte[0]);
     }
@@ -194,7 +198,7 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
     let is_canonical =
         || tcgetattr(&slave).expect("read the modes").local_modes.contains(LocalModes::ICANON | LocalModes::ECHO);
     assert!(is_canonical());
-    let program = "stty size; trap 'stty size' WINCH; while read -r line; do echo \"<$line>\"; done; exit 5";
+    let program = "stty size; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
     let mut child = command(&["-t", "--", "sh", "-c", program])
         .stdin(slave.try_clone().expect("share the terminal"))
         .spawn()
@@ -205,12 +209,13 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
     tcsetwinsize(&master, size(55, 66)).expect("set the size");
     // The terminal is not our controlling one, so the kernel tells nobody.
     signal(&child, rustix::process::Signal::WINCH);
-    // The trap of a shell runs after a line; each try gives it one.
     let mut keys = std::fs::File::from(master.try_clone().expect("share the pty"));
-    keys.write_all(b"key\r").expect("type");
-    read_until(&mut stdout, "<key>\r\n");
-    keys.write_all(b"key\r").expect("type");
-    read_until(&mut stdout, "55 66\r\n");
+    let mut seen = String::new();
+    wait_for("the new size", || {
+        keys.write_all(b"key\r").expect("type");
+        seen += &read_until(&mut stdout, "<key>\r\n");
+        seen.contains("55 66\r\n")
+    });
     keys.write_all(b"\x04").expect("type");
     assert_eq!(child.wait().expect("wait for exec-server").code(), Some(5));
     assert!(is_canonical(), "given back");
@@ -218,7 +223,12 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
 
 #[test]
 fn a_killed_run_leaves_no_process_behind() {
-    let mut child = command(&["--", "sh", "-c", "sleep 1000 & echo $$; wait"]).spawn().expect("run exec-server");
+    // A killed program cannot remove its directory.
+    let dir = tempfile::tempdir().expect("make a directory");
+    let mut child = command(&["--", "sh", "-c", "sleep 1000 & echo $$; wait"])
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .spawn()
+        .expect("run exec-server");
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     let leader: u32 = read_until(&mut stdout, "\n").trim().parse().expect("a process id");
     let all = common::descendants(&[child.id(), leader].into());

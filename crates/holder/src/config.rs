@@ -37,12 +37,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            ttl_ms: 10 * 60 * 1000,
-            disk_quota_bytes: 1 << 30,
-            free_floor_bytes: 256 << 20,
-            free_floor_percent: 5,
-        }
+        Self { ttl_ms: 10 * 60 * 1000, disk_quota_bytes: 1 << 30, free_floor_bytes: 256 << 20, free_floor_percent: 5 }
     }
 }
 

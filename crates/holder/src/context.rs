@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use exec_server_log::{Control, Pool, Segment};
 use rustix::event::EventfdFlags;
 
-use crate::Limits;
+use crate::Config;
 use crate::controller::Controller;
 use crate::lent::Lent;
 use crate::poller::Poller;
@@ -30,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) children: Poller,
     /// A client is attached: a full log blocks instead of going to disk.
     pub(crate) is_attached: bool,
+    /// This process is nothing but a holder: every descendant belongs to the session.
+    pub(crate) is_exclusive: bool,
     /// Time of this turn.
     pub(crate) now_ns: u64,
     /// A deadline of a process was set since deadlines were last collected.
@@ -38,16 +40,17 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(dir: &OwnedFd, limits: Limits, now_ns: u64) -> io::Result<Self> {
+    pub(crate) fn new(config: &Config, now_ns: u64) -> io::Result<Self> {
         Ok(Self {
             control: Control::create()?,
             eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             pool: Pool::new(),
             lent: Lent::default(),
-            spill: Spill::new(dir, limits)?,
+            spill: Spill::new(&config.dir, config.limits)?,
             controller: Controller::default(),
             children: Poller::new()?,
             is_attached: false,
+            is_exclusive: config.exclusive,
             now_ns,
             has_new_deadline: false,
             trim_at: None,

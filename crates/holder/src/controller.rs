@@ -56,12 +56,7 @@ impl Controller {
 
     /// Puts a new connection in the place of the old one, which is closed.
     pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
-        let link = Link {
-            socket,
-            interest: Interest::default(),
-            queue: VecDeque::new(),
-            has_too_many_refs: false,
-        };
+        let link = Link { socket, interest: Interest::default(), queue: VecDeque::new(), has_too_many_refs: false };
         (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
     }
 

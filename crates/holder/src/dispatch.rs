@@ -10,12 +10,12 @@ use exec_server_process::Size;
 use exec_server_session::Attach;
 use rustix::process::Resource;
 
+use crate::Spawner;
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
 use crate::process::{self, Phase, Process, StartFailure};
 use crate::wire::{FromHolder, StartSpec, Status, ToHolder, WriteStatus};
-use crate::Spawner;
 
 /// Descriptors that must be free for a start: three pipes with both ends, the pidfd, a segment, and some to live on.
 const FREE_FDS: u64 = 16;
@@ -97,7 +97,7 @@ impl<S: Spawner> Holder<S> {
         if !has_free_fds(&self.cx) {
             return Err(StartFailure::exhausted("descriptors"));
         }
-        let spawn = process::describe(&spec, self.nofile, self.is_exclusive)?;
+        let spawn = process::describe(&spec, self.nofile, self.cx.is_exclusive)?;
         let child = self.spawner.spawn(spawn)?;
         Process::new(slot, child, spec, &mut self.cx).map_err(|error| StartFailure::io("epoll", &error))
     }

@@ -11,16 +11,17 @@ use exec_server_process::{Child, Exited};
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::grip;
 use crate::poller::EventFlags;
-use crate::process::{Source, Phase, Process, stream_fd};
+use crate::process::{Phase, Process, Source, stream_fd};
 use crate::wire::Status;
 
 /// Above what a terminal can hold (64 KiB each way): reading ends earlier, when it is empty. A number is needed because
 /// what a terminal holds cannot be asked for, and a flooding grandchild must not hold up `Exited` for ever.
 const PTY_TAIL_BYTES: u64 = 256 * 1024;
 
-/// When a kill is repeated that found new processes to its last round.
-const KILL_AGAIN_NS: u64 = 20_000_000;
+/// When a kill is looked at again that found new processes to its last round, or others who held the streams.
+const KILL_AGAIN_NS: u64 = 50_000_000;
 
 /// When a kill is repeated that the system refused.
 const KILL_RETRY_NS: u64 = 1_000_000_000;
@@ -94,6 +95,11 @@ impl Process {
         if let Some(child) = &mut self.child {
             child.release_slave();
         }
+        if self.killed.is_some() {
+            // Unless it closes before: somebody outside its tree holds the streams, and was meant too.
+            self.timing.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
+            cx.has_new_deadline = true;
+        }
     }
 
     fn finish_close(&mut self, cx: &mut Context) {
@@ -135,14 +141,20 @@ impl Process {
         }
     }
 
-    /// Kills everything that belongs to the process.
+    /// Kills everything that belongs to the process: its tree, and whoever else holds its streams.
     pub(crate) fn kill(&mut self, cause: Cause, cx: &mut Context) {
         if self.phase == Phase::Running {
             self.killed.get_or_insert(cause);
         }
         let Some(child) = &self.child else { return };
-        self.timing.kill_at = match child.kill_tree() {
-            Ok(killed) if killed.complete => None,
+        let killed = child.kill_tree();
+        // A living tree is found without looking into every process; what outlives its leader is looked for later.
+        let is_wanted = cx.is_exclusive && self.phase != Phase::Running;
+        let open = self.outputs.iter().filter(|output| output.is_open && is_wanted);
+        let held = grip::kill_holders(open.filter_map(|output| stream_fd(child, output.stream)));
+        self.timing.kill_at = match killed {
+            // Whoever was found may have forked before it died: look again.
+            Ok(killed) if killed.complete && held == 0 => None,
             Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
             Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),
         };

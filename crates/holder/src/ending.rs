@@ -62,12 +62,7 @@ impl Ending {
     }
 
     /// Kills and reaps again; true when nobody is left alive.
-    pub(crate) fn is_over(
-        &mut self,
-        processes: &mut BTreeMap<u32, Process>,
-        is_exclusive: bool,
-        now_ns: u64,
-    ) -> bool {
+    pub(crate) fn is_over(&mut self, processes: &mut BTreeMap<u32, Process>, is_exclusive: bool, now_ns: u64) -> bool {
         if now_ns < self.again_at {
             return false;
         }
@@ -118,4 +113,3 @@ fn remove_directory(dir: &OwnedFd) -> io::Result<()> {
     }
     std::fs::remove_dir(path)
 }
-

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
-use crate::process::{Source, Process};
+use crate::process::{Process, Source};
 use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
 use crate::{Config, Spawner, reap};
 
@@ -49,7 +49,6 @@ pub struct Holder<S: Spawner> {
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
-    pub(crate) is_exclusive: bool,
     /// Receive buffer.
     buf: Vec<u8>,
     /// Reused from turn to turn.
@@ -69,7 +68,7 @@ impl<S: Spawner> Holder<S> {
     /// Makes the holder of a new session. `controller` is a connected `SOCK_SEQPACKET` socket that may say `Hello`.
     pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
         let poller = Poller::new()?;
-        let cx = Context::new(&config.dir, config.limits, now_ns)?;
+        let cx = Context::new(&config, now_ns)?;
         let mut door = Door::open(&config.dir, config.secret, &poller, DOOR)?;
         door.admit(controller, &poller, now_ns);
         let signals = config.exclusive.then(reap::child_signals).transpose()?;
@@ -92,7 +91,6 @@ impl<S: Spawner> Holder<S> {
             dir: config.dir,
             info: config.info,
             nofile: config.nofile,
-            is_exclusive: config.exclusive,
             buf: Vec::new(),
             ready: Vec::new(),
         })
@@ -309,7 +307,7 @@ impl<S: Spawner> Holder<S> {
 
     fn is_over(&mut self, now_ns: u64) -> bool {
         let Some(ending) = &mut self.ending else { return false };
-        if !ending.is_over(&mut self.processes, self.is_exclusive, now_ns) {
+        if !ending.is_over(&mut self.processes, self.cx.is_exclusive, now_ns) {
             return false;
         }
         self.cx.spill.shut_down();

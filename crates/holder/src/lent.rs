@@ -51,7 +51,9 @@ impl Lent {
 
     /// The present controller is gone: what it has is never reused.
     pub(crate) fn taint(&mut self) {
-        self.parked.clear();
+        for segment in self.parked.drain(..) {
+            self.lent.remove(&segment.id());
+        }
         self.tainted.extend(self.lent.drain());
     }
 }

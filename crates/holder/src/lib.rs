@@ -22,10 +22,7 @@
 //!
 //! It must not know the wire of clients, JSON, tokio or the network.
 
-#![expect(
-    unsafe_code,
-    reason = "fork, signal dispositions and process attributes have no safe wrapper"
-)]
+#![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 
 mod adoption;
 mod config;
@@ -35,6 +32,7 @@ mod dispatch;
 mod door;
 mod end;
 mod ending;
+mod grip;
 mod holder;
 mod input;
 mod lent;
@@ -50,7 +48,7 @@ pub mod tombstone;
 pub mod wire;
 
 pub use config::{Config, Forker, Limits, Spawner};
-pub use holder::{Holder, Turn};
 pub use exec_server_process::Size;
+pub use holder::{Holder, Turn};
 pub use orphans::kill_orphans;
 pub use run::run;

@@ -9,7 +9,7 @@
 //!
 //! Failure paths: no memory for a segment blocks and is tried again by the clock; a read error ends its stream.
 
-use exec_server_log::{Blocked, Place, RECORD_MAX, Released, Stream};
+use exec_server_log::{Blocked, RECORD_MAX, Released, Stream};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -204,8 +204,10 @@ impl Process {
         cx.send(&FromHolder::Dropped { slot: self.slot, segment: dropped.id });
         match dropped.segment {
             Some(segment) => cx.dispose(segment),
-            None if dropped.place == Place::Disk => cx.spill.unlink(self.slot, dropped.id),
-            None => {}
+            None => {
+                cx.spill.unlink(self.slot, dropped.id);
+                cx.spill.handle_space();
+            }
         }
         true
     }

@@ -11,8 +11,8 @@ use rustix::event::{Timespec, epoll};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Events in one turn; those left over come first in the next, as the kernel turns its list.
-const EVENTS_MAX: usize = 64;
+/// Events at a time. Each may mean 256 KiB of output, so 8 keep the controller waiting for about a millisecond at most.
+const EVENTS_MAX: usize = 8;
 
 /// One epoll instance.
 pub(crate) struct Poller {
@@ -61,7 +61,7 @@ impl Poller {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// Puts into `ready` what is ready now; never waits.
+    /// Puts into `ready` what is ready now; never waits. What is left over comes first the next time.
     pub(crate) fn ready(&self, ready: &mut Vec<Ready>) {
         ready.clear();
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];

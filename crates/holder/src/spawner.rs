@@ -205,7 +205,11 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
         }
     }
     // An `OwnedFd` below would be closed twice if it were dropped after the ranges; 0 to 2 themselves must stay.
-    if null.as_raw_fd() < 3 { std::mem::forget(null) } else { drop(null) }
+    if null.as_raw_fd() < 3 {
+        std::mem::forget(null)
+    } else {
+        drop(null)
+    }
     let mut numbers: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
     numbers.sort_unstable();
     let mut from = 3;

@@ -153,6 +153,11 @@ impl Spill {
         is_over
     }
 
+    /// A file is about to go: a disk that was full is worth another try at once.
+    pub(crate) fn handle_space(&mut self) {
+        self.rests_until = None;
+    }
+
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         self.rests_until
     }

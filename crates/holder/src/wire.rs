@@ -1,7 +1,7 @@
 //! The control channel between a server and a holder: its vocabulary.
 //!
-//! Owns the message types of both directions, their fixed little-endian layout ([`codec`]) and the two calls that
-//! move them with their descriptors ([`socket`]). It must not know what a message makes a holder or a server do.
+//! Owns the message types of both directions, their fixed little-endian layout (`codec`) and the two calls that
+//! move them with their descriptors (`socket`). It must not know what a message makes a holder or a server do.
 //!
 //! One message is one `SOCK_SEQPACKET` datagram of at most [`MESSAGE_MAX`] bytes: a layout byte, a kind byte, then
 //! the fields in order. What does not fit (a long argument list, a big opaque record) travels in a sealed memfd;
@@ -22,11 +22,12 @@
 
 mod codec;
 mod socket;
+mod words;
 
 use exec_server_process::Size;
 
 pub use codec::DecodeError;
-pub use socket::{recv, recv_raw, send, send_raw, Datagram};
+pub use socket::{Datagram, recv, recv_raw, send, send_raw};
 
 /// The layout this build speaks.
 pub const VERSION: u32 = 1;
@@ -58,7 +59,7 @@ pub enum ToHolder<'a> {
         version: u32,
         /// The secret the holder was created with.
         secret: [u8; 32],
-        /// Must be above the epoch of the last controller.
+        /// Must be above the epoch of the last controller; the first is at least 1.
         epoch: u64,
     },
     /// A client is attached: the session's clock stands still, full logs block their children.

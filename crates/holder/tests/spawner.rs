@@ -1,4 +1,5 @@
-//! The spawner and real holder processes. A program of its own without a test harness: fork needs a single thread.
+//! The spawner and real holder processes. A program of its own without a test harness: fork needs a single thread; so all
+//! of its tests, which share a spawner, are in one file, beyond the usual length.
 
 #![allow(clippy::disallowed_methods, reason = "the test waits with a deadline of its own")]
 #![allow(clippy::print_stdout, reason = "a test without a harness reports by itself")]
@@ -7,9 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use exec_server_holder::Limits;
 use exec_server_holder::spawner::{self, NewHolder, SpawnerHandle, fork_spawner};
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
+use exec_server_holder::{Limits, Size};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,15 +23,21 @@ const INFO_BYTES: usize = 500;
 /// Holders of a failed test end by themselves this long after it.
 const TTL_MS: u64 = 10_000;
 
+type Test = fn(&SpawnerHandle);
+
 fn main() {
     // Before anything else, as in the real program.
     let spawner = fork_spawner().expect("fork");
-    let tests: [(&str, fn(&SpawnerHandle)); 5] = [
+    let tests: [(&str, Test); 9] = [
         ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
         ("children_see_three_descriptors_and_the_original_limit", children_see_three_descriptors),
         ("end_leaves_no_descendant_and_no_directory", end_leaves_no_descendant),
         ("idle_processes_cost_little_memory", idle_processes_cost_little_memory),
         ("expired_session_ends_its_holder", expired_session_ends_its_holder),
+        ("killed_holder_takes_its_leaders_with_it", killed_holder_takes_its_leaders),
+        ("terminate_reaches_daemons_that_hold_the_streams", terminate_reaches_daemons),
+        ("one_terminate_is_enough_for_leader_and_daemon", one_terminate_is_enough_for_leader_and_daemon),
+        ("idle_holder_uses_no_processor_time", idle_holder_uses_no_processor_time),
     ];
     for (name, test) in tests {
         test(&spawner);
@@ -104,12 +111,17 @@ impl Link {
 
     /// Starts a shell and gives its pid.
     fn start(&mut self, script: &str) -> Result<u32, i32> {
+        self.start_on(script, false)
+    }
+
+    fn start_on(&mut self, script: &str, is_tty: bool) -> Result<u32, i32> {
         self.next_req += 1;
         let spec = StartSpec {
             argv: ["sh", "-c", script].map(|arg| arg.as_bytes().to_vec()).to_vec(),
             env: vec![b"PATH=/usr/bin:/bin".to_vec()],
             cwd: b"/".to_vec(),
             cap_bytes: 1 << 20,
+            tty: is_tty.then(Size::default),
             ..StartSpec::default()
         };
         self.send(&ToHolder::Start { req: self.next_req, spec });
@@ -263,7 +275,6 @@ fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
         link.start("sleep 1000").expect("started");
     }
     let after = private_kib(holder);
-    if let Ok(p) = std::env::var("SMAPS") { std::fs::copy(format!("/proc/{holder}/smaps"), p).unwrap(); }
     println!("holder private memory: {before} KiB with 1 process, {after} KiB with 201");
     assert!(after - before < 200 * 20, "{before} to {after} KiB");
     link.end();
@@ -283,6 +294,98 @@ fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
     assert_eq!((stone.processes.len(), stone.processes[0].pid), (1, leader));
 }
 
+fn killed_holder_takes_its_leaders(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let leader = link.start("exec sleep 1000").expect("started");
+    let holder = rustix::process::Pid::from_raw(holder_of(leader)).expect("a pid");
+    rustix::process::kill_process(holder, rustix::process::Signal::KILL).expect("it is ours");
+    while link.recv().is_some() {}
+    wait_for(|| is_gone(leader.cast_signed()));
+}
+
+fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    for is_tty in [false, true] {
+        let mut link = Link::create(spawner, dir.path(), TTL_MS);
+        let pids = dir.path().join(format!("pids-{is_tty}"));
+        // It has left the session, and its parents are gone: nothing but the stream tells whose it is.
+        let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); sleep 0.01; exit 0", pids.display());
+        let leader = link.start_on(&script, is_tty).expect("started");
+        let mut daemon = None;
+        wait_for(|| {
+            daemon = std::fs::read_to_string(&pids).ok().and_then(|text| text.trim().parse::<i32>().ok());
+            daemon.is_some() && is_gone(leader.cast_signed())
+        });
+        let daemon = daemon.expect("waited for");
+        assert!(!is_gone(daemon));
+        link.send(&ToHolder::Terminate { req: 5, slot: 0, grace_ms: None });
+        let status = link.until(|message| match message {
+            FromHolder::Done { req: 5, status } => Some(status),
+            _ => None,
+        });
+        assert_eq!(status, Status::StreamsHeld);
+        wait_for(|| is_gone(daemon));
+        // Closed now, or it could not be forgotten.
+        wait_for(|| {
+            link.send(&ToHolder::Forget { req: 6, slot: 0 });
+            let status = link.until(|message| match message {
+                FromHolder::Done { req: 6, status } => Some(status),
+                _ => None,
+            });
+            status == Status::Ok
+        });
+        link.send(&ToHolder::Detach { ttl_ms: 0 });
+        while link.recv().is_some() {}
+    }
+}
+
+fn one_terminate_is_enough_for_leader_and_daemon(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let pids = dir.path().join("pids");
+    let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); exec sleep 1000", pids.display());
+    let leader = link.start(&script).expect("started");
+    let mut daemon = None;
+    wait_for(|| {
+        daemon = std::fs::read_to_string(&pids).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        daemon.is_some_and(|daemon| field(daemon, "PPid:") == holder_of(leader).to_string())
+    });
+    link.send(&ToHolder::Terminate { req: 5, slot: 0, grace_ms: None });
+    wait_for(|| is_gone(leader.cast_signed()) && daemon.is_some_and(is_gone));
+    link.end();
+}
+
+fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    // A leader that is dead with its streams held, one that said something, one that is silent.
+    let held = link.start("sleep 1000 & exit 0").expect("started");
+    wait_for(|| is_gone(held.cast_signed()));
+    link.start("echo x; exec sleep 1000").expect("started");
+    let holder = holder_of(link.start("exec sleep 1000").expect("started"));
+    let switches = || -> u64 {
+        let voluntary: u64 = field(holder, "voluntary_ctxt_switches:").parse().expect("a number");
+        voluntary + field(holder, "nonvoluntary_ctxt_switches:").parse::<u64>().expect("a number")
+    };
+    // Once it has come to rest it stays there: two looks apart in time show the same count.
+    let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    let rest = || rustix::event::poll(&mut [], Some(&wait)).expect("a pause");
+    rest();
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{holder}/stat")).expect("the process lives");
+        let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_ascii_whitespace().collect();
+        (fields[11].to_owned(), fields[12].to_owned())
+    };
+    let before = (switches(), ticks());
+    for _ in 0..4 {
+        rest();
+    }
+    assert_eq!((switches(), ticks()), before);
+    link.end();
+    wait_for(|| is_gone(holder));
+}
+
 fn holder_outlives_spawner(spawner: SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut link = Link::create(&spawner, dir.path(), TTL_MS);
@@ -292,7 +395,8 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     drop(spawner);
     // It ends at end of file and is our child to reap.
     wait_for(|| field(pid, "State:") == "Z");
-    rustix::process::waitpid(rustix::process::Pid::from_raw(pid), rustix::process::WaitOptions::empty()).expect("reaped");
+    rustix::process::waitpid(rustix::process::Pid::from_raw(pid), rustix::process::WaitOptions::empty())
+        .expect("reaped");
     drop(link);
     let directory = open(dir.path());
     let socket = spawner::connect(directory.as_fd()).expect("the path socket");

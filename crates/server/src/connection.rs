@@ -53,8 +53,8 @@ pub(crate) struct Peer {
     listening: AtomicBool,
     superseded: AtomicBool,
     born: Instant,
-    /// Milliseconds after `born` at which the last byte came in.
-    last_in_ms: AtomicU64,
+    /// Nanoseconds after `born` at which the last byte came in: a pong on the loopback takes less than a millisecond.
+    last_in_ns: AtomicU64,
     ended: Notify,
 }
 
@@ -86,12 +86,12 @@ impl Peer {
 
     /// When the last byte came in.
     pub(crate) fn last_in(&self) -> Instant {
-        self.born + Duration::from_millis(self.last_in_ms.load(Ordering::Relaxed))
+        self.born + Duration::from_nanos(self.last_in_ns.load(Ordering::Relaxed))
     }
 
     fn heard(&self) {
-        let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_in_ms.store(ms, Ordering::Relaxed);
+        let ns = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.last_in_ns.store(ns, Ordering::Relaxed);
     }
 }
 
@@ -134,7 +134,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
         born: Instant::now(),
-        last_in_ms: AtomicU64::new(0),
+        last_in_ns: AtomicU64::new(0),
         ended: Notify::new(),
     });
     core.connected(&peer);

@@ -5,8 +5,8 @@
 //! in monotonic nanoseconds, inputs are `handle_*` and `begin`/`advance`, and what is due is asked for with `poll_*`.
 //! So the same rules run in the holder, in a simulation and in a property test against a naive model.
 
-mod ledger;
 mod lease;
+mod ledger;
 
-pub use ledger::{Begin, Progress, REMEMBERED, StdinLedger, Unknown};
 pub use lease::{Attach, AttachError, Lease, State, Ttl};
+pub use ledger::{Begin, Progress, REMEMBERED, StdinLedger, Unknown};

@@ -1,6 +1,6 @@
 //! Property tests of the lease and the ledger against models that are too simple to be wrong.
 
-use exec_server_session::{Attach, AttachError, Begin, Lease, Progress, State, StdinLedger, Ttl, REMEMBERED};
+use exec_server_session::{Attach, AttachError, Begin, Lease, Progress, REMEMBERED, State, StdinLedger, Ttl};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -53,8 +53,12 @@ impl Server {
     }
 
     /// Serves a connection; refused, by dropping it, while the server is down.
-    pub fn accept(&mut self, stream: Stream) {
-        while self.connections.try_join_next().is_some() {}
+    pub fn accept(&mut self, stream: Stream, stage: &Stage) {
+        while let Some(ended) = self.connections.try_join_next() {
+            if ended.is_err() {
+                stage.trace.fail(format_args!("a connection's task panicked"));
+            }
+        }
         if let Some(core) = self.core.clone() {
             let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
             let connection = Authenticated::vouch(stream, framing, Principal::owner(), "simulated");

@@ -102,6 +102,10 @@ impl Load {
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].started {
                 self.start(lane, &mut wire)?;
+            } else if self.lanes[lane].seq > 0 {
+                // The cut may have eaten acknowledgements; without this one the window could stay shut for ever.
+                self.lanes[lane].unacknowledged = 0;
+                acknowledge(&mut wire, &self.lanes[lane].process, self.lanes[lane].seq)?;
             }
         }
         Ok(wire)
@@ -166,7 +170,7 @@ impl Load {
         self.bytes += output.bytes.len() as u64;
         if lane.unacknowledged >= ACK_EVERY {
             lane.unacknowledged = 0;
-            wire.notify("process/ack", &json!({ "processId": lane.process, "seq": lane.seq }))?;
+            acknowledge(wire, &lane.process, lane.seq)?;
         }
         Ok(())
     }
@@ -185,7 +189,7 @@ impl Load {
 
     fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut Wire) -> Result<()> {
         let Some(at) = self.lane(process, seq)? else {
-            return Ok(());
+            return forget(wire, process, seq); // It ended before, and a cut ate that we said so.
         };
         let lane = &self.lanes[at];
         ensure!(lane.exit.is_some(), "`{process}` closed before it exited");
@@ -196,8 +200,7 @@ impl Load {
             "`{process}` wrote {total} bytes, `process/closed` says {params}"
         );
         self.ended += 1;
-        wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
-        wire.send("process/forget", &json!({ "processId": process }))?;
+        forget(wire, process, seq)?;
         if self.refill {
             self.lanes[at] = self.new_lane();
             self.start(at, wire)
@@ -249,6 +252,17 @@ impl Load {
     pub(super) fn is_done(&self) -> bool {
         self.lanes.is_empty()
     }
+}
+
+fn acknowledge(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
+    Ok(wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+}
+
+/// Takes the last event of a process and lets it go.
+fn forget(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
+    acknowledge(wire, process, seq)?;
+    wire.send("process/forget", &json!({ "processId": process }))?;
+    Ok(())
 }
 
 /// Whether a new connection may mend the error.

@@ -87,8 +87,8 @@ impl Builder {
     }
 
     fn start_in(self, dir: TempDir, mark: String) -> TestServer {
-        let (child, urls, stderr, stderr_reader) = spawn(&self, dir.path(), &mark);
-        TestServer { child, urls, stderr, stderr_reader: Some(stderr_reader), builder: self, mark, dir }
+        let Running { child, urls, stderr, reader } = spawn(&self, dir.path(), &mark);
+        TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
     }
 
     /// The command that starts the server, for tests that look at how it refuses to start.
@@ -125,7 +125,15 @@ impl Builder {
     }
 }
 
-fn spawn(builder: &Builder, dir: &Path, mark: &str) -> (Child, Vec<String>, Arc<Mutex<Vec<u8>>>, JoinHandle<()>) {
+/// A started program: what a restart replaces.
+struct Running {
+    child: Child,
+    urls: Vec<String>,
+    stderr: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+fn spawn(builder: &Builder, dir: &Path, mark: &str) -> Running {
     let mut child = builder.command(dir, mark).spawn().expect("start exec-server");
     let mut pipe = child.stderr.take().expect("stderr is a pipe");
     let stderr = Arc::new(Mutex::new(Vec::new()));
@@ -149,7 +157,7 @@ fn spawn(builder: &Builder, dir: &Path, mark: &str) -> (Child, Vec<String>, Arc<
         }
         urls.push(line.trim_end().to_owned());
     }
-    (child, urls, stderr, reader)
+    Running { child, urls, stderr, reader }
 }
 
 impl TestServer {
@@ -257,7 +265,7 @@ impl TestServer {
         if self.builder.listen.is_empty() {
             self.builder.listen.push(format!("ws://{}", self.address()));
         }
-        let (child, urls, stderr, reader) = spawn(&self.builder, self.dir.path(), &self.mark);
+        let Running { child, urls, stderr, reader } = spawn(&self.builder, self.dir.path(), &self.mark);
         (self.child, self.urls, self.stderr) = (child, urls, stderr);
         self.stderr_reader = Some(reader);
     }

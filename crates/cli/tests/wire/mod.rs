@@ -65,6 +65,11 @@ pub(crate) fn piped(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"pipeStdin": true}))
 }
 
+/// Starts a `cat` whose output comes back as it was written.
+pub(crate) fn start_cat(client: &mut Client, id: &str) {
+    client.ok("process/start", with(start_params(id, &["cat"]), json!({"pipeStdin": true})));
+}
+
 /// Params of a shell on a terminal.
 pub(crate) fn tty(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"tty": true}))

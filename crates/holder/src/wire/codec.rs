@@ -6,7 +6,8 @@
 use exec_server_process::Size;
 
 use super::{
-    FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus, OLDEST_VERSION, VERSION,
+    FromHolder, OLDEST_VERSION, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, VERSION,
+    WriteStatus,
 };
 
 /// Why a message was not understood.
@@ -74,14 +75,22 @@ impl<'a> ToHolder<'a> {
             5 => Self::Start { req: r.u32()?, spec: r.spec()? },
             6 => {
                 let (req, slot, keyed, key) = (r.u32()?, r.u32()?, r.bool("key")?, r.array()?);
-                Self::Write { req, slot, key: keyed.then_some(key), total: r.u64()?, offset: r.u64()?, data: r.bytes()? }
+                Self::Write {
+                    req,
+                    slot,
+                    key: keyed.then_some(key),
+                    total: r.u64()?,
+                    offset: r.u64()?,
+                    data: r.bytes()?,
+                }
             }
             7 => Self::CloseStdin { req: r.u32()?, slot: r.u32()? },
             8 => Self::Signal { req: r.u32()?, slot: r.u32()?, signal: r.i32()? },
             9 => Self::Resize { req: r.u32()?, slot: r.u32()?, rows: r.u16()?, cols: r.u16()? },
             10 => {
                 let (req, slot, grace) = (r.u32()?, r.u32()?, r.option()?);
-                let grace_ms = grace.map(|ms| u32::try_from(ms).map_err(|_| DecodeError::Value("grace_ms"))).transpose()?;
+                let grace_ms =
+                    grace.map(|ms| u32::try_from(ms).map_err(|_| DecodeError::Value("grace_ms"))).transpose()?;
                 Self::Terminate { req, slot, grace_ms }
             }
             11 => Self::Cap { slot: r.u32()?, bytes: r.u64()? },
@@ -108,7 +117,9 @@ impl FromHolder {
             Self::Segment(segment) => w.kind(4).segment(segment),
             Self::Ready => w.kind(5),
             Self::Started { req, slot, pid } => w.kind(6).u32(*req).u32(*slot).u32(*pid),
-            Self::StartFailed { req, stage, errno, detail } => w.kind(7).u32(*req).u8(stage.code()).i32(*errno).bytes(detail),
+            Self::StartFailed { req, stage, errno, detail } => {
+                w.kind(7).u32(*req).u8(stage.code()).i32(*errno).bytes(detail)
+            }
             Self::Written { req, status, done } => w.kind(8).u32(*req).u8(status.code()).u64(*done),
             Self::Done { req, status } => {
                 let (code, errno) = status.code();
@@ -152,98 +163,6 @@ impl FromHolder {
             other => return Err(DecodeError::Kind(other)),
         };
         r.end(decoded)
-    }
-}
-
-impl Stage {
-    fn code(self) -> u8 {
-        match self {
-            Self::Input => 1,
-            Self::Resources => 2,
-            Self::Cwd => 3,
-            Self::Exec => 4,
-        }
-    }
-
-    fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            1 => Ok(Self::Input),
-            2 => Ok(Self::Resources),
-            3 => Ok(Self::Cwd),
-            4 => Ok(Self::Exec),
-            _ => Err(DecodeError::Value("stage")),
-        }
-    }
-}
-
-impl WriteStatus {
-    fn code(self) -> u8 {
-        match self {
-            Self::Accepted => 1,
-            Self::StdinClosed => 2,
-            Self::UnknownProcess => 3,
-            Self::Mismatch => 4,
-            Self::Busy => 5,
-        }
-    }
-
-    fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            1 => Ok(Self::Accepted),
-            2 => Ok(Self::StdinClosed),
-            3 => Ok(Self::UnknownProcess),
-            4 => Ok(Self::Mismatch),
-            5 => Ok(Self::Busy),
-            _ => Err(DecodeError::Value("write status")),
-        }
-    }
-}
-
-impl Status {
-    fn code(self) -> (u8, i32) {
-        match self {
-            Self::Ok => (1, 0),
-            Self::NotRunning => (2, 0),
-            Self::StreamsHeld => (3, 0),
-            Self::UnknownProcess => (4, 0),
-            Self::NotATerminal => (5, 0),
-            Self::StdinClosed => (6, 0),
-            Self::RawMode => (7, 0),
-            Self::NotClosed => (8, 0),
-            Self::Failed(errno) => (9, errno),
-        }
-    }
-
-    fn from_code(code: u8, errno: i32) -> Result<Self, DecodeError> {
-        match code {
-            1 => Ok(Self::Ok),
-            2 => Ok(Self::NotRunning),
-            3 => Ok(Self::StreamsHeld),
-            4 => Ok(Self::UnknownProcess),
-            5 => Ok(Self::NotATerminal),
-            6 => Ok(Self::StdinClosed),
-            7 => Ok(Self::RawMode),
-            8 => Ok(Self::NotClosed),
-            9 => Ok(Self::Failed(errno)),
-            _ => Err(DecodeError::Value("status")),
-        }
-    }
-}
-
-impl Overflow {
-    fn code(self) -> u8 {
-        match self {
-            Self::Block => 0,
-            Self::DropOldest => 1,
-        }
-    }
-
-    fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            0 => Ok(Self::Block),
-            1 => Ok(Self::DropOldest),
-            _ => Err(DecodeError::Value("overflow")),
-        }
     }
 }
 

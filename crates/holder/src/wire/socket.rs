@@ -7,10 +7,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 
 use super::codec::{HEADER, LARGE};
-use super::{DecodeError, FromHolder, ToHolder, FDS_MAX, LARGE_MAX, MESSAGE_MAX, VERSION};
+use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder, VERSION};
 
 /// Bytes of the buffer that are received into: above [`MESSAGE_MAX`], so that a longer datagram shows as cut off.
 const RECEIVED_MAX: usize = 64 * 1024;

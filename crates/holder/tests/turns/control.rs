@@ -53,8 +53,9 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
         stale.is_lost && wrong.is_lost && newer.is_lost
     });
     let refused = FromHolder::Refused { version: wire::VERSION, epoch: 1 };
-    assert_eq!(stale.inbox, [refused.clone()]);
-    assert_eq!(newer.inbox, [refused]);
+    for server in [&stale, &newer] {
+        assert_eq!(server.inbox, std::slice::from_ref(&refused));
+    }
     assert!(wrong.inbox.is_empty());
     assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), Status::UnknownProcess);
 }
@@ -158,4 +159,64 @@ fn adoption_of_more_than_the_socket_holds_arrives_whole() {
         assert_eq!(log.bytes, slot.to_le_bytes());
     }
     assert_eq!(rig.server.logs.len(), 300);
+}
+
+#[test]
+fn fifty_controllers_in_the_middle_of_a_stream_lose_and_repeat_nothing() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(StartSpec { cap_bytes: 2 * MIB, ..spec() });
+    let (driver, data, mut at) = (rig.driver(), pattern(40 << 20), 0);
+    let mut epoch = 1;
+    while at < data.len() {
+        epoch += 1;
+        let until = (at + (data.len() / 50)).min(data.len());
+        rig.until(|rig| {
+            while let Ok(n) = driver.write_stdout(&data[at..until.min(at + 50_000)])
+                && n > 0
+            {
+                at += n;
+            }
+            // Every other one takes what it reads, the rest die with everything lent to them.
+            if epoch % 2 == 0 {
+                rig.server.release(slot);
+            }
+            at == until
+        });
+        let old = rig.adopt(epoch);
+        rig.server.resume(old);
+        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        if epoch % 3 == 0 {
+            rig.server.send(&ToHolder::Attach);
+            rig.server.release(slot);
+        }
+    }
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| {
+        rig.server.release(slot);
+        rig.server.log(slot).closed.is_some()
+    });
+    let log = rig.server.log(slot);
+    assert!(epoch > 50);
+    assert_eq!((log.closed, log.gap_bytes), (Some((data.len() as u64, 0)), 0));
+    assert!(log.bytes == data);
+}
+
+#[test]
+fn controller_that_stops_reading_during_its_adoption_is_given_up() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::SetTtl { ttl_ms: wire::TTL_NONE });
+    for _ in 0..400 {
+        rig.start(StartSpec { meta: vec![0; 1000], ..spec() });
+    }
+    drop(rig.adopt(2));
+    for _ in 0..10 {
+        rig.holder.turn(rig.now);
+    }
+    rig.now += 10_000_000_000;
+    rig.holder.turn(rig.now);
+    rig.until(|rig| rig.server.is_lost);
+    assert!(!rig.server.inbox.contains(&FromHolder::Ready));
+    drop(rig.adopt(3));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
 }

@@ -200,7 +200,8 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
 #[test]
 fn full_disk_blocks_says_so_and_is_tried_again() {
     // A floor above any disk stands for a full one.
-    let limits = Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
+    let limits =
+        Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
     let mut rig = Rig::build(Source::default(), limits);
     let slot = rig.start(small(Overflow::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });

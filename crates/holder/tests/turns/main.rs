@@ -6,6 +6,7 @@ mod control;
 mod ending;
 mod full;
 mod life;
+mod random;
 mod stdin;
 mod support;
 mod wire;

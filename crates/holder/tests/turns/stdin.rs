@@ -68,9 +68,9 @@ fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
     let mut inbox = got.lock().expect("one thread").clone();
     rig.until(|rig| {
         drain(&driver, &mut inbox);
-        rig.server.inbox.iter().any(|message| {
-            matches!(message, exec_server_holder::wire::FromHolder::Written { req, .. } if *req == again)
-        })
+        rig.server.inbox.iter().any(
+            |message| matches!(message, exec_server_holder::wire::FromHolder::Written { req, .. } if *req == again),
+        )
     });
     assert_eq!(rig.written(again), (WriteStatus::Accepted, 112_000));
     drain(&driver, &mut inbox);
@@ -140,7 +140,11 @@ fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
         assert_eq!(rig.written(req), (WriteStatus::Accepted, 56_000));
         let req = part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
         rig.turn();
-        if dies { driver.exit(1) } else { driver.close_stdin() }
+        if dies {
+            driver.exit(1)
+        } else {
+            driver.close_stdin()
+        }
         let (status, done) = rig.written(req);
         assert_eq!(status, WriteStatus::StdinClosed);
         assert!((56_000..112_000).contains(&done), "{done}");

@@ -193,6 +193,13 @@ impl Server {
         }
     }
 
+    /// Goes on reading where another server stopped; what that one had mapped is gone.
+    pub(crate) fn resume(&mut self, old: Self) {
+        for (slot, log) in old.logs {
+            self.logs.insert(slot, Log { chain: Chain::new(), ..log });
+        }
+    }
+
     pub(crate) fn log(&self, slot: u32) -> &Log {
         self.logs.get(&slot).expect("a known slot")
     }
@@ -318,7 +325,9 @@ impl Rig {
         let req = self.server.req();
         self.server.send(&ToHolder::Start { req, spec });
         let is_it = |message: &FromHolder| match message {
-            FromHolder::Started { req: answered, .. } | FromHolder::StartFailed { req: answered, .. } => *answered == req,
+            FromHolder::Started { req: answered, .. } | FromHolder::StartFailed { req: answered, .. } => {
+                *answered == req
+            }
             _ => false,
         };
         match self.until_message(is_it) {
@@ -341,7 +350,9 @@ impl Rig {
 
     #[track_caller]
     pub(crate) fn answer(&mut self, req: u32) -> Status {
-        match self.until_message(|message| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req)) {
+        match self
+            .until_message(|message| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req))
+        {
             FromHolder::Done { status, .. } => status,
             _ => unreachable!("only `Done` fits"),
         }
@@ -350,7 +361,8 @@ impl Rig {
     /// The answer to a write.
     #[track_caller]
     pub(crate) fn written(&mut self, req: u32) -> (WriteStatus, u64) {
-        let is_it = |message: &FromHolder| matches!(message, FromHolder::Written { req: answered, .. } if *answered == req);
+        let is_it =
+            |message: &FromHolder| matches!(message, FromHolder::Written { req: answered, .. } if *answered == req);
         match self.until_message(is_it) {
             FromHolder::Written { status, done, .. } => (status, done),
             _ => unreachable!("only `Written` fits"),

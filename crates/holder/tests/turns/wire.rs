@@ -43,8 +43,7 @@ fn every_command() -> Vec<ToHolder<'static>> {
 }
 
 fn every_message() -> Vec<FromHolder> {
-    let segment =
-        SegmentInfo { slot: 1, id: 2, base_seq: 3, base_offset: 4, on_disk: true, sealed: false };
+    let segment = SegmentInfo { slot: 1, id: 2, base_seq: 3, base_offset: 4, on_disk: true, sealed: false };
     let process = ProcessInfo { slot: 1, pid: 2, tty: true, running: true, meta: vec![3], ..ProcessInfo::default() };
     let mut all = vec![
         FromHolder::Welcome { version: 1, epoch: 2, ttl_ms: 3, detached_ms: 4, info: vec![5] },

@@ -2,6 +2,13 @@
 //!
 //! One request is read (`http`), judged (`check`, with `host` and `auth` for its parts) and answered. Only an upgrade that
 //! passed becomes an [`Authenticated`], the only thing that the core serves: no route can skip the door.
+//!
+//! ```compile_fail
+//! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::Stream) {
+//! core.serve(stream).await; // A bare stream has no principal.
+//! # }
+//! ```
+//!
 //! What is unauthenticated is bounded: 64 connections, 8 KiB and 10 s each.
 //!
 //! Must not know sessions or methods. Never logs a request target or a header value: the token is in them.
@@ -93,8 +100,10 @@ impl Door {
         slot: Slot,
     ) -> Option<Authenticated> {
         let Slot(Some(_slot)) = slot else {
-            // Best effort: whoever floods us does not get a task that waits for its window.
+            // Best effort: whoever floods us does not get a task that waits. What it sent is taken, or the reset
+            // that a close with unread input is would take the answer away again.
             socket.try_write(&Response::busy().encode()).ok();
+            socket.try_read(&mut [0; 1 << 10]).ok();
             return None;
         };
         let gate = Gate {
@@ -113,7 +122,7 @@ impl Door {
             return None;
         };
         if !is_owner(&socket) {
-            socket.try_write(&Response::forbidden().encode()).ok();
+            http::answer_and_close(&mut socket, &Response::forbidden()).await;
             return None;
         }
         let gate = Gate { hosts: None, token: None, draining: self.draining.load(Ordering::Acquire) };

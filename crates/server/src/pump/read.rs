@@ -86,30 +86,34 @@ impl ReadJob {
 
     /// Answers into `out` if there is something to say or the time is over.
     pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> Outcome {
-        // Two looks: the second after arming, so that nothing slips between the look and the sleep.
-        for _ in 0..2 {
+        // Looks again after arming, so that nothing slips between the look and the sleep. What is new then makes the next look an answer.
+        loop {
             let status = self.process.status();
             let exit_news = status.exited.is_some() && self.after.seq.saturating_add(1) < status.next_seq;
-            let look = self.look();
+            let look = self.look(status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
+            // The state is shared memory and may be ahead of the segments, which come as messages: theirs will ring.
+            let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost().is_none();
+            let is_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
             match look {
                 Look::Load(segment) => return Outcome::Load(segment),
-                Look::Nothing if !(status.closed_seq.is_some() || exit_news || elapsed) => {}
+                Look::Nothing if !is_news && !elapsed => {}
                 Look::Something | Look::Nothing => return Outcome::Answered(self.answer(out, &status)),
             }
             if !self.process.arm(status.next_seq) {
-                break;
+                return Outcome::Wait;
             }
         }
-        Outcome::Wait
     }
 
-    /// Is there output (or the news that some is gone) after the cursor? The cursor stays where the answer begins.
-    fn look(&mut self) -> Look {
+    /// Is there output below `next_seq` (or the news that some is gone) after the cursor? The cursor stays where the answer begins.
+    fn look(&mut self, next_seq: u64) -> Look {
         let chain = self.process.chain();
         let mut probe = self.cursor;
         loop {
             match chain.read(&mut probe) {
+                // Newer than the look at the state; there it will soon be seen too.
+                Step::Record(record) if record.seq >= next_seq => return Look::Nothing,
                 Step::Record(record) => match record.event {
                     Event::Output { .. } => return Look::Something,
                     // Exit and close are told by flags. Passing them for good keeps the next look short.

@@ -1,0 +1,102 @@
+//! Any order of attaching, leaving, taking, dying and changing caps delivers every byte once or counts it as dropped.
+
+use std::sync::LazyLock;
+
+use exec_server_holder::Limits;
+use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
+use proptest::prelude::*;
+
+use crate::support::{MIB, Rig, Source, pattern, spec};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Feed(usize),
+    Attach,
+    Detach,
+    Release,
+    Cap(u64),
+    NewController,
+    Turns(usize),
+    ReaderSleeps(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (1..3_000_000_usize).prop_map(Op::Feed),
+        1 => Just(Op::Attach),
+        2 => Just(Op::Detach),
+        3 => Just(Op::Release),
+        1 => (0..4_u64).prop_map(|mib| Op::Cap(mib * MIB)),
+        1 => Just(Op::NewController),
+        2 => (1..30_usize).prop_map(Op::Turns),
+        1 => (1..30_usize).prop_map(Op::ReaderSleeps),
+    ]
+}
+
+static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(24 << 20));
+
+/// What the holder has read may lag behind what was fed; this many rounds without progress mean that it blocks.
+const PATIENCE: usize = 40;
+
+fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let limits = Limits { disk_quota_bytes: quota, free_floor_bytes: 0, ttl_ms: TTL_NONE, ..Limits::default() };
+    let mut rig = Rig::build(Source::default(), limits);
+    let slot = rig.start(StartSpec { cap_bytes: MIB, overflow, ..spec() });
+    let (driver, data, mut at, mut epoch) = (rig.driver(), &*DATA, 0, 1);
+    for op in ops {
+        match op {
+            Op::Feed(len) => {
+                let (end, mut idle) = ((at + len).min(data.len()), 0);
+                while at < end && idle < PATIENCE {
+                    let fed = driver.write_stdout(&data[at..end.min(at + 65536)]).unwrap_or(0);
+                    (at, idle) = (at + fed, if fed == 0 { idle + 1 } else { 0 });
+                    rig.turn();
+                }
+            }
+            Op::Attach => rig.server.send(&ToHolder::Attach),
+            Op::Detach => rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE }),
+            Op::Release => rig.server.release(slot),
+            Op::Cap(bytes) => rig.server.send(&ToHolder::Cap { slot, bytes }),
+            Op::NewController => {
+                epoch += 1;
+                let old = rig.adopt(epoch);
+                rig.server.resume(old);
+                rig.until_message(|message| matches!(message, FromHolder::Ready));
+            }
+            Op::Turns(n) => (0..n).for_each(|_| rig.turn()),
+            Op::ReaderSleeps(n) => (0..n).for_each(|_| rig.last = rig.holder.turn(rig.now)),
+        }
+    }
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| {
+        rig.server.release(slot);
+        rig.server.log(slot).closed.is_some()
+    });
+    let log = rig.server.log(slot);
+    let (written, dropped) = log.closed.expect("closed");
+    prop_assert_eq!(written, at as u64);
+    prop_assert_eq!(log.bytes.len() as u64 + log.gap_bytes, written);
+    // What was read before it was dropped is no gap to this reader.
+    prop_assert!(log.gap_bytes <= dropped);
+    if log.gap_bytes == 0 {
+        prop_assert!(log.bytes == data[..at]);
+    }
+    prop_assert!(overflow == Overflow::DropOldest || dropped == 0);
+    prop_assert_eq!(&log.order[log.order.len() - 2..], ["exited", "closed"]);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, max_shrink_iters: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_that_was_not_counted(
+        is_dropping in any::<bool>(),
+        quota_mib in 0..6_u64,
+        ops in proptest::collection::vec(op(), 1..40),
+    ) {
+        let overflow = if is_dropping { Overflow::DropOldest } else { Overflow::Block };
+        check(overflow, quota_mib * MIB, ops)?;
+    }
+}

@@ -1,0 +1,190 @@
+//! What can befall a world in one step.
+
+use std::{io, time::Duration};
+
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::{Arrival, Client},
+    link::{Cut, Way},
+    plans,
+    trace::Branch,
+    view::Start,
+    world::World,
+};
+
+/// Processes that one client starts at most.
+const PROCESSES_MAX: usize = 5;
+
+impl World {
+    /// One operation of a random client, and some time.
+    pub(crate) async fn step(&mut self) -> io::Result<()> {
+        let client = self.rng.index(self.clients.len());
+        match self.rng.within(0..100) {
+            0..15 => self.start(client),
+            15..35 => self.write(client),
+            35..38 => self.close_stdin(client),
+            38..43 => self.steer(client),
+            43..51 => self.read(client),
+            51..55 => self.change_habits(client),
+            55..75 => self.disturb(client),
+            75..88 => self.come_back(client),
+            88..90 => self.race(client).await,
+            90..93 => self.clients[client].borrow_mut().speak_stale(),
+            93..96 => self.clients[client].borrow_mut().list(),
+            96..98 => self.crash().await?,
+            _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
+        }
+        let wait = *self.rng.pick(&[0, 0, 1, 3, 10, 50, 200, 1000]);
+        self.stage.pause(wait).await;
+        Ok(())
+    }
+
+    fn start(&mut self, client: usize) {
+        if self.clients[client].borrow().views.len() >= PROCESSES_MAX {
+            return;
+        }
+        self.next_process += 1;
+        let name = format!("{}p{}", self.clients[client].borrow().name, self.next_process);
+        let plan = plans::draw(&mut self.rng);
+        self.clients[client].borrow_mut().start(&name, plan);
+    }
+
+    /// A process of the client, drawn from those that fit.
+    fn pick_process(&mut self, client: usize, fits: impl Fn(&crate::view::View) -> bool) -> Option<String> {
+        let client = self.clients[client].borrow();
+        let names: Vec<&String> = client.views.iter().filter(|(_, view)| fits(view)).map(|(name, _)| name).collect();
+        (!names.is_empty()).then(|| names[self.rng.index(names.len())].clone())
+    }
+
+    fn write(&mut self, client: usize) {
+        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none());
+        if let Some(name) = picked {
+            let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
+            self.clients[client].borrow_mut().write(&name, len);
+        }
+    }
+
+    fn close_stdin(&mut self, client: usize) {
+        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none());
+        if let Some(name) = picked {
+            self.clients[client].borrow_mut().close_stdin(&name);
+        }
+    }
+
+    /// Terminates or signals a process that is known to run: one that may be starting again would be started twice.
+    fn steer(&mut self, client: usize) {
+        let Some(name) = self.pick_process(client, |view| view.start == Start::Done && !view.closed) else { return };
+        let (method, params) = match self.rng.within(0..4) {
+            0 => ("process/terminate", json!({"processId": name})),
+            1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
+            2 => ("process/signal", json!({"processId": name, "signal": "interrupt"})),
+            _ => ("process/signal", json!({"processId": name, "signal": "SIGTERM"})),
+        };
+        self.clients[client].borrow_mut().command(&name, method, params);
+    }
+
+    fn read(&mut self, client: usize) {
+        if let Some(name) = self.pick_process(client, |view| view.start == Start::Done && !view.plan.drops) {
+            let wait_ms = *self.rng.pick(&[0, 0, 100, 3000]);
+            self.clients[client].borrow_mut().read(&name, wait_ms);
+        }
+    }
+
+    /// Acknowledges lazily or promptly, reads slowly or fast.
+    fn change_habits(&mut self, client: usize) {
+        let promptly = self.rng.chance(60);
+        let pace = self.rng.chance(50).then(|| *self.rng.pick(&[50_u64, 500, 5000]));
+        let mut client = self.clients[client].borrow_mut();
+        client.acks_promptly = promptly;
+        client.trace(format_args!("acks promptly: {promptly}, pace {pace:?}"));
+        if let Some(attached) = client.attached.and_then(|number| client.connections.get(&number)) {
+            attached.link.pace(Way::Down, pace);
+        }
+        if promptly {
+            client.views.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| client.ack(name));
+        }
+    }
+
+    /// Something happens to the attached link.
+    fn disturb(&mut self, client: usize) {
+        let fault = self.rng.within(0..6);
+        let (bytes, way) = (self.rng.within(1..5000), *self.rng.pick(&[Way::Up, Way::Down]));
+        let rest = Duration::from_millis(self.rng.within(10..4000));
+        let mut client = self.clients[client].borrow_mut();
+        let Some(number) = client.attached else { return };
+        let link = client.connections[&number].link.clone();
+        let trace = client.stage.trace.clone();
+        match fault {
+            0 => {
+                client.trace(format_args!("cut between frames"));
+                trace.count(Branch::CutBetween);
+                link.cut(Cut::AfterDelivery);
+            }
+            1 => {
+                client.trace(format_args!("cut at once"));
+                link.cut(Cut::AtOnce);
+            }
+            2 | 3 => {
+                client.trace(format_args!("cut after {bytes} bytes {way:?}"));
+                trace.count(Branch::CutInside);
+                link.cut_after(way, bytes);
+            }
+            4 => {
+                client.trace(format_args!("half-open"));
+                trace.count(Branch::HalfOpen);
+                link.half_open();
+            }
+            _ => {
+                client.trace(format_args!("{way:?} stalls for {rest:?}"));
+                trace.count(Branch::Stall);
+                link.stall(way, Instant::now() + rest);
+            }
+        }
+        if fault == 1 {
+            // Only half of those who cut know it at once.
+            client.attached = None;
+        }
+    }
+
+    fn come_back(&mut self, client: usize) {
+        let arrival = if self.rng.chance(50) { Arrival::TakeOver } else { Arrival::Resume };
+        // A client whose connection is fine comes a second time only now and then.
+        if self.clients[client].borrow().attached.is_none() || self.rng.chance(40) {
+            self.connect(client, arrival);
+        }
+    }
+
+    /// Two connections want the same session at the same time.
+    async fn race(&mut self, client: usize) {
+        self.stage.trace.count(Branch::Race);
+        for _ in 0..2 {
+            let arrival = if self.rng.chance(40) { Arrival::TakeOver } else { Arrival::Resume };
+            self.connect(client, arrival);
+        }
+        self.stage.pause(self.rng.clone().within(0..50)).await;
+    }
+
+    /// The server ends without a word; another begins after a while. Clients find their connections gone.
+    pub(crate) async fn crash(&mut self) -> io::Result<()> {
+        self.stage.trace.line(format_args!("server crashes"));
+        self.server.crash(&self.stage).await;
+        let down = *self.rng.pick(&[0, 5, 300, 3000]);
+        self.stage.pause(down).await;
+        self.server.begin(&self.stage).await?;
+        self.stage.trace.count(Branch::Adoption);
+        self.stage.trace.line(format_args!("server begins again, {} holders", self.holders.alive()));
+        Ok(())
+    }
+}
+
+impl Client {
+    /// A healthy client at the end of a world: takes everything, acknowledges everything.
+    pub(crate) fn behave(&mut self) {
+        self.acks_promptly = true;
+        for name in self.views.keys().cloned().collect::<Vec<_>>() {
+            self.ack(&name);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What children do in a world: every kind of misbehaviour that a log and a holder must cope with, drawn by chance.
+
+use crate::{child::Step, rng::Rng, view::Plan};
+
+/// Draws a child.
+pub(crate) fn draw(rng: &mut Rng) -> Plan {
+    let code = i32::try_from(rng.within(0..5)).expect("small");
+    let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false };
+    let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
+    plan.steps = match rng.within(0..13) {
+        // Gone before anybody has read.
+        0 => vec![out(0, rng.within(0..300), 100, 0), Step::Exit(code)],
+        // Output after the exit, as a grandchild makes it.
+        1 => vec![
+            out(0, rng.within(1..5000), 500, 1),
+            Step::Exit(code),
+            Step::Wait(rng.within(1..500)),
+            out(0, rng.within(1..5000), 700, 3),
+        ],
+        // Stderr stays open long after everything else has ended.
+        2 => vec![out(0, 100, 50, 1), Step::Close(0), Step::Exit(code), Step::Wait(rng.within(500..6000))],
+        // Does not listen to SIGTERM.
+        3 => vec![Step::IgnoreTerm, out(0, 2000, 100, 7), Step::Wait(rng.within(1000..20_000)), Step::Exit(code)],
+        // One byte at a time.
+        4 => vec![out(0, rng.within(20..400), 1, 1), Step::Exit(code)],
+        // A burst that fills the pipe, and the log where nobody takes it.
+        5 => vec![out(0, rng.within(1 << 20..4 << 20), 64 << 10, 0), Step::Exit(code)],
+        // Both streams at once.
+        6 => vec![
+            out(0, rng.within(1..40_000), 3000, 1),
+            out(1, rng.within(1..20_000), 1000, 1),
+            out(0, rng.within(1..2000), 10, 0),
+            Step::Exit(code),
+        ],
+        // Gives up its oldest output.
+        7 => {
+            plan.drops = true;
+            vec![
+                out(0, rng.within(2 << 20..5 << 20), 32 << 10, 0),
+                Step::Wait(rng.within(1..3000)),
+                out(0, rng.within(1..1 << 20), 8 << 10, 1),
+                Step::Exit(code),
+            ]
+        }
+        // Runs as long as the world, a little at a time.
+        8 => vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Exit(code)],
+        // Takes its input: at once, or late and slowly, so that stdin fills up.
+        _ => {
+            plan.stdin = true;
+            let (delay_ms, chunk) = (*rng.pick(&[0, 0, 300, 4000]), *rng.pick(&[100, 4096, 65_536]));
+            vec![Step::Stdin { delay_ms, chunk }, out(0, rng.within(0..2000), 100, 5), Step::Eof, Step::Exit(code)]
+        }
+    };
+    let pipes_only = plan.steps.iter().any(|step| matches!(step, Step::Close(_) | Step::Write { stream: 1, .. }));
+    plan.tty = !pipes_only && !plan.stdin && rng.chance(20);
+    plan
+}

@@ -1,0 +1,335 @@
+//! A client's picture of one process, and the oracle that holds every event against what the child really did.
+//!
+//! Owns the promises R1 to R3 as checks: bytes in order and once, gaps told to the byte, one exit with the right code, one close and it
+//! last, stdin exactly once and in order. Knows no connection.
+
+use std::collections::BTreeMap;
+
+use exec_server_protocol::base64;
+use serde_json::Value;
+
+use crate::{
+    child::{Record, Records, STDIN_TEXT, Step, text},
+    trace::{Branch, Trace},
+};
+
+/// How a process is to be started.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What it does.
+    pub steps: Vec<Step>,
+    /// On a terminal.
+    pub tty: bool,
+    /// With a writable stdin.
+    pub stdin: bool,
+    /// Gives up its oldest output instead of blocking. Writes to stdout only, so that a gap's bytes can be placed.
+    pub drops: bool,
+}
+
+/// A write as the client knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Where in the text for stdin it begins.
+    pub start: u64,
+    /// Its length.
+    pub len: u64,
+    /// The answer.
+    pub status: Option<Accepted>,
+}
+
+/// What a write or a close was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It went in.
+    Yes,
+    /// Stdin was closed.
+    No,
+}
+
+/// Where a start stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Asked for, so many times, and not answered.
+    Asked(u32),
+    /// It runs, or ran.
+    Done,
+    /// It was called off by a terminate while it started.
+    Cancelled,
+}
+
+/// One process in the eyes of its client.
+pub struct View {
+    /// Its name, for the server and for its script.
+    pub name: String,
+    /// How it was started.
+    pub plan: Plan,
+    /// Where its start stands.
+    pub start: Start,
+    /// The last number taken.
+    pub last: u64,
+    /// The last number acknowledged.
+    pub acked: u64,
+    /// Bytes taken since the last acknowledgement.
+    pub unacked: u64,
+    /// The exit, once heard.
+    pub exited: Option<i32>,
+    /// The close was heard.
+    pub closed: bool,
+    /// Writes in order.
+    pub writes: Vec<Write>,
+    /// A close of stdin was asked for, and its answer.
+    pub close_stdin: Option<Option<Accepted>>,
+    /// The client asked for its end.
+    pub asked_to_die: bool,
+    /// Taken bytes of each stream, those in gaps counted.
+    taken: [u64; 2],
+    gaps: u64,
+    /// Where each taken number belongs, so that a repeated one can be held against it.
+    chunks: BTreeMap<u64, (usize, u64, usize)>,
+    /// Bytes of the child's stdin that were checked.
+    checked: usize,
+    trace: Trace,
+    records: Records,
+}
+
+impl View {
+    /// A process that is about to be asked for.
+    pub fn new(name: String, plan: Plan, trace: Trace, records: Records) -> Self {
+        Self {
+            name,
+            plan,
+            start: Start::Asked(0),
+            last: 0,
+            acked: 0,
+            unacked: 0,
+            exited: None,
+            closed: false,
+            writes: Vec::new(),
+            close_stdin: None,
+            asked_to_die: false,
+            taken: [0; 2],
+            gaps: 0,
+            chunks: BTreeMap::new(),
+            checked: 0,
+            trace,
+            records,
+        }
+    }
+
+    fn wrong(&self, what: std::fmt::Arguments<'_>) {
+        self.trace.fail(format_args!("{}: {what}", self.name));
+    }
+
+    /// A chunk of output, pushed or read. False where numbers before it are missing.
+    pub fn handle_chunk(&mut self, chunk: &Value, pushed: bool) -> bool {
+        let (Some(seq), Some(bytes)) = (chunk["seq"].as_u64(), chunk["chunk"].as_str()) else {
+            self.wrong(format_args!("a chunk without number or bytes: {chunk}"));
+            return true;
+        };
+        let Ok(bytes) = base64::decode(bytes) else {
+            self.wrong(format_args!("chunk {seq} is not base64"));
+            return true;
+        };
+        let stream = usize::from(chunk["stream"] == "stderr");
+        if (chunk["stream"] == "pty") != self.plan.tty {
+            self.wrong(format_args!("chunk {seq} is of stream {}", chunk["stream"]));
+        }
+        if let Some((of, at, len)) = self.chunks.get(&seq) {
+            self.trace.count(Branch::Duplicate);
+            // An acknowledgement may have been lost with the link: what comes again is acknowledged again.
+            self.unacked += bytes.len() as u64;
+            if *of != stream || *len != bytes.len() || text(&self.name, *of, *at, *len) != bytes {
+                self.wrong(format_args!("chunk {seq} came twice and differs"));
+            }
+            return true;
+        }
+        if seq <= self.last {
+            return true; // Inside a gap that was told before, or an event.
+        }
+        if pushed && seq > self.last + 1 {
+            return false;
+        }
+        if let Some(offset) = chunk["offset"].as_u64()
+            && offset != self.total()
+        {
+            self.wrong(format_args!("chunk {seq} at offset {offset}, expected {}", self.total()));
+        }
+        if !chunk["gap"].is_null() {
+            self.take_gap(&chunk["gap"], seq);
+        }
+        self.last = seq;
+        if bytes.is_empty() {
+            return true; // A missing number, told to a peer that would stall at a jump.
+        }
+        let at = self.taken[stream];
+        if text(&self.name, stream, at, bytes.len()) != bytes {
+            self.wrong(format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()));
+        }
+        if self.records.with(&self.name, |record| record.written[stream]) < at + bytes.len() as u64 {
+            self.wrong(format_args!("chunk {seq} has bytes that were never written"));
+        }
+        if self.closed {
+            self.wrong(format_args!("chunk {seq} after the close"));
+        }
+        if self.exited.is_some() {
+            self.trace.count(Branch::OutputAfterExit);
+        }
+        self.trace.line(format_args!("{} #{seq} stream {stream}: {} bytes at {at}", self.name, bytes.len()));
+        self.chunks.insert(seq, (stream, at, bytes.len()));
+        self.taken[stream] += bytes.len() as u64;
+        self.unacked += bytes.len() as u64;
+        true
+    }
+
+    /// A gap, as its own event or in a read. It may begin below what was taken: the server counts from what was acknowledged.
+    pub fn handle_gap(&mut self, gap: &Value) {
+        let (from, to) = (gap["fromSeq"].as_u64().unwrap_or(0), gap["toSeq"].as_u64().unwrap_or(0));
+        if to <= self.last {
+            return; // Told again after a resume.
+        }
+        self.take_gap(gap, from);
+        self.last = to;
+    }
+
+    fn take_gap(&mut self, gap: &Value, from: u64) {
+        let bytes = gap["bytes"].as_u64().unwrap_or(0);
+        self.trace.count(Branch::Gap);
+        self.trace.line(format_args!("{} gap {}..{}: {bytes} bytes", self.name, gap["fromSeq"], gap["toSeq"]));
+        if !self.plan.drops {
+            return self.wrong(format_args!("a gap in a log that must not drop: {gap}"));
+        }
+        let begins = match self.chunks.get(&from) {
+            Some((_, at, _)) => *at,
+            None if from == self.last + 1 => self.taken[0],
+            None => return self.wrong(format_args!("gap from {from} where {} was the last number", self.last)),
+        };
+        let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
+            return self.wrong(format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
+        };
+        self.chunks.insert(from, (0, begins, 0));
+        self.taken[0] += missed;
+        self.gaps += missed;
+    }
+
+    fn total(&self) -> u64 {
+        self.taken.iter().sum()
+    }
+
+    /// The exit, as an event or as the flag of a read.
+    pub fn handle_exit(&mut self, code: i32) {
+        let real = self.records.with(&self.name, |record| record.exit);
+        if real != Some(code) {
+            self.wrong(format_args!("exit {code}, really {real:?}"));
+        }
+        if self.exited.replace(code).is_none() {
+            self.trace.line(format_args!("{} exited {code}", self.name));
+        }
+    }
+
+    /// An `exited` event. False where numbers before it are missing.
+    pub fn handle_exited_event(&mut self, params: &Value) -> bool {
+        let seq = params["seq"].as_u64().unwrap_or(0);
+        if seq > self.last + 1 {
+            return false;
+        }
+        self.last = self.last.max(seq);
+        let code = params["exitCode"].as_i64().and_then(|code| i32::try_from(code).ok());
+        self.handle_exit(code.unwrap_or(i32::MIN));
+        true
+    }
+
+    /// A `closed` event. False where numbers before it are missing.
+    pub fn handle_closed_event(&mut self, params: &Value) -> bool {
+        let seq = params["seq"].as_u64().unwrap_or(0);
+        if seq > self.last + 1 {
+            return false;
+        }
+        self.last = self.last.max(seq);
+        let written: u64 = self.records.with(&self.name, |record| record.written.iter().sum());
+        if params["outputBytes"].as_u64() != Some(written) {
+            self.wrong(format_args!("closed says {} bytes, really {written}", params["outputBytes"]));
+        }
+        // What was dropped may have been delivered before; what was told as gone must have been dropped.
+        if params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
+            self.wrong(format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps));
+        }
+        self.handle_close();
+        true
+    }
+
+    /// The close, as an event or as the flag of a read: everything must be here.
+    pub fn handle_close(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        self.trace.line(format_args!("{} closed", self.name));
+        let record = self.records.get(&self.name);
+        if self.exited.is_none() {
+            self.wrong(format_args!("closed without an exit"));
+        }
+        if self.taken != record.written {
+            self.wrong(format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written));
+        }
+    }
+
+    /// The next write, made now.
+    pub fn next_write(&mut self, len: u64) -> usize {
+        let start = self.writes.last().map_or(0, |write| write.start + write.len);
+        self.writes.push(Write { start, len, status: None });
+        self.writes.len() - 1
+    }
+
+    /// The bytes of a write.
+    pub fn write_bytes(&self, index: usize) -> Vec<u8> {
+        let write = self.writes[index];
+        text(&self.name, STDIN_TEXT, write.start, usize::try_from(write.len).expect("writes are small"))
+    }
+
+    /// Holds what the child has read against what was written to it, after every step.
+    pub fn check_stdin(&mut self) {
+        let end = self.writes.last().map_or(0, |write| write.start + write.len);
+        let (name, from) = (self.name.clone(), self.checked);
+        let (len, matches) = self.records.with(&name, |record| {
+            let new = &record.stdin[from..];
+            (record.stdin.len(), text(&name, STDIN_TEXT, from as u64, new.len()) == new)
+        });
+        if !matches || len as u64 > end {
+            self.wrong(format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"));
+        }
+        self.checked = len;
+    }
+
+    /// The last word on a process whose world has ended.
+    pub fn check_end(&mut self) {
+        self.check_stdin();
+        let record = self.records.get(&self.name);
+        if record.spawns > 1 {
+            self.wrong(format_args!("spawned {} times", record.spawns));
+        }
+        if self.start == Start::Done && !self.closed {
+            self.wrong(format_args!("never closed: {}", self.missing(&record)));
+        }
+        let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
+        let accepted = accepted.map(|write| write.start + write.len).max().unwrap_or(0);
+        if record.saw_eof && (record.stdin.len() as u64) < accepted {
+            self.wrong(format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()));
+        }
+        if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die {
+            self.wrong(format_args!("was killed ({:?}) and nobody asked for it", record.signals));
+        }
+    }
+
+    fn missing(&self, record: &Record) -> String {
+        format!(
+            "last {} taken {:?} of {:?}, exit heard {:?} really {:?}, start {:?}, stdin {} of {:?}",
+            self.last,
+            self.taken,
+            record.written,
+            self.exited,
+            record.exit,
+            self.start,
+            record.stdin.len(),
+            self.writes.last(),
+        )
+    }
+}
