@@ -127,6 +127,43 @@ pub(crate) enum Input {
     Close { reply: Reply },
 }
 
+/// A spilled segment on its way into memory. Dropped without having run (its connection was cut), it leaves the task to the next reader.
+pub(crate) struct Load {
+    process: Arc<Process>,
+    segment: u64,
+}
+
+impl Load {
+    /// Reads the segment. Blocking: call it off the runtime's threads.
+    pub(crate) fn run(self) {
+        let Self { process, segment } = &self;
+        let name = exec_server_log::disk_name(process.slot, *segment);
+        let file = process.link.open_segment(&name).map_err(exec_server_log::RecoverError::from);
+        match file.and_then(|file| Loaded::read(&file)) {
+            // False: the segment was taken while it was read.
+            Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
+            Err(error) => {
+                tracing::error!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
+                process.chain().remove(*segment);
+            }
+        }
+        let mut loads = lock(&process.loads);
+        loads.loaded.push_back(*segment);
+        if loads.loaded.len() > LOADED_SEGMENTS
+            && let Some(oldest) = loads.loaded.pop_front()
+        {
+            process.chain().unload(oldest);
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        lock(&self.process.loads).under_way.remove(&self.segment);
+        self.process.wake();
+    }
+}
+
 impl fmt::Debug for Process {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Process").field("id", &self.meta.process_id).field("pid", &self.pid).finish_non_exhaustive()
@@ -306,37 +343,10 @@ impl Process {
         }
     }
 
-    /// True where nobody reads this spilled segment yet; the caller then calls [`Process::load`].
-    pub(crate) fn begin_load(&self, segment: u64) -> bool {
-        lock(&self.loads).under_way.insert(segment)
-    }
-
-    /// Reads a spilled segment into memory. Blocking: call it off the runtime's threads.
-    pub(crate) fn load(&self, segment: u64) {
-        let name = exec_server_log::disk_name(self.slot, segment);
-        match self
-            .link
-            .open_segment(&name)
-            .map_err(exec_server_log::RecoverError::from)
-            .and_then(|file| Loaded::read(&file))
-        {
-            // False: the segment was taken while it was read.
-            Ok(loaded) => drop(self.chain().set_loaded(segment, loaded)),
-            Err(error) => {
-                tracing::error!(session = short(&self.session), process = self.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
-                self.chain().remove(segment);
-            }
-        }
-        let mut loads = lock(&self.loads);
-        loads.under_way.remove(&segment);
-        loads.loaded.push_back(segment);
-        if loads.loaded.len() > LOADED_SEGMENTS
-            && let Some(oldest) = loads.loaded.pop_front()
-        {
-            self.chain().unload(oldest);
-        }
-        drop(loads);
-        self.wake();
+    /// The task of reading a spilled segment, unless somebody has it already.
+    pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<Load> {
+        let is_new = lock(&self.loads).under_way.insert(segment);
+        is_new.then(|| Load { process: self.clone(), segment })
     }
 
     /// The holder began a segment (or names one at adoption): in memory with its mapping, else on disk.

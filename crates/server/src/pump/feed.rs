@@ -195,25 +195,45 @@ impl Feed {
 
     /// The reader has taken everything up to `seq`. True where the window may have opened.
     pub(super) fn handle_ack(&mut self, seq: u64) -> bool {
-        let seq = seq.min(self.sent.seq);
-        let Mode::Acked { taken } = &mut self.mode else { return false };
+        let Mode::Acked { taken } = self.mode else { return false };
+        let seq = seq.min(self.process.status().next_seq.saturating_sub(1));
         if seq <= taken.seq {
             return false;
         }
-        // The offset is that of the mark at or before the number: at most a mark's distance too cautious.
+        if seq > self.sent.seq {
+            // The connection before this one sent more than the acknowledgements that came through: the reader has it, so go on behind it.
+            self.go_to(seq);
+        }
         let offset = if seq == self.sent.seq {
             self.sent.offset
         } else {
+            // That of the mark at or before the number: at most a mark's distance too cautious.
             let mark = self.marks.iter().rev().find(|mark| mark.seq <= seq);
             mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset))
         };
-        *taken = Position { seq, offset };
+        let taken = Position { seq, offset };
+        self.mode = Mode::Acked { taken };
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
         }
-        let taken = *taken;
         self.took(taken);
         true
+    }
+
+    /// Moves the cursor forward to behind a number that the reader has without this connection having sent it.
+    fn go_to(&mut self, seq: u64) {
+        self.cursor = Cursor::after(seq);
+        self.filling = None;
+        self.marks.clear();
+        let mut probe = self.cursor;
+        let status = self.process.status();
+        let next = match self.process.chain().read(&mut probe) {
+            Step::Record(record) => Some(record.offset),
+            Step::End if seq + 1 == status.next_seq => Some(status.written),
+            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => None,
+        };
+        self.offset_known = next.is_some();
+        self.sent = Position { seq, offset: next.unwrap_or(self.sent.offset) };
     }
 
     fn took(&self, position: Position) {

@@ -247,7 +247,7 @@ impl Pump {
             Next::Idle => {}
             Next::Load(segment) => {
                 let process = feed.process.clone();
-                self.load(process, segment);
+                self.load(&process, segment);
             }
         }
         self.note_timer(key);
@@ -260,9 +260,9 @@ impl Pump {
         }
     }
 
-    fn load(&mut self, process: Arc<Process>, segment: u64) {
-        if process.begin_load(segment) {
-            self.loads.spawn_blocking(move || process.load(segment));
+    fn load(&mut self, process: &Arc<Process>, segment: u64) {
+        if let Some(load) = process.begin_load(segment) {
+            self.loads.spawn_blocking(move || load.run());
         }
     }
 
@@ -325,7 +325,7 @@ impl Pump {
                 self.reads.insert(key, job);
             }
             Outcome::Load(segment) => {
-                self.load(job.process.clone(), segment);
+                self.load(&job.process, segment);
                 self.reads.insert(key, job);
             }
         }
