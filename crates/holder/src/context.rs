@@ -36,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) now_ns: u64,
     /// A deadline of a process was set since deadlines were last collected.
     pub(crate) has_new_deadline: bool,
+    /// The server's reader waits for something that this turn has appended.
+    is_wake_due: bool,
     trim_at: Option<u64>,
 }
 
@@ -53,6 +55,7 @@ impl Context {
             is_exclusive: config.exclusive,
             now_ns,
             has_new_deadline: false,
+            is_wake_due: false,
             trim_at: None,
         })
     }
@@ -72,9 +75,14 @@ impl Context {
         }
     }
 
-    /// Wakes the server's reader where the log asked for it.
-    pub(crate) fn wake(&self, is_due: bool) {
-        if is_due {
+    /// Notes that the server's reader is to be woken where the log asked for it.
+    pub(crate) fn wake(&mut self, is_due: bool) {
+        self.is_wake_due |= is_due;
+    }
+
+    /// Wakes the server's reader, once for all that this turn has appended: an exit and its close then travel together.
+    pub(crate) fn ring(&mut self) {
+        if std::mem::take(&mut self.is_wake_due) {
             // A full counter means that a wake-up is pending already.
             rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
         }

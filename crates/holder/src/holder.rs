@@ -21,6 +21,9 @@ use crate::{Config, Spawner, reap};
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
 
+/// Events of children after which a reader that waits is woken before the rest is handled.
+const RING_EVENTS: usize = 8;
+
 const CONTROLLER: u64 = 1;
 const DOOR: u64 = 2;
 const CHILDREN: u64 = 3;
@@ -146,6 +149,7 @@ impl<S: Spawner> Holder<S> {
         if self.cx.controller.take_lost() {
             self.handle_loss();
         }
+        self.cx.ring();
         self.cx.trim();
         if self.is_over(now_ns) {
             return Turn { next_deadline_ns: None, ended: true };
@@ -258,9 +262,13 @@ impl<S: Spawner> Holder<S> {
     fn handle_children(&mut self) {
         let mut ready = std::mem::take(&mut self.ready);
         self.cx.children.ready(&mut ready);
-        for Ready { token, flags } in ready.drain(..) {
+        for (count, Ready { token, flags }) in ready.drain(..).enumerate() {
             if self.cx.controller.is_congested() {
                 break;
+            }
+            // Wake-ups are gathered over a few events, so that an exit and the ends of its streams make one; not over many floods.
+            if count % RING_EVENTS == RING_EVENTS - 1 {
+                self.cx.ring();
             }
             let Some((slot, source)) = Source::from_token(token) else { continue };
             let Some(process) = self.processes.get_mut(&slot) else { continue };

@@ -58,7 +58,9 @@ impl Process {
     /// Reads a stream until it is empty, the turn's share is used, or the log is full.
     pub(crate) fn read(&mut self, index: usize, cx: &mut Context) {
         let mut left = TURN_BYTES;
-        while left > 0 && self.paused.is_none() {
+        // Room is made only for a stream that can fill it: an event that was ready before the stream ended must not begin a
+        // segment behind the last event of the log.
+        while left > 0 && self.paused.is_none() && self.is_open(index) {
             if let Err(blocked) = self.make_room(cx) {
                 return self.pause(blocked, cx);
             }
@@ -75,6 +77,9 @@ impl Process {
 
     /// Looks again whether a paused child can be read.
     pub(crate) fn reconsider(&mut self, cx: &mut Context) {
+        if self.phase == Phase::Closed {
+            return;
+        }
         if self.paused.is_none() {
             return self.spill_ahead(cx);
         }
@@ -113,6 +118,10 @@ impl Process {
             // Taken or dropped in the meantime.
             None => cx.spill.unlink(self.slot, id),
         }
+    }
+
+    fn is_open(&self, index: usize) -> bool {
+        self.phase != Phase::Closed && self.outputs.get(index).is_some_and(|output| output.is_open)
     }
 
     /// One read straight into the log.

@@ -83,7 +83,7 @@ impl Link {
         Ok(Arc::new(Self {
             session,
             holders,
-            socket: exec_server_rpc::register(socket, Interest::READABLE | Interest::WRITABLE)?,
+            socket: exec_server_rpc::register(socket, Interest::READABLE)?,
             unsent: Mutex::default(),
             unsent_bell: Notify::new(),
             waiters: Mutex::default(),
@@ -251,17 +251,27 @@ impl Link {
         }
     }
 
+    /// Sends what did not fit, when it fits. The socket is watched for room only then: watched always, every message that the holder takes
+    /// would wake a thread here.
     async fn flush_unsent(&self) {
         if lock(&self.unsent).is_empty() {
             self.unsent_bell.notified().await;
         }
-        let Ok(mut ready) = self.socket.writable().await else { return };
-        let mut unsent = lock(&self.unsent);
-        while let Some(message) = unsent.front() {
-            match wire::send_raw(self.socket.get_ref(), message, &[]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ready.clear_ready(),
-                // Sent, or never to be sent: the receiving side sees the end.
-                Ok(()) | Err(_) => drop(unsent.pop_front()),
+        let Ok(room) =
+            self.socket.get_ref().try_clone().and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE))
+        else {
+            // Out of descriptors: the next message or answer tries again.
+            return std::future::pending().await;
+        };
+        while let Ok(mut ready) = room.writable().await {
+            let mut unsent = lock(&self.unsent);
+            loop {
+                let Some(message) = unsent.front() else { return };
+                match wire::send_raw(self.socket.get_ref(), message, &[]) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break ready.clear_ready(),
+                    // Sent, or never to be sent: the receiving side sees the end.
+                    Ok(()) | Err(_) => drop(unsent.pop_front()),
+                }
             }
         }
     }

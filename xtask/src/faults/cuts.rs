@@ -48,7 +48,10 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
                 let noticed = *cut_at.get_or_insert_with(Instant::now);
                 wire = resume(&mut load, &address, noticed)?.0;
             }
-            Err(error) => return Err(error.context(format!("after {} cuts", proxy.cuts()))),
+            Err(error) => {
+                let said = setup.log_tail();
+                return Err(error.context(format!("after {} cuts; the server says: {said}", proxy.cuts())));
+            }
         }
         if proxy.cuts() >= wanted {
             proxy.disarm();

@@ -229,3 +229,19 @@ fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
     assert_eq!(rig.start(StartSpec { cap_bytes: MIB, ..spec() }), slot);
     assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).next_seq, 1);
 }
+
+#[test]
+fn nothing_is_announced_behind_the_last_event() {
+    let mut rig = Rig::scripted();
+    let slot = rig.start(spec());
+    let driver = rig.driver();
+    // All of it is ready at once: exit, output and the ends of both streams.
+    driver.write_stdout(b"x").expect("room");
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    for _ in 0..5 {
+        rig.turn();
+    }
+    assert_eq!(rig.server.log(slot).segments(), 1);
+}

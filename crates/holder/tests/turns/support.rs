@@ -1,4 +1,5 @@
-//! A holder with its controller on one thread: both are turned by the test, time is a number.
+//! A holder with its controller on one thread: both are turned by the test, time is a number. One room for all test files,
+//! so somewhat beyond the usual length.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -206,6 +207,11 @@ impl Server {
 }
 
 impl Log {
+    /// Segments that are known and not given back.
+    pub(crate) fn segments(&self) -> usize {
+        self.chain.segments().count()
+    }
+
     fn read(&mut self, slot: u32, dir: &OwnedFd) {
         let cursor = self.cursor.get_or_insert_with(Cursor::start);
         loop {
