@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::PermissionsExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Client, DEADLINE, TestServer, decode_base64};
+use common::{Client, DEADLINE, TestServer, decode_base64, wait_for};
 use serde_json::{Value, json};
 
 /// Beginnings of the texts that peers compare; the rest of such a text is compared too, except where it names a socket.
@@ -136,6 +136,8 @@ struct Replay<'a> {
     recorded: Events,
     awaited: Vec<Value>,
     has_begun: bool,
+    /// The process that was started last.
+    pid: Option<u64>,
     background: Vec<(Arc<AtomicBool>, thread::JoinHandle<()>)>,
 }
 
@@ -152,6 +154,7 @@ impl<'a> Replay<'a> {
             recorded: Events::default(),
             awaited: Vec::new(),
             has_begun: false,
+            pid: None,
             background: Vec::new(),
         };
         for line in recorded(name) {
@@ -178,6 +181,9 @@ impl<'a> Replay<'a> {
                     self.reconnect(&message);
                 }
                 self.has_begun = true;
+                if message["method"] == "process/signal" {
+                    self.wait_for_trap();
+                }
                 let message = (self.sent)(&message).unwrap_or(message);
                 self.client.send_text(&self.with_our_sessions(&message.to_string()));
             }
@@ -192,6 +198,18 @@ impl<'a> Replay<'a> {
             }
             Line::Receive(message) => self.awaited.push((self.expected)(&message).unwrap_or(message)),
         }
+    }
+
+    /// The recording's server was slow enough for its child to set a trap before the signal came.
+    fn wait_for_trap(&self) {
+        let caught = |status: &str| {
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            u64::from_str_radix(mask.trim(), 16).ok()
+        };
+        let path = format!("/proc/{}/status", self.pid.expect("a process was started"));
+        wait_for("the trap of the child, or its end", || {
+            fs::read_to_string(&path).map_or(true, |status| caught(&status).is_none_or(|mask| mask & 2 != 0))
+        });
     }
 
     /// A further connection. The one that is resumed from is gone by then; before that it listens, and so answers pings.
@@ -246,6 +264,7 @@ impl<'a> Replay<'a> {
             }
             let expected = serde_json::from_str(&self.with_our_sessions(&expected.to_string())).expect("still JSON");
             assert_agrees(&expected, &actual, &mut Vec::new());
+            self.pid = actual["result"]["pid"].as_u64().or(self.pid);
             self.awaited.remove(0);
         }
     }
@@ -384,13 +403,22 @@ fn unknown_notification() {
     client.assert_alive();
 }
 
+/// Where the script of `start_errors` stands.
+fn script_path() -> PathBuf {
+    PathBuf::from(format!("/tmp/exec-server-transcript-{}", std::process::id()))
+}
+
 #[test]
 fn start_errors() {
     // The file that the recording executes stands at another place here, and says something else. The reference told the exit before
     // the output of it; ours appends what the pipe holds before the exit, always (spec 11.1.1, design section 5).
     let server = TestServer::start();
-    let script = Path::new("/tmp").join(format!("exec-server-transcript-{}", std::process::id()));
-    fs::write(&script, "no-such-command\n").expect("write a script");
+    let name = script_path();
+    let name = name.file_name().and_then(|name| name.to_str()).expect("a plain name");
+    let file = tempfile::Builder::new().prefix(name).rand_bytes(0).tempfile_in("/tmp").expect("make a script");
+    // Closed before it is executed, removed at the end of the test.
+    let script = file.into_temp_path();
+    fs::write(&script, "echo by the shell >&2; exit 127\n").expect("write a script");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("make it executable");
     Replay::run(
         &server,
@@ -398,14 +426,14 @@ fn start_errors() {
         |message| {
             let mut message = message.clone();
             (message["params"]["argv"][0] == "/etc/hostname").then(|| {
-                message["params"]["argv"] = json!([format!("/tmp/exec-server-transcript-{}", std::process::id())]);
+                message["params"]["argv"] = json!([script_path()]);
                 message
             })
         },
         |message| {
             let params = &message["params"];
-            let text = format!("/tmp/exec-server-transcript-{}: 1: no-such-command: not found\n", std::process::id());
-            let output = json!({"processId": "e", "seq": 1, "stream": "stderr", "chunk": common::encode_base64(text.as_bytes())});
+            let chunk = common::encode_base64(b"by the shell\n");
+            let output = json!({"processId": "e", "seq": 1, "stream": "stderr", "chunk": chunk});
             let exited = json!({"processId": "e", "seq": 2, "exitCode": 127, "sandboxDenied": false});
             match (params["processId"].as_str(), message["method"].as_str()) {
                 (Some("e"), Some("process/exited")) => Some(json!({"method": "process/output", "params": output})),
@@ -415,5 +443,4 @@ fn start_errors() {
         },
     )
     .assert_alive();
-    fs::remove_file(&script).expect("remove the script");
 }

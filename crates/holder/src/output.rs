@@ -7,9 +7,13 @@
 //! The cap is looked at after a new segment has begun: the segment before it is then sealed and can be released, spilled
 //! or dropped, even with a cap of one. The empty one in front costs a page.
 //!
+//! `DropOldest` may drop the segment that holds `Exited`, when others go on writing after the leader's end: the slot's
+//! shared status keeps the exit, and a reader takes it from there when its gap covers that number.
+//!
 //! Failure paths: no memory for a segment blocks and is tried again by the clock; a read error ends its stream.
 
 use exec_server_log::{Blocked, RECORD_MAX, Released, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -61,6 +65,10 @@ impl Process {
         // Room is made only for a stream that can fill it: an event that was ready before the stream ended must not begin a
         // segment behind the last event of the log.
         while left > 0 && self.paused.is_none() && self.is_open(index) {
+            // At the cap the end of a stream must cost nothing: no other event may be dropped or waited for to learn it.
+            if self.writer.memory_segments() >= self.cap_segments() && self.has_hung_up(index) {
+                return self.end_stream(index, cx);
+            }
             if let Err(blocked) = self.make_room(cx) {
                 return self.pause(blocked, cx);
             }
@@ -118,6 +126,16 @@ impl Process {
             // Taken or dropped in the meantime.
             None => cx.spill.unlink(self.slot, id),
         }
+    }
+
+    /// Whether a pipe is empty and has no writer any more. A terminal says so only when it is read.
+    fn has_hung_up(&self, index: usize) -> bool {
+        let (Some(output), Some(child)) = (self.outputs.get(index), &self.child) else { return false };
+        let Some(fd) = stream_fd(child, output.stream).filter(|_| !self.is_tty) else { return false };
+        let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let is_polled = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok();
+        let [polled] = polled;
+        is_polled && polled.revents().contains(PollFlags::HUP) && !polled.revents().contains(PollFlags::IN)
     }
 
     fn is_open(&self, index: usize) -> bool {

@@ -14,6 +14,7 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use exec_server_holder::wire::{self, FromHolder, Status, ToHolder};
@@ -31,6 +32,9 @@ use crate::{
     pump::Reply,
     session::Session,
 };
+
+/// When to try again after the process had no descriptor free.
+const RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) struct Link {
     session: Arc<str>,
@@ -207,6 +211,11 @@ impl Link {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                // No descriptor is free for what the holder sends: it stays in the socket, and the children wait for us.
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+                    tracing::warn!(session = %self.session, %error, "a message of the holder has to wait");
+                    tokio::time::sleep(RETRY).await;
+                }
                 Err(error) => return Err(error),
             }
         }

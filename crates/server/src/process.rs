@@ -78,6 +78,8 @@ pub(crate) struct Process {
     loads: Mutex<Loads>,
     /// How far the owner got, kept for the next connection.
     owner: Mutex<Position>,
+    /// At or below it, with an exact offset; that of an acknowledged number may be too low by what lies between two marks of its feed.
+    owner_mark: Mutex<Position>,
     /// Kills the leader's group should the holder die. `None` once it was gone at adoption.
     leader: Option<OwnedFd>,
     /// Set once when the holder died: what the log would have said next is made up from here.
@@ -203,6 +205,7 @@ impl Process {
             stdin: Mutex::default(),
             loads: Mutex::default(),
             owner: Mutex::new(taken),
+            owner_mark: Mutex::new(taken),
             leader: birth.leader,
             lost: OnceLock::new(),
             forgotten: OnceLock::new(),
@@ -285,7 +288,18 @@ impl Process {
     }
 
     pub(crate) fn owner_position(&self) -> Position {
-        *lock(&self.owner)
+        let owner = *lock(&self.owner);
+        // Dropped behind its back: the gap is counted from where the count of bytes is exact, and the reader knows what it has of it.
+        let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
+        if is_gone { *lock(&self.owner_mark) } else { owner }
+    }
+
+    /// The owner has everything up to there, to the byte.
+    pub(crate) fn set_owner_mark(&self, position: Position) {
+        let mut mark = lock(&self.owner_mark);
+        if position.seq >= mark.seq {
+            *mark = position;
+        }
     }
 
     /// The owner got this far. Never goes back: an old connection may say so after a new one.
@@ -473,7 +487,7 @@ impl Process {
 
     /// The owner has everything, by its own word or, for a peer that cannot say so, by what was sent.
     pub(crate) fn is_taken(&self) -> bool {
-        self.owner_position().seq + 1 >= self.status().next_seq
+        lock(&self.owner).seq + 1 >= self.status().next_seq
     }
 
     /// A cursor for a reader that has everything up to `after`.

@@ -11,8 +11,10 @@
 
 use std::{
     collections::BTreeMap,
+    future::poll_fn,
     io,
     sync::{Arc, Mutex, Weak},
+    task::Poll,
     time::Duration,
 };
 
@@ -181,8 +183,15 @@ impl Session {
     /// The session's holder, made at its first process.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Failure> {
         let _opening = self.opening.lock().await;
-        if let Some(link) = lock(&self.state).link.clone() {
-            return if link.is_broken() { Err(self.holder_lost()) } else { Ok(link) };
+        let (link, over) = {
+            let state = lock(&self.state);
+            (state.link.clone(), state.over)
+        };
+        match link {
+            _ if over => return Err(Failure::UnknownSession { id: self.id.to_string() }),
+            Some(link) if link.is_broken() => return Err(self.holder_lost()),
+            Some(link) => return Ok(link),
+            None => {}
         }
         let core = self.core.upgrade().ok_or(Failure::Draining)?;
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
@@ -257,6 +266,18 @@ impl Session {
 
     /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
     pub(crate) async fn start(self: &Arc<Self>, launch: Launch, reply: Reply) {
+        let session = self.clone();
+        let mut task = Box::pin(async move { session.hand_over(launch, reply).await });
+        // Begun here, so that starts keep their order. What is not done then is the core's: a connection that ends while the holder is
+        // being made takes neither the holder nor the reserved id with it.
+        if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.spawn(task);
+        }
+    }
+
+    async fn hand_over(self: &Arc<Self>, launch: Launch, reply: Reply) {
         let link = match self.link().await {
             Ok(link) => link,
             Err(failure) => {
@@ -352,11 +373,11 @@ impl Session {
 
     /// Ends the session and its processes, and waits until the holder has done it.
     pub(crate) async fn end(&self) {
-        let link = {
-            let mut state = lock(&self.state);
-            state.over = true;
-            state.link.clone()
-        };
+        lock(&self.state).over = true;
+        // A holder that is being made is waited for, or it would be nobody's.
+        let opening = self.opening.lock().await;
+        let link = lock(&self.state).link.clone();
+        drop(opening);
         if let Some(link) = link {
             link.status(|req| ToHolder::End { req }).get().await;
         }

@@ -334,6 +334,9 @@ impl Client {
                 old.superseded = true;
                 let branch = if arrival == Arrival::TakeOver { Branch::Takeover } else { Branch::HandedOver };
                 self.stage.trace.count(branch);
+                if self.rng.chance(50) {
+                    self.speak_stale();
+                }
             }
         }
         self.attached = Some(number);

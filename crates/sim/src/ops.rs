@@ -23,17 +23,17 @@ impl World {
         let client = self.rng.index(self.clients.len());
         match self.rng.within(0..100) {
             0..15 => self.start(client),
-            15..35 => self.write(client),
-            35..38 => self.close_stdin(client),
-            38..43 => self.steer(client),
-            43..51 => self.read(client),
-            51..55 => self.change_habits(client),
-            55..75 => self.disturb(client),
-            75..88 => self.come_back(client),
-            88..90 => self.race(client).await,
-            90..93 => self.clients[client].borrow_mut().speak_stale(),
-            93..96 => self.clients[client].borrow_mut().list(),
-            96..98 => self.crash().await?,
+            15..33 => self.write(client),
+            33..36 => self.close_stdin(client),
+            36..41 => self.steer(client),
+            41..48 => self.read(client),
+            48..54 => self.change_habits(client),
+            54..72 => self.disturb(client),
+            72..86 => self.come_back(client),
+            86..88 => self.race(client).await,
+            88..89 => self.clients[client].borrow_mut().speak_stale(),
+            89..95 => self.clients[client].borrow_mut().list(),
+            95..98 => self.crash().await?,
             _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
         }
         let wait = *self.rng.pick(&[0, 0, 1, 3, 10, 50, 200, 1000]);

@@ -46,9 +46,10 @@ pub fn send(socket: impl AsFd, message: &ToHolder<'_>, fds: &[BorrowedFd<'_>]) -
 }
 
 /// Receives one message of a holder; `None` at end of file, `WouldBlock` when nothing is there, `InvalidData` (with a
-/// [`DecodeError`] inside) for what is no message. `buf` is the receive buffer, kept from call to call.
+/// [`DecodeError`] inside) for what is no message, `EMFILE` when there is no room for its descriptors: it then stays and can
+/// be asked for again. `buf` is the receive buffer, kept from call to call.
 pub fn recv(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
-    let Some(datagram) = recv_raw(socket, buf)? else { return Ok(None) };
+    let Some(datagram) = recv_or_leave(socket.as_fd(), buf)? else { return Ok(None) };
     let message = FromHolder::decode(datagram.bytes(buf)).map_err(invalid)?;
     Ok(Some((message, datagram.fds)))
 }
@@ -72,6 +73,26 @@ pub fn send_raw(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io
 
 /// Receives one encoded message; `None` at end of file. `buf` is the receive buffer, kept from call to call.
 pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
+    recv_with(socket.as_fd(), buf, RecvFlags::empty())
+}
+
+/// Looks before it takes: the kernel drops the descriptors of a message for which a process has no room, and a log without its
+/// segments would be lost. What was looked at comes with descriptors of its own, so the taking needs none.
+fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
+    let looked = recv_with(socket, buf, RecvFlags::PEEK);
+    let is_left = looked.as_ref().is_err_and(|error| {
+        let errno = rustix::io::Errno::from_io_error(error);
+        errno == Some(rustix::io::Errno::MFILE) || error.kind() == io::ErrorKind::WouldBlock
+    });
+    if !is_left && !matches!(looked, Ok(None)) {
+        // What the message is too short for, and the descriptors, are let go with it.
+        let mut ancillary = RecvAncillaryBuffer::default();
+        rustix::io::retry_on_intr(|| net::recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT))?;
+    }
+    looked
+}
+
+fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io::Result<Option<Datagram>> {
     if buf.len() < BUFFER {
         // Zeroed by the allocator, not by us: see `BUFFER`.
         *buf = vec![0; BUFFER];
@@ -79,9 +100,9 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
     let Some(target) = buf.get_mut(..RECEIVED_MAX) else { return Ok(None) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | extra;
     let received = loop {
-        match net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(target)], &mut ancillary, flags) {
+        match net::recvmsg(socket, &mut [IoSliceMut::new(target)], &mut ancillary, flags) {
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::CONNRESET) => return Ok(None),
             other => break other?,
@@ -95,6 +116,9 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
     }
     if received.bytes == 0 {
         return Ok(None);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) && extra.contains(RecvFlags::PEEK) {
+        return Err(rustix::io::Errno::MFILE.into());
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(invalid(DecodeError::Short));

@@ -235,9 +235,10 @@ fn nothing_is_announced_behind_the_last_event() {
     let mut rig = Rig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
-    // All of it is ready at once: exit, output and the ends of both streams.
-    driver.write_stdout(b"x").expect("room");
+    // All of it is ready at once, the exit first: its handler reads both streams to their ends, and the events of the
+    // streams come after the close.
     driver.exit(0);
+    driver.write_stdout(b"x").expect("room");
     driver.close_all();
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     for _ in 0..5 {

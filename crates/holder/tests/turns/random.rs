@@ -90,14 +90,28 @@ fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseErr
 /// Found by the test below: a segment began behind `Closed`, and dropping the oldest then dropped the end.
 #[test]
 fn end_of_a_full_log_is_its_last_event() {
-    let ops = [Op::Feed(4_200_000), Op::Detach, Op::Feed(2_800_000), Op::Turns(8), Op::Attach];
+    let ops = [
+        Op::Feed(2_087_251),
+        Op::Release,
+        Op::Turns(27),
+        Op::Detach,
+        Op::Feed(2_125_797),
+        Op::ReaderSleeps(11),
+        Op::Attach,
+        Op::Feed(693_012),
+        Op::Feed(2_191_942),
+        Op::Turns(8),
+        Op::Detach,
+        Op::Feed(469_466),
+        Op::Attach,
+    ];
     for _ in 0..10 {
         check(Overflow::DropOldest, 2 * MIB, ops.to_vec()).expect("nothing is lost that was not counted");
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2500, max_shrink_iters: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_is_lost_that_was_not_counted(

@@ -13,7 +13,7 @@ mod handshake;
 
 use std::sync::Arc;
 
-use exec_server_protocol::{SessionId, session};
+use exec_server_protocol::{SessionId, session as wire};
 
 pub(crate) use self::handshake::initialize;
 use crate::{connection::Peer, core::Core, error::Failure, process::Process, pump::Reply, session::Session};
@@ -47,8 +47,12 @@ impl Context {
 }
 
 /// `session/end`: ends the session and everything in it, and then the connection, which has nothing left to speak about.
-pub(crate) async fn session_end(context: Context, _: session::EndParams, reply: Reply) {
-    context.session.end().await;
-    reply.result(&session::EndResult {});
-    context.peer.goodbye(1000, "session ended");
+pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Reply) {
+    let Context { core, peer, session } = context;
+    // A connection that is cut meanwhile must not leave half an end behind: the core sees to it.
+    core.spawn(async move {
+        session.end().await;
+        reply.result(&wire::EndResult {});
+        peer.goodbye(1000, "session ended");
+    });
 }

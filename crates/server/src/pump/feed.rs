@@ -204,14 +204,15 @@ impl Feed {
             // The connection before this one sent more than the acknowledgements that came through: the reader has it, so go on behind it.
             self.go_to(seq);
         }
-        let offset = if seq == self.sent.seq {
-            self.sent.offset
-        } else {
-            // That of the mark at or before the number: at most a mark's distance too cautious.
-            let mark = self.marks.iter().rev().find(|mark| mark.seq <= seq);
-            mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset))
+        // At or before the number, so that the offset is at most a mark's distance too cautious.
+        let mark = match self.marks.iter().rev().find(|mark| mark.seq <= seq) {
+            _ if seq == self.sent.seq => Some(self.sent),
+            mark => mark.copied(),
         };
-        let taken = Position { seq, offset };
+        if let Some(mark) = mark.filter(|_| self.role == Role::Owner && self.offset_known) {
+            self.process.set_owner_mark(mark);
+        }
+        let taken = Position { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
         self.mode = Mode::Acked { taken };
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
@@ -479,7 +480,12 @@ impl Feed {
     pub(super) fn end(self) {
         self.process.unwatch(&self.watch);
         match self.role {
-            Role::Owner => self.process.set_owner_position(self.resume_position()),
+            Role::Owner => {
+                if self.offset_known && !matches!(self.mode, Mode::Acked { .. }) {
+                    self.process.set_owner_mark(self.sent);
+                }
+                self.process.set_owner_position(self.resume_position());
+            }
             Role::Observer { taker: Some(key) } => self.process.remove_taker(key),
             Role::Observer { taker: None } => {}
         }
