@@ -15,13 +15,14 @@ use std::{
     time::Duration,
 };
 
+use exec_server_holder::tombstone::{Ended, Tombstone};
 use exec_server_rpc::{Framing, Stream};
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     connection::{self, Peer},
     error::Failure,
-    process::lock,
+    process::{Meta, lock},
     session::{Attachment, Session, SessionRecord, short},
 };
 
@@ -96,13 +97,16 @@ pub struct Config {
     pub environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     /// The server's working directory, for `environment/info`.
     pub cwd: Option<PathBuf>,
-    /// Memory a process's log may hold before the child blocks (attached) or spills (detached).
+    /// Memory a process's log may hold before the child blocks (attached) or spills (detached); at least [`Config::LEAST_CAP_BYTES`].
     pub memory_cap_bytes: u64,
     /// How far output may run ahead of the last acknowledgement.
     pub ack_window_bytes: u64,
 }
 
 impl Config {
+    /// Three segments: one being written, and two that may be kept for the last readable MiB. Less would block a child for ever.
+    pub const LEAST_CAP_BYTES: u64 = 3 << 20;
+
     /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
     pub(crate) fn reference_cap_bytes(&self) -> u64 {
         exec_server_protocol::limits::UNREAD_BYTES + self.memory_cap_bytes / 2
@@ -184,7 +188,8 @@ struct Expired {
 
 impl Core {
     /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
-    pub fn new(config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
+    pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
+        config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
         Arc::new(Self {
             config,
             holders,
@@ -407,12 +412,16 @@ impl Core {
 }
 
 impl Expired {
-    /// A holder's tombstone: the time, then the processes it ended.
+    /// What a holder wrote when its time was over.
     fn parse(text: &str) -> Self {
-        let mut words = text.split_whitespace();
-        let when =
-            words.next().map_or_else(|| "at an unknown time".to_owned(), |seconds| format!("at unix time {seconds}"));
-        Self { when, processes: words.map(str::to_owned).collect() }
+        let Some(tombstone) = Tombstone::decode(text) else {
+            return Self { when: "at an unknown time".to_owned(), processes: Vec::new() };
+        };
+        let name = |ended: &Ended| serde_json::from_slice::<Meta>(&ended.meta).ok().map(|meta| meta.process_id);
+        Self {
+            when: format!("at unix time {}", tombstone.unix_seconds),
+            processes: tombstone.processes.iter().filter_map(name).collect(),
+        }
     }
 }
 

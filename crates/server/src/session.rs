@@ -169,7 +169,12 @@ impl Session {
     pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
         let state = lock(&self.state);
         let manners = peer.manners();
+        let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !manners.ack);
         for process in state.processes.values().filter_map(Entry::live) {
+            // The client that started it may have been able to acknowledge; this one needs more kept behind it.
+            if let Some(bytes) = cap {
+                process.link().send(&ToHolder::Cap { slot: process.slot(), bytes });
+            }
             let position = process.owner_position();
             let start = if manners.ack || !resumed {
                 Start::After(position)

@@ -137,14 +137,12 @@ pub fn text(name: &str, stream: usize, offset: u64, len: usize) -> Vec<u8> {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     });
     let skip = usize::try_from(offset % 8).expect("below eight");
-    let mut out = Vec::with_capacity(len + 16);
-    let mut word = offset / 8;
-    while out.len() < len + skip {
-        out.extend_from_slice(&(word.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ key).to_le_bytes());
-        word += 1;
+    let mut out = vec![0; (len + skip).next_multiple_of(8)];
+    for (word, bytes) in (offset / 8..).zip(out.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&(word.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ key).to_le_bytes());
     }
+    out.truncate(len + skip);
     out.drain(..skip);
-    out.truncate(len);
     out
 }
 

@@ -6,11 +6,12 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    child::Step,
     client::{Arrival, Client},
     link::{Cut, Way},
     plans,
     trace::Branch,
-    view::Start,
+    view::{Start, View},
     world::World,
 };
 
@@ -28,11 +29,11 @@ impl World {
             36..41 => self.steer(client),
             41..48 => self.read(client),
             48..54 => self.change_habits(client),
-            54..72 => self.disturb(client),
-            72..86 => self.come_back(client),
-            86..88 => self.race(client).await,
-            88..89 => self.clients[client].borrow_mut().speak_stale(),
-            89..95 => self.clients[client].borrow_mut().list(),
+            54..70 => self.disturb(client),
+            70..84 => self.come_back(client),
+            84..86 => self.race(client).await,
+            86..87 => self.clients[client].borrow_mut().speak_stale(),
+            87..95 => self.clients[client].borrow_mut().list(),
             95..98 => self.crash().await?,
             _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
         }
@@ -52,7 +53,7 @@ impl World {
     }
 
     /// A process of the client, drawn from those that fit.
-    fn pick_process(&mut self, client: usize, fits: impl Fn(&crate::view::View) -> bool) -> Option<String> {
+    fn pick_process(&mut self, client: usize, fits: impl Fn(&View) -> bool) -> Option<String> {
         let client = self.clients[client].borrow();
         let names: Vec<&String> = client.views.iter().filter(|(_, view)| fits(view)).map(|(name, _)| name).collect();
         (!names.is_empty()).then(|| names[self.rng.index(names.len())].clone())
@@ -75,8 +76,16 @@ impl World {
 
     /// Terminates or signals a process that is known to run: one that may be starting again would be started twice.
     fn steer(&mut self, client: usize) {
-        let Some(name) = self.pick_process(client, |view| view.start == Start::Done && !view.closed) else { return };
+        let is_deaf = |view: &View| view.plan.steps.contains(&Step::IgnoreTerm);
+        let picked = self.pick_process(client, |view| view.start == Start::Done && !view.closed && is_deaf(view));
+        let (is_known_deaf, picked) = match picked {
+            Some(name) => (true, Some(name)),
+            None => (false, self.pick_process(client, |view| view.start == Start::Done && !view.closed)),
+        };
+        let Some(name) = picked else { return };
         let (method, params) = match self.rng.within(0..4) {
+            // A child that does not listen is asked first: only then does its grace run out.
+            _ if is_known_deaf => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
             0 => ("process/terminate", json!({"processId": name})),
             1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
             2 => ("process/signal", json!({"processId": name, "signal": "interrupt"})),
@@ -94,7 +103,7 @@ impl World {
 
     /// Acknowledges lazily or promptly, reads slowly or fast.
     fn change_habits(&mut self, client: usize) {
-        let promptly = self.rng.chance(60);
+        let promptly = self.rng.chance(40);
         let pace = self.rng.chance(50).then(|| *self.rng.pick(&[50_u64, 500, 5000]));
         let mut client = self.clients[client].borrow_mut();
         client.acks_promptly = promptly;

@@ -7,7 +7,7 @@ pub(crate) fn draw(rng: &mut Rng) -> Plan {
     let code = i32::try_from(rng.within(0..5)).expect("small");
     let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false };
     let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
-    plan.steps = match rng.within(0..15) {
+    plan.steps = match rng.within(0..14) {
         // Gone before anybody has read.
         0 => vec![out(0, rng.within(0..300), 100, 0), Step::Exit(code)],
         // Output after the exit, as a grandchild makes it.
@@ -45,9 +45,9 @@ pub(crate) fn draw(rng: &mut Rng) -> Plan {
         // Runs as long as the world, a little at a time.
         8 => vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Exit(code)],
         // More than the log may hold, over seconds: whatever happens to its client happens in the middle of it.
-        9 | 10 => {
+        9 => {
             plan.drops = rng.chance(25);
-            vec![out(0, rng.within(3 << 20..7 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
+            vec![out(0, rng.within(4 << 20..6 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
         }
         // Takes its input: at once, or late and slowly, so that stdin fills up.
         _ => {

@@ -11,7 +11,7 @@ const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/sim");
 const SEEDS: u64 = 50;
 
 /// Worlds at once: each has its own thread, runtime, clock and directory.
-const THREADS: u64 = 4;
+const THREADS: u64 = 2;
 
 /// Seeds that once failed, and what they found.
 const REGRESSIONS: &[(u64, &str)] = &[

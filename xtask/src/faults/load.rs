@@ -200,13 +200,14 @@ impl Load {
             "`{process}` wrote {total} bytes, `process/closed` says {params}"
         );
         self.ended += 1;
-        forget(wire, process, seq)?;
+        // The lane is replaced before anything is sent: if the link breaks here, the end has been taken all the same.
         if self.refill {
             self.lanes[at] = self.new_lane();
+            forget(wire, process, seq)?;
             self.start(at, wire)
         } else {
             self.lanes.remove(at);
-            Ok(())
+            forget(wire, process, seq)
         }
     }
 

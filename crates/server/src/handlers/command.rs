@@ -16,13 +16,11 @@ use crate::{
     pump::Reply,
 };
 
-/// The least memory a log works with, whatever cap V0 asks for.
-const LEAST_CAP_BYTES: u64 = 2 << 20;
-
 /// `command/exec`: its `outputBytesCap` becomes the cap of the log.
 pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
     let config = &context.core.config;
-    let cap_bytes = params.output_bytes_cap.map_or(config.reference_cap_bytes(), |cap| cap.max(LEAST_CAP_BYTES));
+    // Never below what a client that cannot acknowledge needs, or its child would wait for ever.
+    let cap_bytes = params.output_bytes_cap.unwrap_or(0).max(config.reference_cap_bytes());
     let env = child_environment(&config.environment, None, &params.env);
     let parts = Parts {
         process_id: params.process_id.as_str().to_owned(),
