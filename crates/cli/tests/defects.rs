@@ -1,5 +1,6 @@
 //! The weak points of the reference (spec section 11) that concern processes and connections: each has a test that shows ours does better.
 //! Names of tests begin with the number of the weak point. What other files show in passing is listed in `COVERAGE.md`.
+#![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 mod common;
 mod wire;
@@ -75,11 +76,16 @@ fn d11_1_6_a_write_is_accepted_when_it_is_in_and_not_when_the_child_dies_before(
     let mut client = server.client();
     for is_tty in [false, true] {
         let id = format!("p{is_tty}");
-        let params = if is_tty { tty(&id, "stty raw -echo; echo up; exec sleep 1000") } else { piped(&id, "echo up; exec sleep 1000") };
+        let params = if is_tty {
+            tty(&id, "stty raw -echo; echo up; exec sleep 1000")
+        } else {
+            piped(&id, "echo up; exec sleep 1000")
+        };
         client.ok("process/start", params);
         client.wait_output(&id, "up");
         // More than pipe or terminal take without a reader.
-        let big = client.send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
+        let big = client
+            .send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
         client.assert_alive();
         client.ok("process/terminate", process(&id));
         assert_eq!(client.answer(big).expect("write")["status"], "stdinClosed", "tty {is_tty}");
@@ -110,7 +116,8 @@ fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
     let mut client = server.client();
     client.ok("process/start", piped("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
-    let write = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
+    let write =
+        client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
     let behind = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
     let begun = Instant::now();
     client.assert_alive();
@@ -209,7 +216,8 @@ fn d11_2_10_running_out_of_descriptors_does_not_end_the_server() {
     let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("list descriptors").count() as u64;
     let tight = Rlimit { current: Some(open + 4), maximum: getrlimit(Resource::Nofile).maximum };
     let before = prlimit(pid, Resource::Nofile, tight).expect("lower the limit");
-    let crowd: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(server.address()).expect("the kernel queues it")).collect();
+    let crowd: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(server.address()).expect("the kernel queues it")).collect();
     client.assert_alive();
     // The first output brings a descriptor with it, for which there is no room: it waits, and nothing is lost.
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"alive\n")}));
@@ -247,7 +255,10 @@ fn d11_3_3_a_grandchild_that_holds_the_streams_is_reached_by_terminate() {
         for is_tty in [false, true] {
             let id = format!("p{number}{is_tty}");
             // On a terminal a plain background child gets a hang-up with its leader; it is told to stay.
-            client.ok("process/start", with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})));
+            client.ok(
+                "process/start",
+                with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})),
+            );
             client.wait_output(&id, "up");
             assert_eq!(client.expect("process/exited")["exitCode"], 5);
             let answer = client.ok("process/terminate", process(&id));
@@ -270,7 +281,11 @@ fn d11_3_4_a_terminal_takes_arg0_cwd_and_signals_like_a_pipe() {
     let error = client.fails("process/start", with(tty("cwd", "pwd"), json!({"cwd": "/no/such"})));
     assert_error(&error, -32603, "cwdNotFound");
     assert_eq!(client.run_params(tty("signal", "kill -9 $$")).code(), 137);
-    assert_error(&client.fails("process/start", with(tty("exec", ""), json!({"argv": ["/no/such"]}))), -32603, "programNotFound");
+    assert_error(
+        &client.fails("process/start", with(tty("exec", ""), json!({"argv": ["/no/such"]}))),
+        -32603,
+        "programNotFound",
+    );
 }
 
 #[test]
@@ -287,7 +302,8 @@ fn d11_3_5_variables_that_are_no_text_harm_nobody() {
         .stderr(Stdio::inherit())
         .spawn()
         .expect("start exec-server");
-    let policy = json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": ["NO_*"]});
+    let policy =
+        json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": ["NO_*"]});
     let start = with(common::start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy}));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     for message in [
@@ -326,7 +342,8 @@ fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
     client.wait_output("p", "up");
     // A burst of blocking work makes and ends threads.
     let clients: Vec<_> = (0..8).map(|_| server.client()).collect();
-    let runs: Vec<_> = clients.into_iter().map(|mut client| thread::spawn(move || client.run("q", &["true"]).code())).collect();
+    let runs: Vec<_> =
+        clients.into_iter().map(|mut client| thread::spawn(move || client.run("q", &["true"]).code())).collect();
     for run in runs {
         assert_eq!(run.join().expect("a client does not panic"), 0);
     }

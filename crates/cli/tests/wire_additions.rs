@@ -1,5 +1,6 @@
 //! What this server adds to a process: size, TERM, timeouts, end of input, resize, the overflow policy (issue, part 2).
 //! It must not test other sessions and readers; `wire_readers.rs` does.
+#![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 mod common;
 mod wire;
@@ -14,10 +15,12 @@ use wire::{assert_error, modern, piped, process, sh, start_cat, tty, with};
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
     let server = TestServer::start();
     let mut client = server.client();
-    let params = with(tty("p", "stty size; echo $TERM"), json!({"size": {"rows": 50, "cols": 132}, "term": "xterm-256color"}));
+    let params =
+        with(tty("p", "stty size; echo $TERM"), json!({"size": {"rows": 50, "cols": 132}, "term": "xterm-256color"}));
     assert_eq!(client.run_params(params).stdout, b"50 132\r\nxterm-256color\r\n");
     // What the environment says wins, and without a terminal there is nothing to say.
-    let params = with(tty("q", "echo $TERM"), json!({"term": "vt100", "env": {"TERM": "dumb", "PATH": "/usr/bin:/bin"}}));
+    let params =
+        with(tty("q", "echo $TERM"), json!({"term": "vt100", "env": {"TERM": "dumb", "PATH": "/usr/bin:/bin"}}));
     assert_eq!(client.run_params(params).stdout, b"dumb\r\n");
     let params = with(sh("r", "echo [$TERM]"), json!({"term": "vt100", "size": {"rows": 1, "cols": 1}}));
     assert_eq!(client.run_params(params).stdout, b"[]\n");
@@ -89,7 +92,10 @@ fn the_end_of_input_on_a_terminal_is_its_character() {
     assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
     client.wait_output("p", "ended");
     // A terminal stays open: the next reader takes a character of its own.
-    assert_eq!(client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"line\n")}))["status"], "accepted");
+    assert_eq!(
+        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"line\n")}))["status"],
+        "accepted"
+    );
     assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
     assert!(String::from_utf8_lossy(&client.collect("p").stdout).contains("twice"));
 }
@@ -109,7 +115,8 @@ fn a_timeout_ends_the_tree_and_keeps_what_was_written() {
     let server = TestServer::start();
     let mut client = server.client();
     for tty in [false, true] {
-        let params = with(sh(&format!("p{tty}"), "echo before; sleep 1000 & wait"), json!({"timeoutMs": 200, "tty": tty}));
+        let params =
+            with(sh(&format!("p{tty}"), "echo before; sleep 1000 & wait"), json!({"timeoutMs": 200, "tty": tty}));
         let begun = Instant::now();
         let ended = client.run_params(params);
         assert!(begun.elapsed() >= Duration::from_millis(200));

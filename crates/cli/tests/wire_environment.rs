@@ -18,7 +18,8 @@ fn env(client: &mut Client, id: &str, more: Value) -> Vec<String> {
 }
 
 fn policy(inherit: &str, more: Value) -> Value {
-    let plain = json!({"inherit": inherit, "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
+    let plain =
+        json!({"inherit": inherit, "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
     with(plain, more)
 }
 
@@ -71,7 +72,14 @@ fn core_is_the_short_list_and_all_leaves_out_what_looks_secret() {
     let all = env(&mut client, "all", json!({"env": {}, "envPolicy": policy("all", json!({}))}));
     assert!(all.contains(&"PLAIN=p".to_owned()) && all.contains(&"lower_case=l".to_owned()), "{all:?}");
     let secrets = |lines: &[String]| {
-        lines.iter().filter(|line| ["KEY", "SECRET", "TOKEN"].iter().any(|word| line.split('=').next().is_some_and(|name| name.contains(word)))).count()
+        lines
+            .iter()
+            .filter(|line| {
+                ["KEY", "SECRET", "TOKEN"]
+                    .iter()
+                    .any(|word| line.split('=').next().is_some_and(|name| name.contains(word)))
+            })
+            .count()
     };
     assert_eq!(secrets(&all), 0, "{all:?}");
 
@@ -92,7 +100,8 @@ fn exclude_and_include_only_are_wildcards_without_case() {
     assert!(lines.contains(&"PLUS=1".to_owned()), "what is set is not excluded");
     let only = policy("all", json!({"includeOnly": ["plai?", "s*"], "set": {"GONE": "1", "SET": "2"}}));
     let lines = env(&mut client, "o", json!({"env": {"OVER": "3"}, "envPolicy": only}));
-    let rest: Vec<&String> = lines.iter().filter(|line| !line.starts_with("SHELL") && !line.starts_with("SSH")).collect();
+    let rest: Vec<&String> =
+        lines.iter().filter(|line| !line.starts_with("SHELL") && !line.starts_with("SSH")).collect();
     assert!(rest.contains(&&"PLAIN=p".to_owned()) && rest.contains(&&"SET=2".to_owned()), "{lines:?}");
     assert!(lines.contains(&"OVER=3".to_owned()) && !lines.contains(&"GONE=1".to_owned()), "{lines:?}");
 }
@@ -119,7 +128,8 @@ fn names_of_credentials_and_plumbing_reach_no_child() {
 fn a_large_environment_arrives_whole() {
     let server = server();
     let mut client = server.client();
-    let many: serde_json::Map<String, Value> = (0..2000).map(|i| (format!("V{i:04}"), json!("x".repeat(100)))).collect();
+    let many: serde_json::Map<String, Value> =
+        (0..2000).map(|i| (format!("V{i:04}"), json!("x".repeat(100)))).collect();
     let lines = env(&mut client, "p", json!({"env": many}));
     assert_eq!(lines.len(), 2000);
     assert!(lines.iter().all(|line| line.len() == 106));

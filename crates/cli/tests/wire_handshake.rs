@@ -62,14 +62,31 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
     let result = server.connect().ok("initialize", json!({"clientName": "test"}));
     let capabilities = &result["capabilities"];
     for name in [
-        "ack", "gap", "concurrent", "closeStdin", "resize", "signals", "grace", "timeouts", "overflow", "list",
-        "subscribe", "ttl", "takeover", "sessionEnd", "forget",
+        "ack",
+        "gap",
+        "concurrent",
+        "closeStdin",
+        "resize",
+        "signals",
+        "grace",
+        "timeouts",
+        "overflow",
+        "list",
+        "subscribe",
+        "ttl",
+        "takeover",
+        "sessionEnd",
+        "forget",
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }
     for name in [
-        "networkProxyLaunch", "capabilityDiscoverySandbox", "environmentConfigRead", "httpHeaderEnvVars",
-        "sandboxedFileStreaming", "shellSnapshotV2",
+        "networkProxyLaunch",
+        "capabilityDiscoverySandbox",
+        "environmentConfigRead",
+        "httpHeaderEnvVars",
+        "sandboxedFileStreaming",
+        "shellSnapshotV2",
     ] {
         assert_eq!(capabilities[name], false, "{name}");
     }
@@ -117,9 +134,13 @@ fn exec_server_rejects_pipelined_requests_before_initialized() {
     client.notify("initialized", json!({}));
     let served = client.send_request("environment/status", json!({}));
     // The answers come in the order of the requests.
-    for (id, expected) in
-        [(early, Some("notInitialized")), (init, None), (start, Some("notConfirmed")), (read, Some("notConfirmed")), (served, None)]
-    {
+    for (id, expected) in [
+        (early, Some("notInitialized")),
+        (init, None),
+        (start, Some("notConfirmed")),
+        (read, Some("notConfirmed")),
+        (served, None),
+    ] {
         let message = client.next();
         assert_eq!(message["id"], id);
         assert_eq!(message["error"]["data"]["kind"].as_str(), expected);
@@ -228,7 +249,14 @@ fn ids_are_echoed_unchanged() {
     let server = TestServer::start();
     let mut client = server.client();
     for id in [
-        json!(0), json!(-1), json!(7), json!(i64::MAX), json!(i64::MIN), json!(""), json!("a"), json!("ß\u{1F980}\"\\"),
+        json!(0),
+        json!(-1),
+        json!(7),
+        json!(i64::MAX),
+        json!(i64::MIN),
+        json!(""),
+        json!("a"),
+        json!("ß\u{1F980}\"\\"),
         json!("x".repeat(10_000)),
     ] {
         client.send_text(&json!({"id": id, "method": "environment/status"}).to_string());

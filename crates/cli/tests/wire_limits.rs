@@ -1,15 +1,19 @@
 //! Bounds and fairness of a connection: sizes, waiting requests, clients that do not read (design sections 1 and 4, spec 1.3, 1.6).
 //! It must not measure; the benchmark does.
+#![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 mod common;
 mod wire;
 
-use std::{fs, time::{Duration, Instant}};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use common::{Client, TestServer, decode_base64, encode_base64, wait_for};
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
-use wire::{assert_error, piped, process, sh, start_cat};
+use wire::{assert_error, fifo, piped, process, release, sh, start_cat};
 
 /// Resident bytes of a process.
 fn resident(pid: u32) -> u64 {
@@ -74,7 +78,8 @@ fn a_long_poll_holds_up_nobody() {
     let mut client = server.client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let begun = Instant::now();
-    let reads: Vec<i64> = (0..200).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
+    let reads: Vec<i64> =
+        (0..200).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
     client.assert_alive();
     client.ok("environment/info", json!({}));
     client.ok("process/list", json!({}));
@@ -92,7 +97,8 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
     let mut client = server.client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
-    let starts: Vec<i64> = (0..50).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
+    let starts: Vec<i64> =
+        (0..50).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
     client.assert_alive();
     assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
     assert_eq!(client.answer(read).expect("read")["exited"], true);
@@ -106,7 +112,8 @@ fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
     let server = TestServer::start();
     let mut client = server.client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
-    let reads: Vec<i64> = (0..1100).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
+    let reads: Vec<i64> =
+        (0..1100).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
     client.assert_alive();
     assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
     let answers: Vec<_> = reads.into_iter().map(|id| client.answer(id)).collect();
@@ -155,7 +162,10 @@ fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
     }
     let begun = Instant::now();
     for round in 0..10 {
-        client.ok("process/write", json!({"processId": "quiet", "chunk": encode_base64(format!("{round}\n").as_bytes())}));
+        client.ok(
+            "process/write",
+            json!({"processId": "quiet", "chunk": encode_base64(format!("{round}\n").as_bytes())}),
+        );
         client.wait_output("quiet", "\n");
     }
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
@@ -198,4 +208,32 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     let mut client = Client::resume(&server, &session, json!({}));
     assert_eq!(client.ok("process/read", json!({"processId": "flood", "maxBytes": 1}))["firstSeq"], 1);
     assert_eq!(client.ok("process/terminate", process("flood"))["running"], true);
+}
+
+// The one test that waits for real seconds: the reference keeps a closed process for 30 s and then gives its name away.
+#[test]
+fn closed_process_is_evicted_after_retention() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let gate = fifo(server.dir(), "gate");
+    client.ok("process/start", sh("held", &format!("(read x <{gate}; echo late) & exit 5")));
+    client.expect("process/exited");
+    client.run("p", &["true"]);
+    let begun = Instant::now();
+    assert_error(&client.fails("process/start", sh("p", "exit 0")), -32600, "duplicateProcess");
+    let is_free = |client: &mut Client| {
+        // A read that waits is the clock of this loop.
+        client.ok("process/read", json!({"processId": "held", "afterSeq": 1, "waitMs": 500}));
+        client.call("process/start", sh("p", "echo again; exit 0")).is_ok()
+    };
+    while !is_free(&mut client) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the name was not given up");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(client.collect("p").stdout, b"again\n");
+    // Exited is not closed: its name stays, and so does what it writes late.
+    assert_error(&client.fails("process/start", sh("held", "exit 0")), -32600, "duplicateProcess");
+    release(&gate);
+    assert_eq!(client.expect("process/output")["seq"], 2);
+    client.expect("process/closed");
 }

@@ -31,7 +31,18 @@ fn what_is_no_message_is_answered_with_id_minus_one() {
     let server = TestServer::start();
     let mut client = server.client();
     for text in [
-        "", " ", "\n", "[]", "42", "\"s\"", "null", "true", "{", "}", "{}", "[{}]",
+        "",
+        " ",
+        "\n",
+        "[]",
+        "42",
+        "\"s\"",
+        "null",
+        "true",
+        "{",
+        "}",
+        "{}",
+        "[{}]",
         r#"{"id":1}"#,
         r#"{"id":1,"method":"environment/status""#,
         r#"{"id":1,"method":"environment/status"} x"#,
@@ -108,9 +119,7 @@ fn the_bound_of_values_is_that_of_the_reference() {
     let server = TestServer::start();
     let mut client = server.client();
     // The object, its id, its method and the params array count four.
-    let message = |items: usize| {
-        format!(r#"{{"id":1,"method":"no/such","params":[{}0]}}"#, "0,".repeat(items - 1))
-    };
+    let message = |items: usize| format!(r#"{{"id":1,"method":"no/such","params":[{}0]}}"#, "0,".repeat(items - 1));
     client.send_text(&message(262_144 - 4));
     assert_eq!(client.next()["error"]["code"], -32601);
     assert_malformed(&mut client, &message(262_144 - 3));
@@ -164,14 +173,32 @@ fn params_of_a_wrong_shape_are_refused_by_every_method() {
     let server = TestServer::start();
     let mut client = server.client();
     let methods = [
-        "process/start", "process/read", "process/write", "process/signal", "process/terminate", "process/closeStdin",
-        "process/resize", "process/subscribe", "process/unsubscribe", "process/forget", "command/exec",
-        "command/exec/write", "command/exec/terminate",
+        "process/start",
+        "process/read",
+        "process/write",
+        "process/signal",
+        "process/terminate",
+        "process/closeStdin",
+        "process/resize",
+        "process/subscribe",
+        "process/unsubscribe",
+        "process/forget",
+        "command/exec",
+        "command/exec/write",
+        "command/exec/terminate",
     ];
     for method in methods {
         for params in [
-            json!(null), json!([]), json!({}), json!(7), json!("x"), json!(true), json!([1, "x"]),
-            json!({"processId": 1}), json!({"processId": null}), json!({"processId": ["p"]}),
+            json!(null),
+            json!([]),
+            json!({}),
+            json!(7),
+            json!("x"),
+            json!(true),
+            json!([1, "x"]),
+            json!({"processId": 1}),
+            json!({"processId": null}),
+            json!({"processId": ["p"]}),
         ] {
             let error = client.fails(method, params.clone());
             assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{method} {params}: {}", error.message);
@@ -195,13 +222,33 @@ fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
         assert_error(&client.fails("process/start", bad), -32602, "invalidParams");
     }
     for bad in [
-        json!({"argv": "true"}), json!({"argv": [1]}), json!({"argv": [null]}), json!({"argv": {"0": "true"}}),
-        json!({"cwd": 1}), json!({"cwd": null}), json!({"env": []}), json!({"env": {"A": 1}}), json!({"env": null}),
-        json!({"tty": 0}), json!({"tty": "no"}), json!({"tty": null}), json!({"pipeStdin": 1}), json!({"arg0": 1}),
-        json!({"envPolicy": {}}), json!({"envPolicy": {"inherit": "all"}}), json!({"envPolicy": 1}),
-        json!({"size": {}}), json!({"size": {"rows": 70_000, "cols": 1}}), json!({"size": {"rows": -1, "cols": 1}}),
-        json!({"timeoutMs": "1"}), json!({"timeoutMs": -1}), json!({"timeoutMs": 1.5}), json!({"idleTimeoutMs": []}),
-        json!({"overflow": "drop"}), json!({"overflow": 1}), json!({"term": 1}),
+        json!({"argv": "true"}),
+        json!({"argv": [1]}),
+        json!({"argv": [null]}),
+        json!({"argv": {"0": "true"}}),
+        json!({"cwd": 1}),
+        json!({"cwd": null}),
+        json!({"env": []}),
+        json!({"env": {"A": 1}}),
+        json!({"env": null}),
+        json!({"tty": 0}),
+        json!({"tty": "no"}),
+        json!({"tty": null}),
+        json!({"pipeStdin": 1}),
+        json!({"arg0": 1}),
+        json!({"envPolicy": {}}),
+        json!({"envPolicy": {"inherit": "all"}}),
+        json!({"envPolicy": 1}),
+        json!({"size": {}}),
+        json!({"size": {"rows": 70_000, "cols": 1}}),
+        json!({"size": {"rows": -1, "cols": 1}}),
+        json!({"timeoutMs": "1"}),
+        json!({"timeoutMs": -1}),
+        json!({"timeoutMs": 1.5}),
+        json!({"idleTimeoutMs": []}),
+        json!({"overflow": "drop"}),
+        json!({"overflow": 1}),
+        json!({"term": 1}),
     ] {
         let error = client.fails("process/start", with(good.clone(), bad.clone()));
         assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{bad}: {}", error.message);
@@ -253,10 +300,16 @@ fn a_bad_acknowledgement_is_ignored() {
     let mut client = server.connect();
     client.notify("process/ack", json!({"processId": "p", "seq": 1}));
     client.initialize_with(wire::modern());
-    for params in [json!(null), json!([]), json!({}), json!({"processId": 1, "seq": 1}),
-        json!({"processId": "none", "seq": 1}), json!({"processId": "p", "seq": -1}),
-        json!({"processId": "p", "seq": u64::MAX}), json!({"processId": "p", "sessionId": "none", "seq": 1})]
-    {
+    for params in [
+        json!(null),
+        json!([]),
+        json!({}),
+        json!({"processId": 1, "seq": 1}),
+        json!({"processId": "none", "seq": 1}),
+        json!({"processId": "p", "seq": -1}),
+        json!({"processId": "p", "seq": u64::MAX}),
+        json!({"processId": "p", "sessionId": "none", "seq": 1}),
+    ] {
         client.notify("process/ack", params);
     }
     assert_eq!(client.run("p", &["true"]).code(), 0);
@@ -277,7 +330,12 @@ fn exec_server_accepts_binary_websocket_json() {
 fn bytes_that_are_not_utf8_cost_an_error_only() {
     let server = TestServer::start();
     let mut client = server.client();
-    let bad: [&[u8]; 4] = [b"\xff\xfe", b"{\"id\":1,\"method\":\"\xff\"}", b"\x80\x01binary", b"{\"id\":1,\"method\":\"x\",\"params\":\"\xed\xa0\x80\"}"];
+    let bad: [&[u8]; 4] = [
+        b"\xff\xfe",
+        b"{\"id\":1,\"method\":\"\xff\"}",
+        b"\x80\x01binary",
+        b"{\"id\":1,\"method\":\"x\",\"params\":\"\xed\xa0\x80\"}",
+    ];
     for bytes in bad {
         client.send_message(Message::binary(bytes.to_vec())).expect("send");
         client.expect_orphan_error("malformed");
@@ -292,9 +350,15 @@ fn lone_surrogates_and_nul_are_answered() {
     client.send_text(r#"{"id":1,"method":"process/read","params":{"processId":"\ud800"}}"#);
     let message = client.next();
     assert!(matches!(message["error"]["code"].as_i64(), Some(-32600 | -32602)), "{message}");
-    for bad in [json!({"argv": ["true\u{0}x"]}), json!({"cwd": "/\u{0}"}), json!({"env": {"A": "\u{0}"}}),
-        json!({"env": {"A\u{0}": "1"}}), json!({"env": {"A=B": "1"}}), json!({"env": {"": "1"}}), json!({"arg0": "\u{0}"})]
-    {
+    for bad in [
+        json!({"argv": ["true\u{0}x"]}),
+        json!({"cwd": "/\u{0}"}),
+        json!({"env": {"A": "\u{0}"}}),
+        json!({"env": {"A\u{0}": "1"}}),
+        json!({"env": {"A=B": "1"}}),
+        json!({"env": {"": "1"}}),
+        json!({"arg0": "\u{0}"}),
+    ] {
         let error = client.fails("process/start", with(start_params("p", &["true"]), bad.clone()));
         assert_eq!(error.code, -32602, "{bad}: {error:?}");
     }
@@ -303,7 +367,10 @@ fn lone_surrogates_and_nul_are_answered() {
 
 #[test]
 fn a_message_in_fragments_and_between_pings_is_one_message() {
-    use tokio_tungstenite::tungstenite::protocol::frame::{Frame, coding::{Data, OpCode}};
+    use tokio_tungstenite::tungstenite::protocol::frame::{
+        Frame,
+        coding::{Data, OpCode},
+    };
     let server = TestServer::start();
     let mut client = server.client();
     let text = json!({"id": 5, "method": "environment/status"}).to_string();

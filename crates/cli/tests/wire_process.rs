@@ -182,14 +182,13 @@ fn the_program_is_looked_up_in_the_path_of_the_child() {
     fs::write(&tool, "#!/bin/sh\necho found\n").expect("write a script");
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).expect("make it executable");
     for tty in [false, true] {
-        let params = with(
-            start_params(&format!("p{tty}"), &["my-tool"]),
-            json!({"env": {"PATH": server.dir()}, "tty": tty}),
-        );
+        let params =
+            with(start_params(&format!("p{tty}"), &["my-tool"]), json!({"env": {"PATH": server.dir()}, "tty": tty}));
         let ended = client.run_params(params);
         assert!(ended.stdout.starts_with(b"found"), "tty {tty}");
         // Without PATH the system's default is searched, on a terminal too.
-        let ended = client.run_params(with(start_params(&format!("d{tty}"), &["true"]), json!({"env": {}, "tty": tty})));
+        let ended =
+            client.run_params(with(start_params(&format!("d{tty}"), &["true"]), json!({"env": {}, "tty": tty})));
         assert_eq!(ended.code(), 0);
     }
 }
@@ -304,7 +303,8 @@ fn streams_arrive_in_order_and_apart() {
 fn confinement_that_cannot_be_enforced_is_refused_and_none_is_not() {
     let server = TestServer::start();
     let mut client = server.client();
-    let restricted = json!({"type": "managed", "file_system": {"type": "restricted", "entries": []}, "network": "restricted"});
+    let restricted =
+        json!({"type": "managed", "file_system": {"type": "restricted", "entries": []}, "network": "restricted"});
     for bad in [
         json!({"sandbox": {"permissions": restricted}}),
         json!({"sandbox": {"permissions": {"type": "unheard of"}}}),
@@ -333,12 +333,16 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
     let server = TestServer::start();
     let mut client = server.client();
     let ids: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
-    let requests: Vec<i64> = ids.iter().map(|id| client.send_request("process/start", piped(id, "read x; echo $x; exit 4"))).collect();
+    let requests: Vec<i64> =
+        ids.iter().map(|id| client.send_request("process/start", piped(id, "read x; echo $x; exit 4"))).collect();
     for request in requests {
         client.answer(request).expect("start");
     }
     for id in ids.iter().rev() {
-        client.send_request("process/write", json!({"processId": id, "chunk": common::encode_base64(format!("{id}\n").as_bytes())}));
+        client.send_request(
+            "process/write",
+            json!({"processId": id, "chunk": common::encode_base64(format!("{id}\n").as_bytes())}),
+        );
     }
     for id in &ids {
         let ended = client.collect(id);

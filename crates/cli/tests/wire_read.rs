@@ -1,5 +1,6 @@
 //! `process/read`: what it selects, when it answers, what it says about the end (spec 3.4, 3.8).
 //! It must not test pushes, except that they do not disturb a reader.
+#![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 mod common;
 mod wire;
@@ -145,7 +146,11 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
     let pending = client.send_request("process/read", json!({"processId": "p", "waitMs": 20_000}));
     client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
     let result = client.answer(pending).expect("read");
-    assert_eq!((&result["exited"], &result["closed"], &result["nextSeq"]), (&json!(true), &json!(false), &json!(2)), "{result}");
+    assert_eq!(
+        (&result["exited"], &result["closed"], &result["nextSeq"]),
+        (&json!(true), &json!(false), &json!(2)),
+        "{result}"
+    );
     // Told already: this one waits for more, or for the close.
     let result = read(&mut client, "p", json!({"afterSeq": 1, "waitMs": 100}));
     assert_eq!((&result["closed"], &result["nextSeq"]), (&json!(false), &json!(2)));
@@ -202,7 +207,10 @@ fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
     let result = read(&mut client, "p", json!({}));
     let first = chunk_bytes(&result).len();
     assert!(first <= 8 << 20 && first > 7 << 20, "{first}");
-    assert_eq!((&result["exited"], &result["closed"], &result["exitCode"]), (&json!(false), &json!(false), &Value::Null));
+    assert_eq!(
+        (&result["exited"], &result["closed"], &result["exitCode"]),
+        (&json!(false), &json!(false), &Value::Null)
+    );
     assert_eq!(result["nextSeq"].as_u64(), seqs(&result).last().map(|last| last + 1));
     let after = result["nextSeq"].as_u64().expect("a number") - 1;
     let result = read(&mut client, "p", json!({"afterSeq": after}));

@@ -26,16 +26,21 @@ fn a_list_tells_everything_about_a_process() {
     let server = TestServer::start();
     let (mut client, session) = modern_client(&server);
     assert_eq!(client.ok("process/list", json!({})), json!({"processes": []}));
-    let pid = pid_of(&client.ok("process/start", with(tty("a", "printf 12345; exec sleep 1000"), json!({"cwd": "file:///tmp"}))));
+    let pid = pid_of(
+        &client.ok("process/start", with(tty("a", "printf 12345; exec sleep 1000"), json!({"cwd": "file:///tmp"}))),
+    );
     client.wait_output("a", "12345");
     let info = client.ok("process/list", json!({"scope": "session"}))["processes"][0].clone();
     assert!(info["startedAtMs"].as_u64().is_some_and(|ms| ms > 1_600_000_000_000), "{info}");
     let started = info["startedAtMs"].clone();
-    assert_eq!(info, json!({
-        "processId": "a", "sessionId": session, "pid": pid, "argv": ["/bin/sh", "-c", "printf 12345; exec sleep 1000"],
-        "cwd": "/tmp", "tty": true, "startedAtMs": started, "exited": false, "exit": null, "closed": false,
-        "nextSeq": 2, "outputBytes": 5, "retainedBytes": 5, "droppedBytes": 0, "blocked": null,
-    }));
+    assert_eq!(
+        info,
+        json!({
+            "processId": "a", "sessionId": session, "pid": pid, "argv": ["/bin/sh", "-c", "printf 12345; exec sleep 1000"],
+            "cwd": "/tmp", "tty": true, "startedAtMs": started, "exited": false, "exit": null, "closed": false,
+            "nextSeq": 2, "outputBytes": 5, "retainedBytes": 5, "droppedBytes": 0, "blocked": null,
+        })
+    );
     client.ok("process/terminate", process("a"));
     client.collect("a");
     let info = client.ok("process/list", json!({}))["processes"][0].clone();
@@ -53,7 +58,14 @@ fn a_list_reaches_one_session_or_all_of_them() {
     two.ok("process/start", sh("q", "exec sleep 1000"));
     let names = |list: Value| -> Vec<(String, String)> {
         let list = list["processes"].as_array().expect("a list").clone();
-        list.iter().map(|info| (info["sessionId"].as_str().expect("an id").to_owned(), info["processId"].as_str().expect("an id").to_owned())).collect()
+        list.iter()
+            .map(|info| {
+                (
+                    info["sessionId"].as_str().expect("an id").to_owned(),
+                    info["processId"].as_str().expect("an id").to_owned(),
+                )
+            })
+            .collect()
     };
     let pair = |session: &str, id: &str| (session.to_owned(), id.to_owned());
     assert_eq!(names(one.ok("process/list", json!({"scope": null}))), [pair(&a, "p")]);
@@ -65,7 +77,13 @@ fn a_list_reaches_one_session_or_all_of_them() {
 fn a_process_of_another_session_can_be_read_written_and_steered() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    owner.ok("process/start", tty("p", "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done"));
+    owner.ok(
+        "process/start",
+        tty(
+            "p",
+            "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
+        ),
+    );
     other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"it\n")})));
     owner.wait_output("p", "up");
     let read = other.ok("process/read", of(&session, "p"));
@@ -81,9 +99,14 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
     // Its own name for it means another process, and an unknown session none.
     assert_error(&other.fails("process/read", process("p")), -32600, "unknownProcess");
     for (method, more) in [
-        ("process/read", json!({})), ("process/write", json!({"chunk": ""})), ("process/signal", json!({"signal": "TERM"})),
-        ("process/terminate", json!({})), ("process/closeStdin", json!({})), ("process/resize", json!({"rows": 1, "cols": 1})),
-        ("process/subscribe", json!({})), ("process/forget", json!({})),
+        ("process/read", json!({})),
+        ("process/write", json!({"chunk": ""})),
+        ("process/signal", json!({"signal": "TERM"})),
+        ("process/terminate", json!({})),
+        ("process/closeStdin", json!({})),
+        ("process/resize", json!({"rows": 1, "cols": 1})),
+        ("process/subscribe", json!({})),
+        ("process/forget", json!({})),
     ] {
         let error = other.fails(method, with(of("unknown", "p"), more));
         assert_eq!((error.code, error.kind()), (-32600, "unknownSession"), "{method}");

@@ -1,10 +1,15 @@
 //! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4).
 //! It must not test what survives a server, except once: that is the business of the fault runs.
+#![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 mod common;
 mod wire;
 
-use std::{collections::BTreeSet, thread, time::{Duration, Instant}};
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
 
 use common::{Client, TestServer, encode_base64, wait_for, wait_gone};
 use serde_json::{Value, json};

@@ -12,9 +12,30 @@ use wire::{assert_error, pid_of, process, sh, tty, wait_pid_gone, with};
 
 /// Names and numbers of signals whose default is to end a process.
 const DEADLY: [(&str, i64); 24] = [
-    ("HUP", 1), ("INT", 2), ("QUIT", 3), ("ILL", 4), ("TRAP", 5), ("ABRT", 6), ("BUS", 7), ("FPE", 8), ("KILL", 9),
-    ("USR1", 10), ("SEGV", 11), ("USR2", 12), ("PIPE", 13), ("ALRM", 14), ("TERM", 15), ("XCPU", 24), ("XFSZ", 25),
-    ("VTALRM", 26), ("PROF", 27), ("IO", 29), ("PWR", 30), ("SYS", 31), ("RTMIN", 34), ("RTMAX", 64),
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ILL", 4),
+    ("TRAP", 5),
+    ("ABRT", 6),
+    ("BUS", 7),
+    ("FPE", 8),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("SEGV", 11),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("XCPU", 24),
+    ("XFSZ", 25),
+    ("VTALRM", 26),
+    ("PROF", 27),
+    ("IO", 29),
+    ("PWR", 30),
+    ("SYS", 31),
+    ("RTMIN", 34),
+    ("RTMAX", 64),
 ];
 
 #[test]
@@ -40,12 +61,8 @@ fn exec_process_signal_interrupts_process() {
 fn every_posix_name_is_understood_in_every_form() {
     let server = TestServer::start();
     let mut client = server.client();
-    let forms: [fn(&str) -> String; 4] = [
-        |name| format!("SIG{name}"),
-        str::to_owned,
-        str::to_lowercase,
-        |name| format!("sig{}", name.to_lowercase()),
-    ];
+    let forms: [fn(&str) -> String; 4] =
+        [|name| format!("SIG{name}"), str::to_owned, str::to_lowercase, |name| format!("sig{}", name.to_lowercase())];
     for (number, (name, signal)) in DEADLY.into_iter().enumerate() {
         let id = format!("p{number}");
         // In a directory of its own, should a core be written.
@@ -109,7 +126,10 @@ fn terminate_kills_at_once_and_says_that_it_ran() {
     let mut client = server.client();
     for tty in [false, true] {
         let id = format!("p{tty}");
-        client.ok("process/start", with(sh(&id, "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"), json!({"tty": tty})));
+        client.ok(
+            "process/start",
+            with(sh(&id, "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"), json!({"tty": tty})),
+        );
         client.wait_output(&id, "up");
         assert_eq!(client.ok("process/terminate", process(&id)), json!({"running": true}));
         let ended = client.collect(&id);
@@ -125,7 +145,10 @@ fn terminate_reports_false_after_process_exit() {
     client.run("p", &["true"]);
     assert_eq!(client.ok("process/terminate", process("p")), json!({"running": false}));
     assert_eq!(client.ok("process/terminate", process("never")), json!({"running": false}));
-    assert_eq!(client.ok("process/terminate", with(process("never"), json!({"graceMs": 5}))), json!({"running": false}));
+    assert_eq!(
+        client.ok("process/terminate", with(process("never"), json!({"graceMs": 5}))),
+        json!({"running": false})
+    );
 }
 
 #[test]
@@ -149,11 +172,16 @@ fn terminate_behind_a_start_leaves_nothing() {
             }
         }
     }
-    let running = |list: Value| list["processes"].as_array().expect("a list").iter().filter(|info| info["exited"] == false).count();
+    let running = |list: Value| {
+        list["processes"].as_array().expect("a list").iter().filter(|info| info["exited"] == false).count()
+    };
     assert_eq!(running(client.ok("process/list", json!({}))), 0);
     // Nor does anything live on under no name.
     wait_for("end of every child", || {
-        !server.processes().iter().any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep")))
+        !server
+            .processes()
+            .iter()
+            .any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep")))
     });
 }
 
@@ -213,10 +241,8 @@ fn terminate_reaches_children_that_left_the_group_and_the_session() {
         if said.matches('.').count() < 2 {
             said += &client.wait_output(&id, ".");
         }
-        let pids: BTreeSet<u32> = said
-            .split('.')
-            .filter_map(|part| part.trim().trim_start_matches(['a', 'b', ' ']).parse().ok())
-            .collect();
+        let pids: BTreeSet<u32> =
+            said.split('.').filter_map(|part| part.trim().trim_start_matches(['a', 'b', ' ']).parse().ok()).collect();
         assert_eq!(pids.len(), 2, "{said}");
         let params = grace.map_or_else(|| process(&id), |ms| with(process(&id), json!({"graceMs": ms})));
         client.ok("process/terminate", params);

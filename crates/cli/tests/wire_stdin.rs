@@ -18,7 +18,10 @@ fn exec_process_write_then_read() {
     let mut client = server.client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
-        client.ok("process/start", with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"tty": true})));
+        client.ok(
+            "process/start",
+            with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"tty": true})),
+        );
         assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
         let ended = client.collect(&id);
         assert_eq!(String::from_utf8_lossy(&ended.stdout), "hello\r\nfrom:hello\r\n");
@@ -31,7 +34,8 @@ fn exec_process_write_then_read_without_tty() {
     let mut client = server.client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
-        let params = with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"pipeStdin": true}));
+        let params =
+            with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"pipeStdin": true}));
         client.ok("process/start", params);
         assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
         let ended = client.collect(&id);
@@ -147,7 +151,10 @@ fn an_empty_chunk_is_accepted_and_does_nothing() {
     let mut client = server.client();
     start_cat(&mut client, "p");
     assert_eq!(write(&mut client, "p", b""), "accepted");
-    assert_eq!(client.ok("process/write", json!({"processId": "p", "chunk": "", "writeId": "w"}))["status"], "accepted");
+    assert_eq!(
+        client.ok("process/write", json!({"processId": "p", "chunk": "", "writeId": "w"}))["status"],
+        "accepted"
+    );
     assert_eq!(write(&mut client, "p", b"x\n"), "accepted");
     assert_eq!(client.wait_output("p", "x\n"), "x\n");
 }
@@ -158,12 +165,19 @@ fn writes_go_in_in_the_order_of_arrival() {
     let mut client = server.client();
     for modern in [false, true] {
         let mut other = server.connect();
-        let client = if modern { other.initialize_with(wire::modern()); &mut other } else { &mut client };
+        let client = if modern {
+            other.initialize_with(wire::modern());
+            &mut other
+        } else {
+            &mut client
+        };
         start_cat(client, "p");
         let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
         let requests: Vec<i64> = lines
             .iter()
-            .map(|line| client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())})))
+            .map(|line| {
+                client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}))
+            })
             .collect();
         for id in requests {
             assert_eq!(client.answer(id).expect("write")["status"], "accepted");
@@ -193,7 +207,8 @@ fn a_large_write_goes_in_whole_and_once() {
     let bytes: Vec<u8> = (0..6_000_000u32).map(|i| (i % 251) as u8).collect();
     client.ok("process/start", piped("p", "head -c 6000000 | md5sum"));
     let params = json!({"processId": "p", "chunk": encode_base64(&bytes), "writeId": "big"});
-    let (first, again) = (client.send_request("process/write", params.clone()), client.send_request("process/write", params));
+    let (first, again) =
+        (client.send_request("process/write", params.clone()), client.send_request("process/write", params));
     assert_eq!(client.answer(first).expect("write")["status"], "accepted");
     assert_eq!(client.answer(again).expect("write")["status"], "accepted");
     let file = server.dir().join("same");

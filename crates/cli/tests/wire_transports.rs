@@ -167,7 +167,9 @@ fn core_scenarios(wire: &mut dyn Wire) {
     assert_eq!(wire.call("process/write", json!({"processId": "cat", "chunk": chunk}))["result"]["status"], "accepted");
     let mut after = 0;
     let read = loop {
-        let read = wire.call("process/read", json!({"processId": "cat", "afterSeq": after, "waitMs": 20_000}))["result"].clone();
+        let read =
+            wire.call("process/read", json!({"processId": "cat", "afterSeq": after, "waitMs": 20_000}))["result"]
+                .clone();
         if read["closed"] == true {
             break wire.call("process/read", process("cat"))["result"].clone();
         }

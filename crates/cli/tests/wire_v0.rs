@@ -47,9 +47,12 @@ fn a_command_needs_no_handshake_and_answers_in_its_own_words() {
     let mut client = server.connect();
     let result = client.ok("command/exec", sh("c", "printf out; printf err >&2; exit 3"));
     let pid = pid_of(&result);
-    assert_eq!(result, json!({
-        "processId": "c", "pid": pid, "running": true, "exitCode": null, "stdout": null, "stderr": null,
-    }));
+    assert_eq!(
+        result,
+        json!({
+            "processId": "c", "pid": pid, "running": true, "exitCode": null, "stdout": null, "stderr": null,
+        })
+    );
     let said = collect(&mut client, "c");
     assert_eq!((said.stdout.as_str(), said.stderr.as_str()), ("out", "err"));
     assert_eq!(said.exited, json!({"processId": "c", "exitCode": 3}));

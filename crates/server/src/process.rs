@@ -343,6 +343,11 @@ impl Process {
         }
     }
 
+    /// What the owner has taken, by whichever of its connections.
+    pub(crate) fn owner_taken_seq(&self) -> u64 {
+        lock(&self.takers).iter().find(|taker| taker.key == OWNER).map_or(0, |taker| taker.seq)
+    }
+
     /// What every taker has taken.
     pub(crate) fn taken_seq(&self) -> u64 {
         lock(&self.takers).iter().map(|taker| taker.seq).min().unwrap_or(0)

@@ -198,11 +198,13 @@ impl Session {
             Some(link) => return Ok(link),
             None => {}
         }
-        let core = self.core.upgrade().ok_or(Failure::Draining)?;
+        // Not kept across the await: this may run as a task of the core, which must not keep itself alive.
+        let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
-        let (socket, secret) = core.holders.create(&self.id, &self.record()).map_err(failed)?;
-        let link = Link::new(self.id.clone(), core.holders.clone(), socket).map_err(failed)?;
+        let (socket, secret) = holders.create(&self.id, &self.record()).map_err(failed)?;
+        let link = Link::new(self.id.clone(), holders, socket).map_err(failed)?;
         let welcome = link.hello(secret, 1, |_| ()).await.map_err(failed)?;
+        let core = self.core.upgrade().ok_or(Failure::Draining)?;
         self.open(&core, link.clone(), welcome);
         Ok(link)
     }

@@ -94,9 +94,13 @@ impl Client {
             Call::Read(name) => self.handle_read(&name, result),
             Call::Command(name) => self.trace(format_args!("command on {name}: {result}")),
             Call::List => {
-                let processes = result["processes"].as_array().into_iter().flatten();
-                if processes.filter(|process| !process["blocked"].is_null()).count() > 0 {
-                    self.stage.trace.count(Branch::Blocked);
+                for process in result["processes"].as_array().into_iter().flatten() {
+                    let (id, blocked) = (&process["processId"], &process["blocked"]);
+                    let (retained, written) = (&process["retainedBytes"], &process["outputBytes"]);
+                    self.trace(format_args!("list: {id} blocked {blocked}, {retained} of {written} bytes"));
+                    if !blocked.is_null() {
+                        self.stage.trace.count(Branch::Blocked);
+                    }
                 }
             }
             Call::EndSession => {

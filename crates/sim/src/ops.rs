@@ -33,7 +33,9 @@ impl World {
             70..84 => self.come_back(client),
             84..86 => self.race(client).await,
             86..87 => self.clients[client].borrow_mut().speak_stale(),
-            87..95 => self.clients[client].borrow_mut().list(),
+            87..90 => self.clients[client].borrow_mut().list(),
+            90..93 => self.hoard(client).await,
+            93..95 => self.leave(client).await,
             95..98 => self.crash().await?,
             _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
         }
@@ -48,7 +50,7 @@ impl World {
         }
         self.next_process += 1;
         let name = format!("{}p{}", self.clients[client].borrow().name, self.next_process);
-        let plan = plans::draw(&mut self.rng);
+        let plan = plans::draw(&mut self.rng, self.is_heavy);
         self.clients[client].borrow_mut().start(&name, plan);
     }
 
@@ -173,6 +175,29 @@ impl World {
             self.connect(client, arrival);
         }
         self.stage.pause(self.rng.clone().within(0..50)).await;
+    }
+
+    /// A client takes nothing for a while from a process that writes more than its log may hold: the child must block, and no more.
+    async fn hoard(&mut self, client: usize) {
+        self.clients[client].borrow_mut().acks_promptly = false;
+        self.start_heavy(client);
+        sleep(Duration::from_millis(self.rng.within(200..3000))).await;
+        self.clients[client].borrow_mut().list();
+    }
+
+    /// A client goes away from such a process, and comes back.
+    async fn leave(&mut self, client: usize) {
+        self.start_heavy(client);
+        sleep(Duration::from_millis(self.rng.within(1..300))).await;
+        self.clients[client].borrow_mut().drop_connections(false);
+        sleep(Duration::from_millis(self.rng.within(200..8000))).await;
+        self.connect(client, Arrival::Resume);
+    }
+
+    fn start_heavy(&mut self, client: usize) {
+        let before = std::mem::replace(&mut self.is_heavy, true);
+        self.start(client);
+        self.is_heavy = before;
     }
 
     /// The server ends without a word; another begins after a while. Clients find their connections gone.

@@ -2,12 +2,12 @@
 
 use crate::{child::Step, rng::Rng, view::Plan};
 
-/// Draws a child.
-pub(crate) fn draw(rng: &mut Rng) -> Plan {
+/// Draws a child; `heavy` makes those likely that write more than a log may hold.
+pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
     let code = i32::try_from(rng.within(0..5)).expect("small");
     let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false };
     let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
-    plan.steps = match rng.within(0..14) {
+    plan.steps = match if heavy && rng.chance(60) { 9 } else { rng.within(0..14) } {
         // Gone before anybody has read.
         0 => vec![out(0, rng.within(0..300), 100, 0), Step::Exit(code)],
         // Output after the exit, as a grandchild makes it.

@@ -63,6 +63,8 @@ pub(crate) struct World {
     pub(crate) server: Server,
     pub(crate) clients: Vec<Rc<RefCell<Client>>>,
     pub(crate) next_process: u32,
+    /// Children write more than their logs may hold.
+    pub(crate) is_heavy: bool,
 }
 
 impl World {
@@ -80,7 +82,7 @@ impl World {
             ..Config::default()
         };
         let server = Server::new(config, holders.clone());
-        Ok(Self { rng, stage, holders, server, clients: Vec::new(), next_process: 0 })
+        Ok(Self { rng, stage, holders, server, clients: Vec::new(), next_process: 0, is_heavy: has_disk(seed) })
     }
 
     async fn live(&mut self) -> io::Result<()> {
@@ -89,6 +91,7 @@ impl World {
         for number in 0..self.rng.within(1..4) {
             let kind = if self.rng.chance(65) { Kind::Acknowledges } else { Kind::Reference };
             let client = Client::new(format!("c{number}"), kind, self.stage.clone(), self.rng.fork());
+            client.borrow_mut().acks_promptly = self.rng.chance(50);
             self.clients.push(client);
             // One after the other: making a session writes a file on another thread.
             self.connect(usize::try_from(number).expect("few clients"), Arrival::New);

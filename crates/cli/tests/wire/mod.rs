@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use crate::common::{Client, Ended, RpcError, TestServer, decode_base64, encode_base64, start_params, wait_gone};
 
 /// What the reference says at the beginning of an answer to a message it cannot read.
-pub(crate) const MALFORMED_PREFIX: &str =
-    "failed to parse websocket JSON-RPC message from exec-server websocket";
+pub(crate) const MALFORMED_PREFIX: &str = "failed to parse websocket JSON-RPC message from exec-server websocket";
 
 /// The two generations that share `process/*`.
 #[derive(Clone, Copy, Debug)]
