@@ -44,13 +44,28 @@ pub(crate) fn lint() -> Result<()> {
     check(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
-/// The simulation is a test of its own crate; a seed is handed over in the environment.
-pub(crate) fn sim(seed: Option<u64>) -> Result<()> {
-    let mut command = cargo(&["test", "-p", "exec-server-sim", "--release", "--"]);
-    if let Some(seed) = seed {
-        command.arg("--nocapture").env("EXEC_SERVER_SIM_SEED", seed.to_string());
+/// The simulation is a program of its own crate.
+pub(crate) fn sim(options: &Sim) -> Result<()> {
+    let mut command = cargo(&["run", "--release", "--quiet", "-p", "exec-server-sim", "--example", "sim", "--"]);
+    if let Some(seed) = options.seed {
+        command.arg(seed.to_string());
+    } else {
+        command.args(["--seeds", &options.seeds.to_string(), "--from", &options.from.to_string()]);
     }
     check(&mut command)
+}
+
+/// Options of `cargo xtask sim`.
+#[derive(clap::Args)]
+pub(crate) struct Sim {
+    /// The one seed to replay with its trace.
+    pub(crate) seed: Option<u64>,
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 200)]
+    pub(crate) seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) from: u64,
 }
 
 /// The server to run: the given one, or the release binary of this tree, built now.

@@ -39,11 +39,8 @@ enum Xtask {
     Lint,
     /// Check the house rules that no compiler checks.
     Tidy,
-    /// Run the simulation: all seeds of CI, or one seed with its trace.
-    Sim {
-        /// The seed to replay.
-        seed: Option<u64>,
-    },
+    /// Run the simulation: many seeds, or one with its trace.
+    Sim(cargo::Sim),
     /// Inject faults into a real server under load and check every byte.
     Faults(faults::Options),
     /// Run the README's script and other foreign clients against a real server.
@@ -62,7 +59,7 @@ fn main() -> anyhow::Result<()> {
         Xtask::Fmt { check } => cargo::fmt(check),
         Xtask::Lint => cargo::lint(),
         Xtask::Tidy => tidy::run(),
-        Xtask::Sim { seed } => cargo::sim(seed),
+        Xtask::Sim(options) => cargo::sim(&options),
         Xtask::Faults(options) => faults::run(&options),
         Xtask::Interop => interop::run(),
         Xtask::Bench(options) => bench::run(&options),

@@ -210,6 +210,21 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     assert_eq!(client.ok("process/terminate", process("flood"))["running"], true);
 }
 
+#[test]
+fn a_polling_client_that_stops_reading_is_pushed_again() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.ok("process/start", piped("p", "read x; exec head -c 20000000 /dev/zero"));
+    // A read that waits makes it a poller: pushes stop 16 MiB beyond what it has read.
+    client.ok("process/read", json!({"processId": "p", "waitMs": 20}));
+    let begun = Instant::now();
+    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    let ended = client.collect("p");
+    assert!(begun.elapsed() >= Duration::from_secs(2), "it was waited for its next read");
+    assert_eq!(ended.stdout.len(), 20_000_000);
+    assert_eq!(ended.seqs, (1..=ended.seqs.len() as u64).collect::<Vec<_>>());
+}
+
 // The one test that waits for real seconds: the reference keeps a closed process for 30 s and then gives its name away.
 #[test]
 fn closed_process_is_evicted_after_retention() {

@@ -135,10 +135,7 @@ fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
     drop(client);
     release(&gate);
     let mut client = Client::resume(&server, &session, json!({}));
-    let mut result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1}));
-    if result["chunks"] == json!([]) {
-        result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
-    }
+    let result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
     assert_eq!(result["chunks"], json!([{"seq": 2, "stream": "stdout", "chunk": encode_base64(b"two\n")}]));
     client.ok("process/write", json!({"processId": "r", "chunk": "Cg=="}));
     // Pushed from the number after the last one that was read: 2 does not come again.
@@ -238,6 +235,16 @@ fn an_expired_session_without_processes_says_so_too() {
         kind != "unknownProcess"
     });
     assert_eq!(kind, "sessionExpired");
+}
+
+#[test]
+fn no_session_outlives_the_bound_of_the_server() {
+    let server = TestServer::builder().arg("--session-ttl").arg("1s").start();
+    let mut client = server.connect();
+    client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}));
+    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    drop(client);
+    wait_gone("the process of the expired session", &BTreeSet::from([pid]));
 }
 
 #[test]

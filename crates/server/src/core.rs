@@ -109,7 +109,7 @@ impl Config {
 
     /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
     pub(crate) fn reference_cap_bytes(&self) -> u64 {
-        exec_server_protocol::limits::UNREAD_BYTES + self.memory_cap_bytes / 2
+        exec_server_protocol::limits::UNREAD_BYTES + self.memory_cap_bytes / 4
     }
 }
 

@@ -131,15 +131,27 @@ impl Records {
     }
 }
 
-/// `len` bytes of the endless text of a name and stream, from `offset` on. Eight bytes that are moved, lost or repeated show.
+/// Bytes of one block of text: a counter, then a pattern of its text's own without a period.
+const BLOCK: usize = 256;
+
+/// `len` bytes of the endless text of a name and stream, from `offset` on. Bytes that are moved, lost or repeated show by the pattern inside
+/// a block and by the counter between blocks.
 pub fn text(name: &str, stream: usize, offset: u64, len: usize) -> Vec<u8> {
     let key = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64 ^ stream as u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     });
-    let skip = usize::try_from(offset % 8).expect("below eight");
-    let mut out = vec![0; (len + skip).next_multiple_of(8)];
-    for (word, bytes) in (offset / 8..).zip(out.chunks_exact_mut(8)) {
-        bytes.copy_from_slice(&(word.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ key).to_le_bytes());
+    let mut block = Vec::with_capacity(BLOCK);
+    while block.len() < BLOCK {
+        let word = (block.len() as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ key;
+        block.extend_from_slice(&word.to_le_bytes());
+    }
+    let skip = usize::try_from(offset % BLOCK as u64).expect("below a block");
+    let mut out = Vec::with_capacity(len + 2 * BLOCK);
+    let mut number = offset / BLOCK as u64;
+    while out.len() < len + skip {
+        block[..8].copy_from_slice(&(number ^ key).to_le_bytes());
+        out.extend_from_slice(&block);
+        number += 1;
     }
     out.truncate(len + skip);
     out.drain(..skip);
@@ -244,7 +256,7 @@ impl Actor {
 
     fn is_killed(&self) -> bool {
         let killed = Signal::KILL.as_raw();
-        self.driver.has_exited() && self.driver.signals().iter().any(|signal| *signal == killed)
+        self.driver.has_exited() && self.driver.signals().contains(&killed)
             || self.stage.records.with(&self.name, |record| record.exit.is_some_and(|code| code > 128))
     }
 

@@ -19,7 +19,7 @@ use crate::{
     rng::Rng,
     stage::Stage,
     trace::Branch,
-    view::{Accepted, Plan, Start, View},
+    view::{Plan, Start, View},
     wire::{Ear, Wire},
 };
 
@@ -71,7 +71,7 @@ pub(crate) struct Connection {
     /// Who had the session when this connection was opened.
     over: Option<u32>,
     /// The highest number seen per process: on one connection numbers only grow.
-    seen: BTreeMap<String, u64>,
+    pub(crate) seen: BTreeMap<String, u64>,
 }
 
 /// A client and everything it knows.
@@ -84,6 +84,8 @@ pub struct Client {
     pub ttl_ms: u64,
     /// Acknowledges as it takes; otherwise only when it is told to.
     pub acks_promptly: bool,
+    /// What a log of this client may hold at most.
+    pub retained_max: Option<u64>,
     pub(crate) session: Option<String>,
     pub(crate) attached: Option<u32>,
     pub(crate) connections: BTreeMap<u32, Connection>,
@@ -122,6 +124,7 @@ impl Client {
             kind,
             ttl_ms: 120_000,
             acks_promptly: true,
+            retained_max: Some(u64::MAX),
             session: None,
             attached: None,
             connections: BTreeMap::new(),
@@ -375,28 +378,6 @@ impl Client {
         }
         if reads && !asked && self.rng.chance(80) {
             self.read(name, 0);
-        }
-    }
-
-    /// Notes an event's number; on one connection they only grow.
-    pub(crate) fn note_number(&mut self, connection: u32, name: &str, seq: u64) {
-        let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
-        let before = seen.insert(name.to_owned(), seq);
-        if before.is_some_and(|before| before >= seq) {
-            self.wrong(format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)));
-        }
-    }
-
-    /// Whether somebody else may have been given the session without this client knowing yet.
-    pub(crate) fn is_contested(&self, connection: u32) -> bool {
-        self.connections.iter().any(|(number, known)| *number != connection && !known.superseded)
-    }
-
-    pub(crate) fn accepted(status: &Value) -> Option<Accepted> {
-        match status.as_str()? {
-            "accepted" => Some(Accepted::Yes),
-            "stdinClosed" => Some(Accepted::No),
-            _ => None,
         }
     }
 }

@@ -128,9 +128,9 @@ impl World {
         if !ended {
             return self.stage.trace.fail(format_args!("a session does not end"));
         }
-        if !leaving.is_empty() {
-            // A little more than the time to live.
-            tokio::time::sleep(Duration::from_millis(self.clients[leaving[0]].borrow().ttl_ms + 5000)).await;
+        let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max();
+        if let Some(ttl_ms) = longest {
+            tokio::time::sleep(Duration::from_millis(ttl_ms + 5000)).await;
         }
         for index in leaving {
             self.clients[index].borrow_mut().refused = None;

@@ -101,6 +101,9 @@ impl Client {
                     if !blocked.is_null() {
                         self.stage.trace.count(Branch::Blocked);
                     }
+                    if retained.as_u64() > self.retained_max {
+                        self.wrong(format_args!("{id} retains {retained} bytes, allowed {:?}", self.retained_max));
+                    }
                 }
             }
             Call::EndSession => {
@@ -182,6 +185,28 @@ impl Client {
                 self.stage.trace.count(Branch::StartRetry);
             }
             _ => self.wrong(format_args!("{name} is taken although it was asked for once")),
+        }
+    }
+
+    /// Notes an event's number; on one connection they only grow.
+    fn note_number(&mut self, connection: u32, name: &str, seq: u64) {
+        let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
+        let before = seen.insert(name.to_owned(), seq);
+        if before.is_some_and(|before| before >= seq) {
+            self.wrong(format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)));
+        }
+    }
+
+    /// Whether somebody else may have been given the session without this client knowing yet.
+    fn is_contested(&self, connection: u32) -> bool {
+        self.connections.iter().any(|(number, known)| *number != connection && !known.superseded)
+    }
+
+    fn accepted(status: &Value) -> Option<Accepted> {
+        match status.as_str()? {
+            "accepted" => Some(Accepted::Yes),
+            "stdinClosed" => Some(Accepted::No),
+            _ => None,
         }
     }
 }

@@ -87,7 +87,9 @@ impl World {
         let Some(name) = picked else { return };
         let (method, params) = match self.rng.within(0..4) {
             // A child that does not listen is asked first: only then does its grace run out.
-            _ if is_known_deaf => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
+            _ if is_known_deaf => {
+                ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)}))
+            }
             0 => ("process/terminate", json!({"processId": name})),
             1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
             2 => ("process/signal", json!({"processId": name, "signal": "interrupt"})),

@@ -47,7 +47,7 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
         // More than the log may hold, over seconds: whatever happens to its client happens in the middle of it.
         9 => {
             plan.drops = rng.chance(25);
-            vec![out(0, rng.within(4 << 20..6 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
+            vec![out(0, rng.within(7 << 19..5 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
         }
         // Takes its input: at once, or late and slowly, so that stdin fills up.
         _ => {

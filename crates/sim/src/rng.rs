@@ -17,7 +17,7 @@ impl Rng {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -27,7 +27,7 @@ impl Rng {
     /// A number of the range, which must not be empty.
     pub fn within(&mut self, range: Range<u64>) -> u64 {
         let span = range.end.checked_sub(range.start).filter(|span| *span > 0).expect("the range is not empty");
-        range.start + self.next() % span
+        range.start + self.draw() % span
     }
 
     /// The same for sizes and indices.
@@ -47,6 +47,6 @@ impl Rng {
 
     /// A generator of its own for a part of the world, so that the part does not shift the rest.
     pub fn fork(&mut self) -> Self {
-        Self::new(self.next())
+        Self::new(self.draw())
     }
 }

@@ -65,6 +65,7 @@ pub(crate) struct World {
     pub(crate) next_process: u32,
     /// Children write more than their logs may hold.
     pub(crate) is_heavy: bool,
+    retained_max: u64,
 }
 
 impl World {
@@ -72,8 +73,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let stage = Stage::new();
         let disk_quota_bytes = if has_disk(seed) { 64 << 20 } else { 0 };
-        let limits =
-            Limits { disk_quota_bytes, free_floor_bytes: 0, free_floor_percent: 0, ttl_ms: 120_000 };
+        let limits = Limits { disk_quota_bytes, free_floor_bytes: 0, free_floor_percent: 0, ttl_ms: 120_000 };
         let holders = Holders::new(limits)?;
         let config = Config {
             // Below three segments a child could block for ever: one stays readable, one is sealed, one is written.
@@ -81,8 +81,19 @@ impl World {
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
             ..Config::default()
         };
+        // The cap, the segment that is being written beside it, and the disk.
+        let retained_max = config.memory_cap_bytes + (1 << 20) + disk_quota_bytes;
         let server = Server::new(config, holders.clone());
-        Ok(Self { rng, stage, holders, server, clients: Vec::new(), next_process: 0, is_heavy: has_disk(seed) })
+        Ok(Self {
+            rng,
+            stage,
+            holders,
+            server,
+            clients: Vec::new(),
+            next_process: 0,
+            is_heavy: has_disk(seed),
+            retained_max,
+        })
     }
 
     async fn live(&mut self) -> io::Result<()> {
@@ -92,11 +103,16 @@ impl World {
             let kind = if self.rng.chance(65) { Kind::Acknowledges } else { Kind::Reference };
             let client = Client::new(format!("c{number}"), kind, self.stage.clone(), self.rng.fork());
             client.borrow_mut().acks_promptly = self.rng.chance(50);
+            if kind == Kind::Acknowledges {
+                client.borrow_mut().retained_max = Some(self.retained_max);
+            }
             self.clients.push(client);
             // One after the other: making a session writes a file on another thread.
             self.connect(usize::try_from(number).expect("few clients"), Arrival::New);
-            self.until(Duration::from_secs(60), |world| world.clients.iter().all(|client| client.borrow().attached.is_some()))
-                .await;
+            self.until(Duration::from_secs(60), |world| {
+                world.clients.iter().all(|client| client.borrow().attached.is_some())
+            })
+            .await;
         }
         let steps = self.rng.within(20..80);
         for _ in 0..steps {

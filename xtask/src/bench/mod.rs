@@ -99,11 +99,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn print(rows: &[Row]) {
-    println!("{:<44} {:>10} {:>10}  {:<5} figures", "what", "value", "target", "");
+    println!("{:<50} {:>10} {:>10}  {:<5} figures", "what", "value", "target", "");
     for row in rows {
         let value = format!("{:.2} {}", row.value, row.unit);
         let target = row.target.map_or_else(|| "-".to_owned(), |target| format!("{target:.1} {}", row.unit));
-        println!("{:<44} {value:>10} {target:>10}  {:<5} {}", row.name, row.verdict(), row.note);
+        println!("{:<50} {value:>10} {target:>10}  {:<5} {}", row.name, row.verdict(), row.note);
     }
 }
 

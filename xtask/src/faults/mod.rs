@@ -115,7 +115,17 @@ const RUNS: &[Run] = &[
     Run { name: "F2", what: "the server is killed under load and started again", run: kills::run },
     Run { name: "F3", what: "the client is killed while it writes to stdin", run: stdin::killed_writer },
     Run { name: "F16", what: "one write id from two connections at once", run: stdin::twice },
+    Run { name: "F26", what: "simulated worlds, each with seeded faults", run: simulation },
 ];
+
+/// F26: worlds of the simulation, which is a program of its own and prints what failed.
+fn simulation(setting: &Setting) -> Result<Vec<Figures>> {
+    let seeds = setting.pick(200, 2000, 100_000);
+    // CI lives through the same worlds every time; a full run draws new ones.
+    let from = setting.pick(0, setting.seed, setting.seed);
+    cargo::sim(&cargo::Sim { seed: None, seeds, from })?;
+    Ok(vec![Figures::default().set("injected", seeds).set("survived", seeds).set("from", from)])
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
