@@ -155,13 +155,20 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         waiting: VecDeque::new(),
         waiting_bytes: 0,
     };
-    connection.run(receiver, &mut pump, stream.probe).await;
-    connection.end(pump).await;
+    let code = connection.run(receiver, &mut pump, stream.probe).await;
+    connection.end(code, pump).await;
 }
 
 impl Connection {
+    /// Returns the code to say goodbye with, where that is still to be said.
+    ///
     /// All branches are cancel safe. Tasks come first, so that a request that was woken acts before one that arrives now.
-    async fn run(&mut self, mut receiver: Receiver, pump: &mut JoinSet<io::Result<()>>, probe: Option<TcpProbe>) {
+    async fn run(
+        &mut self,
+        mut receiver: Receiver,
+        pump: &mut JoinSet<io::Result<()>>,
+        probe: Option<TcpProbe>,
+    ) -> Option<u16> {
         let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let peer = self.peer.clone();
@@ -173,29 +180,26 @@ impl Connection {
             tokio::select! {
                 biased;
                 Some(held_slot) = self.tasks.next(), if !self.tasks.is_empty() => self.task_done(held_slot).await,
-                _ = pump.join_next() => return,
-                () = peer.ended.notified() => return,
+                _ = pump.join_next() => return None,
+                () = peer.ended.notified() => return None,
                 inbound = inbound => match inbound {
                     Ok(Inbound::Message(message)) => self.handle(message).await,
                     Ok(Inbound::Ping(payload)) => peer.mailbox.pong(payload),
                     Ok(Inbound::Pong(_)) => {}
-                    Err(closed) => return self.inbound_ended(&closed),
+                    Err(closed) => return Some(self.inbound_ended(&closed)),
                 },
                 now = tick.tick() => if self.is_dead(now, probe.as_ref()) {
                     tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
-                    return;
+                    return None;
                 },
             }
         }
     }
 
-    fn inbound_ended(&self, closed: &Closed) {
+    /// The code to close with. A peer that closed its sending half may still read what was answered.
+    fn inbound_ended(&self, closed: &Closed) -> u16 {
         tracing::debug!(peer = %self.label, %closed, "connection ended");
-        match closed.code() {
-            Some(code) => self.peer.mailbox.close(code, ""),
-            // A peer that closed its sending half may still read what was answered.
-            None => self.peer.mailbox.close(1000, ""),
-        }
+        closed.code().unwrap_or(1000)
     }
 
     /// Pings a quiet peer; true where it has been silent for too long and its TCP too. A peer that is being sent to may just be slow.
@@ -213,7 +217,7 @@ impl Connection {
         self.pings && silent >= limit && tcp_silent
     }
 
-    async fn end(self, mut pump: JoinSet<io::Result<()>>) {
+    async fn end(self, code: Option<u16>, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
         self.core.disconnected(&self.peer);
         match &self.stage {
@@ -221,6 +225,10 @@ impl Connection {
             Stage::Implicit(session) => session.end().await,
             Stage::Initialized { session, .. } | Stage::Confirmed(session) if self.ends_session => session.end().await,
             Stage::Initialized { session, .. } | Stage::Confirmed(session) => session.detach(&self.peer, now),
+        }
+        // After the detach: a peer that sees the connection closed finds its session free.
+        if let Some(code) = code {
+            self.peer.mailbox.close(code, "");
         }
         // The pump may still be telling goodbye; a peer that does not listen does not keep it.
         if tokio::time::timeout(GOODBYE, pump.join_next()).await.is_err() {

@@ -272,6 +272,14 @@ impl Client {
         self.call(attached, Call::Command(name.to_owned()), method, params);
     }
 
+    /// Drops a closed process.
+    pub fn forget(&mut self, name: &str) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
+        view.forgotten = true;
+        self.trace(format_args!("forget {name}"));
+        self.call(attached, Call::Command(name.to_owned()), "process/forget", json!({"processId": name}));
+    }
+
     /// Asks for the list of processes.
     pub fn list(&mut self) {
         if let Some(attached) = self.attached {

@@ -59,7 +59,8 @@ impl World {
 
     fn close_all_stdin(&self, index: usize) {
         let mut client = self.clients[index].borrow_mut();
-        let open = client.views.values().filter(|view| view.plan.stdin && view.close_stdin.is_none());
+        let open =
+            client.views.values().filter(|view| view.plan.stdin && view.close_stdin.is_none() && !view.forgotten);
         for name in open.map(|view| view.name.clone()).collect::<Vec<_>>() {
             client.close_stdin(&name);
         }

@@ -25,7 +25,8 @@ impl World {
         match self.rng.within(0..100) {
             0..15 => self.start(client),
             15..33 => self.write(client),
-            33..36 => self.close_stdin(client),
+            33..35 => self.close_stdin(client),
+            35..36 => self.forget(client),
             36..41 => self.steer(client),
             41..48 => self.read(client),
             48..54 => self.change_habits(client),
@@ -62,7 +63,7 @@ impl World {
     }
 
     fn write(&mut self, client: usize) {
-        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none());
+        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none() && !view.forgotten);
         if let Some(name) = picked {
             let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
             self.clients[client].borrow_mut().write(&name, len);
@@ -70,7 +71,7 @@ impl World {
     }
 
     fn close_stdin(&mut self, client: usize) {
-        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none());
+        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none() && !view.forgotten);
         if let Some(name) = picked {
             self.clients[client].borrow_mut().close_stdin(&name);
         }
@@ -98,8 +99,17 @@ impl World {
         self.clients[client].borrow_mut().command(&name, method, params);
     }
 
+    /// Drops a process that is over, once nothing that was asked of it is open.
+    fn forget(&mut self, client: usize) {
+        if let Some(name) = self.pick_process(client, |view| view.closed && !view.forgotten && !view.has_unanswered()) {
+            self.clients[client].borrow_mut().forget(&name);
+        }
+    }
+
     fn read(&mut self, client: usize) {
-        if let Some(name) = self.pick_process(client, |view| view.start == Start::Done && !view.plan.drops) {
+        if let Some(name) =
+            self.pick_process(client, |view| view.start == Start::Done && !view.plan.drops && !view.forgotten)
+        {
             let wait_ms = *self.rng.pick(&[0, 0, 100, 3000]);
             self.clients[client].borrow_mut().read(&name, wait_ms);
         }
@@ -204,6 +214,10 @@ impl World {
 
     /// The server ends without a word; another begins after a while. Clients find their connections gone.
     pub(crate) async fn crash(&mut self) -> io::Result<()> {
+        if self.rng.chance(30) {
+            self.stage.trace.line(format_args!("server drains"));
+            self.server.drain().await;
+        }
         self.stage.trace.line(format_args!("server crashes"));
         self.server.crash(&self.stage).await;
         let down = *self.rng.pick(&[0, 5, 300, 3000]);

@@ -42,6 +42,13 @@ impl Server {
         adopted
     }
 
+    /// Says goodbye to everybody first, as at a restart by hand.
+    pub async fn drain(&mut self) {
+        if let Some(core) = &self.core {
+            core.drain(std::time::Duration::from_secs(5)).await;
+        }
+    }
+
     /// Ends without a word.
     pub async fn crash(&mut self, stage: &Stage) {
         self.connections.shutdown().await;

@@ -79,6 +79,8 @@ pub struct View {
     pub writes: Vec<Write>,
     /// A close of stdin was asked for, and its answer.
     pub close_stdin: Option<Option<Accepted>>,
+    /// The client has dropped it.
+    pub forgotten: bool,
     /// The client asked for its end.
     pub asked_to_die: bool,
     /// Taken bytes of each stream, those in gaps counted.
@@ -106,6 +108,7 @@ impl View {
             closed: false,
             writes: Vec::new(),
             close_stdin: None,
+            forgotten: false,
             asked_to_die: false,
             taken: [0; 2],
             gaps: 0,
@@ -277,6 +280,11 @@ impl View {
         let start = self.writes.last().map_or(0, |write| write.start + write.len);
         self.writes.push(Write { start, len, status: None });
         self.writes.len() - 1
+    }
+
+    /// Whether a write or a close was asked for and not answered.
+    pub fn has_unanswered(&self) -> bool {
+        self.writes.iter().any(|write| write.status.is_none()) || self.close_stdin == Some(None)
     }
 
     /// The bytes of a write.

@@ -234,6 +234,12 @@ impl Client {
         }
     }
 
+    /// Closes the connection and waits until the server has let go of it: its session is detached then.
+    pub(crate) fn leave(mut self) {
+        self.send_message(Message::Close(None)).expect("send the close frame");
+        self.wait_closed();
+    }
+
     /// Collects everything of one process until `process/closed`, acknowledging nothing; other notifications are kept.
     pub(crate) fn collect(&mut self, process_id: &str) -> Ended {
         let mut ended = Ended::default();
