@@ -23,6 +23,8 @@ mod server;
 mod tidy;
 mod wire;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 
 /// The project's own commands.
@@ -54,8 +56,18 @@ enum Xtask {
     Child(children::Child),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Xtask::parse() {
+fn main() -> ExitCode {
+    match run(Xtask::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Xtask) -> anyhow::Result<()> {
+    match command {
         Xtask::Fmt { check } => cargo::fmt(check),
         Xtask::Lint => cargo::lint(),
         Xtask::Tidy => tidy::run(),
