@@ -7,6 +7,7 @@
 mod args;
 mod dial_stdio;
 mod env_token;
+mod kernel;
 mod place;
 mod run;
 mod runtime;

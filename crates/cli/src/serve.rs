@@ -22,7 +22,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::{args, env_token, place::Place, runtime, say};
+use crate::{args, env_token, kernel, place::Place, runtime, say};
 
 /// Serves until a signal ends it.
 pub(crate) fn run(
@@ -31,6 +31,9 @@ pub(crate) fn run(
     spawner: SpawnerHandle,
 ) -> anyhow::Result<ExitCode> {
     log(&args.log)?;
+    if let Some(lack) = kernel::check()? {
+        tracing::warn!("{lack}");
+    }
     if args.listen.is_empty() {
         args.listen.push(ListenUrl::default());
     }

@@ -44,7 +44,9 @@ impl OtherHost {
             .spawn()
             .expect("`unshare` of util-linux starts a namespace");
         let mut url = String::new();
-        BufReader::new(child.stdout.take().expect("stdout is a pipe")).read_line(&mut url).expect("the server prints its URL");
+        BufReader::new(child.stdout.take().expect("stdout is a pipe"))
+            .read_line(&mut url)
+            .expect("the server prints its URL");
         assert!(url.starts_with("ws://"), "the server did not start in its namespace: {url:?}");
         Self { child, url: url.trim_end().to_owned() }
     }
@@ -69,7 +71,10 @@ fn a_process_on_the_other_host_sees_that_host_and_nothing_of_the_client() {
     let info = client.call("environment/info", json!({})).expect("environment/info");
     assert_eq!(info["cwd"], "file:///tmp/there");
 
-    let script = format!("pwd; echo $HOME; echo $ONLY_THERE; ls {} 2>&1 | wc -l; test -e {0}/secret && echo seen", here.path().display());
+    let script = format!(
+        "pwd; echo $HOME; echo $ONLY_THERE; ls {} 2>&1 | wc -l; test -e {0}/secret && echo seen",
+        here.path().display()
+    );
     let mut params = start_params("there", &["sh", "-c", &script]);
     params["cwd"] = json!("/tmp/there");
     params["env"] = json!({});

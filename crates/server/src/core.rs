@@ -160,6 +160,9 @@ pub trait Holders: Send + Sync + 'static {
     fn remove(&self, session: &str) -> io::Result<()>;
 }
 
+/// A holder that has not introduced itself by then (stopped, or drowned) is left alone, so that the others can be served.
+const ADOPT_WITHIN: Duration = Duration::from_secs(5);
+
 /// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
@@ -213,9 +216,13 @@ impl Core {
     pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
         let holders = self.holders.clone();
         let found = tokio::task::spawn_blocking(move || holders.scan()).await.map_err(io::Error::other)??;
+        // At once: a holder that does not answer must not keep the others waiting.
+        let mut adoptions = JoinSet::new();
         for (id, found) in found {
-            self.adopt_one(id, found).await;
+            let core = self.clone();
+            adoptions.spawn(async move { core.adopt_one(id, found).await });
         }
+        adoptions.join_all().await;
         let core = Arc::downgrade(self);
         self.spawn(async move {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
@@ -231,7 +238,9 @@ impl Core {
     async fn adopt_one(self: &Arc<Self>, id: String, found: Found) {
         match found {
             Found::Holder { controller, secret } => {
-                match Session::adopt(self, id.as_str().into(), controller, secret, epoch()).await {
+                let adoption = Session::adopt(self, id.as_str().into(), controller, secret, epoch());
+                let adopted = tokio::time::timeout(ADOPT_WITHIN, adoption).await.map_err(io::Error::from).flatten();
+                match adopted {
                     Ok(session) => {
                         tracing::info!(session = short(&id), processes = session.processes().len(), "adopted");
                         lock(&self.sessions).insert(session.id.clone(), session);

@@ -1,0 +1,49 @@
+//! Says at start what this host's kernel lacks. Must not know what uses it beyond a line of text.
+
+/// `close_range`, without which a child could inherit a descriptor, and pidfds, without which a signal could hit a stranger.
+const FLOOR: (u32, u32) = (5, 9);
+
+/// A process group is signalled through its leader's pidfd.
+const GROUP_BY_PIDFD: (u32, u32) = (6, 9);
+
+/// Refuses a kernel below the floor; otherwise what it lacks, as a sentence for the log.
+pub(crate) fn check() -> anyhow::Result<Option<String>> {
+    judge(&rustix::system::uname().release().to_string_lossy())
+}
+
+fn judge(release: &str) -> anyhow::Result<Option<String>> {
+    let Some(version) = version(release) else {
+        return Ok(Some(format!("the kernel's version `{release}` is not understood; 5.9 or newer is needed")));
+    };
+    anyhow::ensure!(version >= FLOOR, "exec-server needs Linux 5.9 or newer; this host runs {release}");
+    let lacks = (version < GROUP_BY_PIDFD).then(|| {
+        format!("Linux {release}: before 6.9 signals reach a process group by its number instead of its leader's pidfd")
+    });
+    Ok(lacks)
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_is_refused_and_an_older_one_says_what_it_lacks() {
+        for (release, refused, lacks) in [
+            ("4.19.0-27-amd64", true, false),
+            ("5.9.0", false, true),
+            ("6.8.12", false, true),
+            ("6.9", false, false),
+            ("6.18.44-x", false, false),
+            ("odd", false, true),
+        ] {
+            let judged = judge(release);
+            assert_eq!(judged.is_err(), refused, "{release}");
+            assert_eq!(judged.is_ok_and(|lack| lack.is_some()), lacks, "{release}");
+        }
+    }
+}
