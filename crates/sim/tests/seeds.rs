@@ -13,12 +13,16 @@ const SEEDS: u64 = 50;
 /// Worlds at once: each has its own thread, runtime, clock and directory.
 const THREADS: u64 = 2;
 
-/// Seeds that once failed, and what they found.
+/// Seeds that fail where a fix is taken back, and what they found. A change of what worlds are made of gives these seeds other worlds: look for new
+/// ones then, with the fix taken back.
 const REGRESSIONS: &[(u64, &str)] = &[
-    (13, "a cut while the holder was being made left a start undecided for ever"),
-    (37, "the same, without a write behind it"),
-    (38, "a gap after a resume was counted from an offset that was not exact"),
-    (51, "a segment was begun and another dropped after the close"),
+    (7, "holder: a segment was begun and another dropped after the close"),
+    (20, "holder: the same, where nothing had been dropped before"),
+    (111, "server: a gap after a resume was counted from an offset that was not exact"),
+    (203, "server: the same, from the very beginning"),
+    (306, "server: the same, in a reader that was far behind"),
+    (310, "server: a cut while the holder was being made left a start undecided for ever"),
+    (379, "server: the same, and a read that waited for it"),
 ];
 
 fn live(seed: u64) -> Report {
