@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, WaitOptions};
+use rustix::process::WaitOptions;
 
 use crate::{cargo, interop, server, tidy};
 
@@ -33,9 +33,23 @@ const STEPS: &[Step] = &[
     ("bench", || release(&["bench", "--quick"])),
 ];
 
-pub(crate) fn run() -> Result<()> {
+/// Options of `cargo xtask ci`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only these steps, by name.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    for name in &options.only {
+        ensure!(STEPS.iter().any(|(step, _)| step == name), "no step `{name}`");
+    }
     let mut times = Vec::new();
     for (name, step) in STEPS {
+        if !options.only.is_empty() && !options.only.iter().any(|only| only == name) {
+            continue;
+        }
         println!("== {name}");
         let begun = Instant::now();
         let outcome = step();
@@ -60,10 +74,24 @@ fn print_times(times: &[(&&str, f64)]) {
 fn test() -> Result<()> {
     let temporary = tempfile::Builder::new().prefix("exec-server-ci-").tempdir()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let tests = cargo::check(&mut in_folder(&["test", "--workspace"], temporary.path()));
+    let tests = run_and_reap(&mut in_folder(&["test", "--workspace"], temporary.path()));
     let left = nothing_left(temporary.path());
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)
+}
+
+/// Runs a command and collects at once every orphan that dies meanwhile: tests that wait for a process to vanish must not
+/// find it as a zombie of ours.
+fn run_and_reap(command: &mut Command) -> Result<()> {
+    let child = command.spawn().with_context(|| format!("start `{command:?}`"))?;
+    loop {
+        let ended = rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::empty()))?;
+        let Some((pid, status)) = ended else { continue };
+        if pid.as_raw_nonzero().get().cast_unsigned() == child.id() {
+            ensure!(status.exit_status() == Some(0), "the tests failed: {status:?}");
+            return Ok(());
+        }
+    }
 }
 
 /// What a cargo feature adds and no default build has.
@@ -102,7 +130,7 @@ fn nothing_left(folder: &Path) -> Result<()> {
 /// Collects what died and was handed to us.
 fn reap() -> Result<()> {
     loop {
-        match rustix::process::waitpid(None::<Pid>, WaitOptions::NOHANG) {
+        match rustix::process::wait(WaitOptions::NOHANG) {
             Ok(Some(_)) => {}
             Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(()),
             Err(error) => return Err(error).context("wait for orphans"),

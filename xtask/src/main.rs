@@ -50,7 +50,7 @@ enum Xtask {
     /// Measure against bare system calls and print one table of ratios.
     Bench(bench::Options),
     /// Everything `.ci/run` checks, with the time of each step.
-    Ci,
+    Ci(ci::Options),
     /// A child mode of the fault runs and the benchmark.
     #[command(subcommand, hide = true)]
     Child(children::Child),
@@ -75,7 +75,7 @@ fn run(command: Xtask) -> anyhow::Result<()> {
         Xtask::Faults(options) => faults::run(&options),
         Xtask::Interop => interop::run(),
         Xtask::Bench(options) => bench::run(&options),
-        Xtask::Ci => ci::run(),
+        Xtask::Ci(options) => ci::run(&options),
         Xtask::Child(child) => child.run(),
     }
 }

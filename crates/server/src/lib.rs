@@ -1,7 +1,7 @@
 //! The server: sessions that outlive connections, the dispatcher, the pump, and the doors in front of them.
 //!
 //! Reading order: [`core`] owns everything that lives as long as the server; [`session`] is what a client comes back to;
-//! [`link`] speaks with the session's holder; [`process`] is the server's picture of one child and its log;
+//! `link` speaks with the session's holder; `process` is the server's picture of one child and its log;
 //! `connection` takes messages in, `dispatch` and `handlers` act on them, `pump` sends everything out.
 //! [`door`] and [`listen`] stand in front: nothing gets a connection without having passed the door.
 //!
