@@ -36,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) now_ns: u64,
     /// A deadline of a process was set since deadlines were last collected.
     pub(crate) has_new_deadline: bool,
+    /// A process is to be killed at the end of this turn.
+    pub(crate) has_kills: bool,
     /// The server's reader waits for something that this turn has appended.
     is_wake_due: bool,
     trim_at: Option<u64>,
@@ -55,6 +57,7 @@ impl Context {
             is_exclusive: config.exclusive,
             now_ns,
             has_new_deadline: false,
+            has_kills: false,
             is_wake_due: false,
             trim_at: None,
         })

@@ -6,6 +6,8 @@
 //! Failure paths: a kill that did not reach everybody is repeated by the clock; an event that finds no memory likewise. A
 //! leader that somebody else reaped is reported with code -1, not waited for.
 
+use std::os::fd::BorrowedFd;
+
 use exec_server_log::{Cause, Exit, Stream};
 use exec_server_process::{Child, Exited};
 use rustix::io::Errno;
@@ -141,24 +143,21 @@ impl Process {
         }
     }
 
-    /// Kills everything that belongs to the process: its tree, and whoever else holds its streams.
+    /// Has everything that belongs to the process killed at the end of this turn, together with all others that are due: what a kill
+    /// costs is the walk over all processes of the host.
     pub(crate) fn kill(&mut self, cause: Cause, cx: &mut Context) {
         if self.phase == Phase::Running {
             self.killed.get_or_insert(cause);
         }
-        let Some(child) = &self.child else { return };
-        let killed = child.kill_tree();
-        // A living tree is found without looking into every process; what outlives its leader is looked for later.
-        let is_wanted = cx.is_exclusive && self.phase != Phase::Running;
-        let open = self.outputs.iter().filter(|output| output.is_open && is_wanted);
-        let held = grip::kill_holders(open.filter_map(|output| stream_fd(child, output.stream)));
-        self.timing.kill_at = match killed {
-            // Whoever was found may have forked before it died: look again.
-            Ok(killed) if killed.complete && held == 0 => None,
-            Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
-            Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),
-        };
-        cx.has_new_deadline = true;
+        self.is_kill_due = self.child.is_some();
+        cx.has_kills |= self.is_kill_due;
+    }
+
+    /// The streams by which those are found that outlived the leader. A living tree is found without looking into every process.
+    fn held_streams(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let is_wanted = self.phase != Phase::Running;
+        let open = self.outputs.iter().filter(move |output| output.is_open && is_wanted);
+        open.filter_map(|output| stream_fd(self.child.as_ref()?, output.stream))
     }
 
     /// Does what is due by now.
@@ -238,4 +237,23 @@ impl Process {
             self.retry_later(cx);
         }
     }
+}
+
+/// Kills the trees of all processes that are due, and whoever else holds their streams.
+pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut Context) {
+    let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
+    let killed = Child::kill_all(due.iter().filter_map(|process| process.child.as_ref()));
+    let held =
+        if cx.is_exclusive { grip::kill_holders(due.iter().flat_map(|process| process.held_streams())) } else { 0 };
+    let again_at = match killed {
+        // Whoever was found may have forked before it died: look again.
+        Ok(killed) if killed.complete && held == 0 => None,
+        Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
+        Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),
+    };
+    for process in &mut due {
+        process.is_kill_due = false;
+        process.timing.kill_at = again_at;
+    }
+    cx.has_new_deadline = true;
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use exec_server_process::Child;
 use rustix::fs::AtFlags;
 use rustix::time::ClockId;
 
@@ -40,10 +41,8 @@ pub(crate) struct Ending {
 impl Ending {
     /// Kills every process of the session.
     pub(crate) fn begin(reason: Reason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
-        for child in processes.values().filter_map(|process| process.child.as_ref()) {
-            // What is missed here is found by the looks that follow.
-            child.kill_tree().ok();
-        }
+        // What is missed here is found by the looks that follow.
+        Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
         let ended = |process: &Process| Ended {
             pid: process.pid,
             was_running: process.phase != Phase::Closed,

@@ -16,7 +16,7 @@ use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Process, Source};
 use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
-use crate::{Config, Spawner, reap};
+use crate::{Config, Spawner, end, reap};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -134,6 +134,9 @@ impl<S: Spawner> Holder<S> {
 
     /// The end of a turn: adoption, loss of the controller, the session's end, and what to watch until the next.
     fn finish(&mut self, now_ns: u64) -> Turn {
+        if std::mem::take(&mut self.cx.has_kills) {
+            end::kill_due(self.processes.values_mut(), &mut self.cx);
+        }
         if self.ending.is_none() && self.lease.poll_expired(now_ns) {
             self.cx.send(&FromHolder::Expired);
             self.end(Reason::Expiry);

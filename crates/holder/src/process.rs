@@ -48,6 +48,8 @@ pub(crate) struct Process {
     pub(crate) timing: Timing,
     /// Why we ended it, once we did.
     pub(crate) killed: Option<Cause>,
+    /// Its tree is to be killed at the end of this turn.
+    pub(crate) is_kill_due: bool,
     /// It was sent our SIGTERM, so an orderly exit is our doing too.
     pub(crate) was_asked: bool,
     meta: Box<[u8]>,
@@ -144,6 +146,7 @@ impl Process {
                 ..Timing::default()
             },
             killed: None,
+            is_kill_due: false,
             was_asked: false,
             meta: spec.meta.into_boxed_slice(),
             child: Some(child),

@@ -210,19 +210,32 @@ impl Child {
 
     /// Kills the leader, its group, its session and its descendants; after the reap what is left of group and session.
     pub fn kill_tree(&self) -> io::Result<Killed> {
-        let is_reaped = self.exited.is_some();
-        if let Backing::Script(script) = &self.backing {
-            script.signal(libc::SIGKILL);
-            return Ok(Killed { signalled: usize::from(!is_reaped), complete: true });
-        }
-        if is_reaped {
-            return tree::kill_tree(self.pid, TreeScope::Remains);
+        Self::kill_all([self])
+    }
+
+    /// The same for several children at the price of one: the walk over all processes is what a kill costs.
+    pub fn kill_all<'a>(children: impl IntoIterator<Item = &'a Self>) -> io::Result<Killed> {
+        let (mut leaders, mut living, mut scripted) = (Vec::new(), Vec::new(), 0);
+        for child in children {
+            match (&child.backing, child.exited.is_some()) {
+                (Backing::Script(script), is_reaped) => {
+                    script.signal(libc::SIGKILL);
+                    scripted += usize::from(!is_reaped);
+                }
+                (Backing::Process(_), true) => leaders.push((child.pid, TreeScope::Remains)),
+                (Backing::Process(_), false) => {
+                    leaders.push((child.pid, TreeScope::Whole));
+                    living.push(child);
+                }
+            }
         }
         // The walk comes first: a leader that dies before it takes the chain of parents with it.
-        let killed = tree::kill_tree(self.pid, TreeScope::Whole);
-        // The group is killed in one step as well, so that it dies even where `/proc` cannot be read.
-        self.signal_group(libc::SIGKILL)?;
-        killed
+        let killed = tree::kill_trees(&leaders);
+        // Each group is killed in one step as well, so that it dies even where `/proc` cannot be read.
+        let groups: io::Result<()> = living.iter().try_for_each(|child| child.signal_group(libc::SIGKILL));
+        let killed = killed?;
+        groups?;
+        Ok(Killed { signalled: killed.signalled + scripted, ..killed })
     }
 
     /// Reaps the leader if it has ended; later calls give the same answer.

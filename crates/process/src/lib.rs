@@ -45,4 +45,4 @@ pub use child::{Child, CloseStdin, Exited};
 pub use driver::Driver;
 pub use rustix::process::Pid;
 pub use spawn::{Size, Spawn, SpawnError, Stage, Stdin, Stdio};
-pub use tree::{Killed, Member, TreeScope, descendants_of, kill_descendants, kill_tree};
+pub use tree::{Killed, Member, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};
