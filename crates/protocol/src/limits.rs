@@ -92,3 +92,7 @@ pub const ANSWERS_WAITING: usize = 8192;
 
 /// Bytes of answers that wait for a peer that does not read them.
 pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;
+
+/// Requests of one connection that have not been answered; beyond it the answer is `overloaded`. Those that steer (terminate,
+/// signal, close, status) have as many again.
+pub const REQUESTS_UNANSWERED: usize = 8 * REQUESTS_WAITING;

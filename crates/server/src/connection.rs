@@ -24,6 +24,7 @@ use exec_server_protocol::{
 };
 use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use serde_json::value::RawValue;
 use tokio::{
     io::{AsyncRead, ReadBuf},
     sync::Notify,
@@ -43,6 +44,9 @@ use crate::{
 
 /// How long a connection that is told goodbye may take to go.
 const GOODBYE: Duration = Duration::from_secs(5);
+
+/// How long a peer that was told goodbye may take to close its side.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
 pub(crate) struct Peer {
@@ -139,7 +143,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     });
     core.connected(&peer);
     let reader = Box::new(Heard { reader: stream.reader, peer: peer.clone() });
-    let receiver = Receiver::new(framing, reader, stream.leftover);
+    let mut receiver = Receiver::new(framing, reader, stream.leftover);
     let mut pump = JoinSet::new();
     pump.spawn(Pump::new(framing, stream.writer, peer.mailbox.clone()).run());
     let mut connection = Connection {
@@ -155,8 +159,8 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         waiting: VecDeque::new(),
         waiting_bytes: 0,
     };
-    let code = connection.run(receiver, &mut pump, stream.probe).await;
-    connection.end(code, pump).await;
+    let code = connection.run(&mut receiver, &mut pump, stream.probe).await;
+    connection.end(code, receiver, pump).await;
 }
 
 impl Connection {
@@ -165,7 +169,7 @@ impl Connection {
     /// All branches are cancel safe. Tasks come first, so that a request that was woken acts before one that arrives now.
     async fn run(
         &mut self,
-        mut receiver: Receiver,
+        receiver: &mut Receiver,
         pump: &mut JoinSet<io::Result<()>>,
         probe: Option<TcpProbe>,
     ) -> Option<u16> {
@@ -217,9 +221,8 @@ impl Connection {
         self.pings && silent >= limit && tcp_silent
     }
 
-    async fn end(self, code: Option<u16>, mut pump: JoinSet<io::Result<()>>) {
+    async fn end(self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
-        self.core.disconnected(&self.peer);
         match &self.stage {
             Stage::Fresh => {}
             Stage::Implicit(session) => session.end().await,
@@ -230,10 +233,20 @@ impl Connection {
         if let Some(code) = code {
             self.peer.mailbox.close(code, "");
         }
-        // The pump may still be telling goodbye; a peer that does not listen does not keep it.
-        if tokio::time::timeout(GOODBYE, pump.join_next()).await.is_err() {
+        // What still comes in is read and dropped: closed with unread input, the socket would be reset, and a peer that is sending would
+        // lose our last words with it.
+        let farewell = async {
+            tokio::select! {
+                _ = pump.join_next() => {}
+                () = discard(&mut receiver) => drop(pump.join_next().await),
+            }
+            tokio::time::timeout(LINGER, discard(&mut receiver)).await.unwrap_or(());
+        };
+        // A peer that does not listen does not keep us.
+        if tokio::time::timeout(GOODBYE, farewell).await.is_err() {
             pump.shutdown().await;
         }
+        self.core.disconnected(&self.peer);
     }
 
     async fn handle(&mut self, bytes: Bytes) {
@@ -249,11 +262,12 @@ impl Connection {
                 if let Err(failure) = self.admit(found, bytes.len()) {
                     return self.fail(&id, &failure);
                 }
-                if found.class == Class::Ordered && self.running >= self.core.config.concurrent_requests {
+                // Behind those that wait, or it would overtake them.
+                if found.class == Class::Ordered && !(self.has_slot() && self.waiting.is_empty()) {
                     self.waiting_bytes += bytes.len();
                     return self.waiting.push_back(bytes);
                 }
-                self.begin(found, id, params).await;
+                self.begin(found, id, params, bytes.len()).await;
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
             // Nothing is ever asked of a client, so nothing waits for an answer.
@@ -285,21 +299,34 @@ impl Connection {
         self.peer.mailbox.answer(out);
     }
 
-    /// Bounds what a connection may have waiting. Control requests always get through.
+    /// Bounds what a connection may have waiting. Control requests get through where others do not any more.
     fn admit(&self, method: &Method, bytes: usize) -> Result<(), Failure> {
+        let outstanding = self.peer.mailbox.outstanding();
+        // One large message alone is no crowd.
         let full = self.waiting.len() >= limits::REQUESTS_WAITING
-            || self.waiting_bytes + bytes > limits::REQUESTS_WAITING_BYTES
-            || self.tasks.len() >= limits::REQUESTS_RUNNING + limits::REQUESTS_WAITING;
+            || (self.waiting_bytes > 0 && self.waiting_bytes + bytes > limits::REQUESTS_WAITING_BYTES)
+            || outstanding >= limits::REQUESTS_UNANSWERED;
         match method.class {
+            Class::Control if outstanding >= 2 * limits::REQUESTS_UNANSWERED => {
+                Err(Failure::Overloaded { what: "requests" })
+            }
             Class::Ordered | Class::Parked if full => Err(Failure::Overloaded { what: "requests" }),
             Class::Ordered | Class::Parked | Class::Control | Class::Inline => Ok(()),
         }
     }
 
     /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
-    async fn begin(&mut self, method: &'static Method, id: RequestId, params: Option<&serde_json::value::RawValue>) {
+    async fn begin(&mut self, method: &'static Method, id: RequestId, params: Option<&RawValue>, bytes: usize) {
         let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
         let reply = Reply::new(id, self.peer.mailbox.clone(), dialect);
+        // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
+        let reply = match method.class {
+            Class::Ordered => match reply.park(bytes) {
+                Ok(reply) => reply,
+                Err((reply, failure)) => return reply.fail(&failure),
+            },
+            Class::Parked | Class::Control | Class::Inline => reply,
+        };
         let context = match self.context(method) {
             Ok(context) => context,
             Err(failure) => return reply.fail(&failure),
@@ -311,15 +338,22 @@ impl Connection {
         }
     }
 
+    fn has_slot(&self) -> bool {
+        self.running < self.core.config.concurrent_requests
+    }
+
+    /// Begins those that waited for a slot; one that is done at once leaves its slot to the next.
     async fn task_done(&mut self, held_slot: bool) {
         self.running -= usize::from(held_slot);
-        if held_slot && let Some(bytes) = self.waiting.pop_front() {
+        while self.has_slot()
+            && let Some(bytes) = self.waiting.pop_front()
+        {
             self.waiting_bytes -= bytes.len();
             // Decoded a second time: waiting is rare, and keeping borrowed params beside their bytes is not worth it.
             if let Ok(Incoming::Request { id, method, params, .. }) = message::decode(&bytes)
                 && let Some(found) = Method::find(&method)
             {
-                self.begin(found, id, params).await;
+                self.begin(found, id, params, bytes.len()).await;
             }
         }
     }
@@ -348,7 +382,7 @@ impl Connection {
         Ok(handlers::Context { core: self.core.clone(), peer: self.peer.clone(), session })
     }
 
-    fn notified(&mut self, method: &str, params: Option<&serde_json::value::RawValue>) {
+    fn notified(&mut self, method: &str, params: Option<&RawValue>) {
         match method {
             method::INITIALIZED => self.confirmed(),
             method::PROCESS_ACK => {
@@ -389,6 +423,11 @@ impl Connection {
             }
         }
     }
+}
+
+/// Reads until the peer has closed.
+async fn discard(receiver: &mut Receiver) {
+    while receiver.recv().await.is_ok() {}
 }
 
 /// Notes when bytes come in, so that a slow large message counts as life.

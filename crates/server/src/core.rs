@@ -22,8 +22,8 @@ use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use crate::{
     connection::{self, Peer},
     error::Failure,
-    process::{Meta, lock},
-    session::{Attachment, Session, SessionRecord, short},
+    process::{Meta, Process, lock},
+    session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
@@ -166,15 +166,16 @@ const ADOPT_WITHIN: Duration = Duration::from_secs(5);
 /// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// Expired sessions that are remembered, so that a late client hears why.
-const EXPIRED_REMEMBERED: usize = 1024;
+/// Sessions that are remembered after their end, so that a late client hears why.
+const GONE_REMEMBERED: usize = 1024;
 
 /// Everything that lives as long as the server.
 pub struct Core {
     pub(crate) config: Config,
     pub(crate) holders: Arc<dyn Holders>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
-    expired: Mutex<BTreeMap<String, Expired>>,
+    /// Sessions that a late client may still ask for, and why they are gone.
+    gone: Mutex<BTreeMap<String, Gone>>,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
     /// Told when a connection has ended.
     peer_gone: Notify,
@@ -182,6 +183,12 @@ pub struct Core {
     draining: AtomicBool,
     /// Links and the sweep. Ended when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
+}
+
+/// Why a session is gone.
+enum Gone {
+    Expired(Expired),
+    HolderLost,
 }
 
 struct Expired {
@@ -197,7 +204,7 @@ impl Core {
             config,
             holders,
             sessions: Mutex::default(),
-            expired: Mutex::default(),
+            gone: Mutex::default(),
             peers: Mutex::default(),
             peer_gone: Notify::new(),
             next_peer: AtomicU64::new(1),
@@ -256,17 +263,25 @@ impl Core {
                     let attachment =
                         Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
                     let principal = Principal::named(&record.principal);
-                    let session =
-                        Session::new(id.as_str().into(), principal, Arc::downgrade(self), attachment, Instant::now());
+                    let session = Session::new(
+                        id.as_str().into(),
+                        principal,
+                        Arc::downgrade(self),
+                        attachment,
+                        Some(Instant::now()),
+                    );
                     lock(&self.sessions).insert(session.id.clone(), session);
                 }
                 Err(error) => self.discard(&id, &format!("its record cannot be read: {error}")),
             },
             Found::Expired(text) => {
-                self.remember_expired(&id, Expired::parse(&text));
+                self.remember_gone(&id, Gone::Expired(Expired::parse(&text)));
                 self.discard(&id, "its time was over");
             }
-            Found::Dead => self.discard(&id, "its holder is gone"),
+            Found::Dead => {
+                self.remember_gone(&id, Gone::HolderLost);
+                self.discard(&id, "its holder is gone");
+            }
         }
     }
 
@@ -299,9 +314,20 @@ impl Core {
     /// Ends every session and its processes, and waits for it.
     pub async fn end_all(&self) {
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        let mut ends = JoinSet::new();
         for session in sessions {
-            session.end().await;
+            ends.spawn(async move { session.end().await });
         }
+        ends.join_all().await;
+    }
+
+    /// Ends what a dead holder left running. The walk over the host's processes is no work for the runtime's threads.
+    pub(crate) fn kill_orphans(&self, processes: Vec<Arc<Process>>) {
+        self.spawn(async move {
+            let kill =
+                move || exec_server_holder::kill_orphans(processes.iter().filter_map(|process| process.leader()));
+            tokio::task::spawn_blocking(kill).await.unwrap_or(());
+        });
     }
 
     /// Nothing new is started.
@@ -343,6 +369,8 @@ impl Core {
             // It works all the same until the server ends; a full disk is no reason to refuse it.
             Err(error) => tracing::error!(session = short(&session.id), %error, "record of the session not written"),
         }
+        // Known only now: whoever ends it finds its record to remove.
+        lock(&self.sessions).insert(session.id.clone(), session.clone());
         Ok(session)
     }
 
@@ -351,9 +379,7 @@ impl Core {
             return Err(Failure::Draining);
         }
         let id: Arc<str> = uuid::Uuid::new_v4().to_string().into();
-        let session = Session::new(id.clone(), principal, Arc::downgrade(self), attachment, Instant::now());
-        lock(&self.sessions).insert(id, session.clone());
-        Ok(session)
+        Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 
     /// V0: a session for a connection that never asked for one. It ends with the connection, so nothing of it is recorded.
@@ -364,7 +390,8 @@ impl Core {
     ) -> Result<Arc<Session>, Failure> {
         let attachment = Attachment { ttl: Some(exec_server_protocol::limits::REFERENCE_TTL), reference: true };
         let session = self.bare_session(principal, attachment)?;
-        session.attach(peer, attachment);
+        lock(&self.sessions).insert(session.id.clone(), session.clone());
+        session.attach(peer, attachment, Claim::Any)?;
         Ok(session)
     }
 
@@ -373,8 +400,9 @@ impl Core {
         if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
             return Ok(session.clone());
         }
-        match lock(&self.expired).get(id) {
-            Some(expired) => Err(Failure::SessionExpired {
+        match lock(&self.gone).get(id) {
+            Some(Gone::HolderLost) => Err(Failure::HolderLost { session: id.to_owned() }),
+            Some(Gone::Expired(expired)) => Err(Failure::SessionExpired {
                 id: id.to_owned(),
                 when: expired.when.clone(),
                 what: if expired.processes.is_empty() { "no process".to_owned() } else { expired.processes.join(", ") },
@@ -400,16 +428,16 @@ impl Core {
     pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
         tracing::info!(session = short(id), processes = processes.len(), "session expired");
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.remember_expired(id, Expired { when: format!("at unix time {seconds}"), processes });
+        self.remember_gone(id, Gone::Expired(Expired { when: format!("at unix time {seconds}"), processes }));
         self.remove(id);
     }
 
-    fn remember_expired(&self, id: &str, what: Expired) {
-        let mut expired = lock(&self.expired);
-        while expired.len() >= EXPIRED_REMEMBERED {
-            expired.pop_first();
+    fn remember_gone(&self, id: &str, why: Gone) {
+        let mut gone = lock(&self.gone);
+        while gone.len() >= GONE_REMEMBERED {
+            gone.pop_first();
         }
-        expired.insert(id.to_owned(), what);
+        gone.insert(id.to_owned(), why);
     }
 
     fn sweep(&self, now: Instant) {

@@ -68,9 +68,9 @@ pub(crate) enum Failure {
     NoStdin { id: String },
     #[error("too many requests wait on this connection: {what}")]
     Overloaded { what: &'static str },
-    #[error("the holder of session {session} is gone")]
+    #[error("the holder of session {session} is gone, and its processes with it; open a new session")]
     HolderLost { session: String },
-    #[error("create the holder of session {session}: {source}")]
+    #[error("create the holder of session {session}: {source}; try again, or restart the server if it stays so")]
     HolderFailed { session: String, source: io::Error },
     #[error("the server is shutting down; connect again")]
     Draining,
@@ -129,7 +129,9 @@ impl Failure {
             Self::NotEnforceable { .. } => Kind::NotEnforceable,
             Self::NoStdin { .. } => Kind::StdinClosed,
             Self::Overloaded { .. } => Kind::Overloaded,
-            Self::HolderLost { .. } | Self::HolderFailed { .. } => Kind::HolderLost,
+            Self::HolderLost { .. } => Kind::HolderLost,
+            // Nothing was lost: the session has no process yet.
+            Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
         }
     }

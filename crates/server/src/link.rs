@@ -30,7 +30,7 @@ use crate::{
     error::Failure,
     process::{Birth, Meta, Process, lock},
     pump::Reply,
-    session::Session,
+    session::{Session, short},
 };
 
 /// When to try again after the process had no descriptor free.
@@ -61,6 +61,34 @@ pub(crate) enum Waiter {
     Start { meta: Meta, reply: Reply, session: Arc<Session> },
     Stdin(Arc<Process>),
     Done(oneshot::Sender<Status>),
+}
+
+/// A request that was never sent: who waits for its answer, and why.
+pub(crate) struct Unsent {
+    pub(crate) waiter: Waiter,
+    pub(crate) error: io::Error,
+}
+
+/// What became of the messages that did not fit.
+enum Flushed {
+    All,
+    /// The socket takes no more now.
+    Full,
+    /// The host has no descriptor or memory for the next one now.
+    Short,
+}
+
+/// When to try again where the host was short of descriptors or memory.
+const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
+
+/// An error that goes away by itself.
+fn passes(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    error.kind() == io::ErrorKind::WouldBlock
+        || errno.is_some_and(|errno| {
+            use rustix::io::Errno;
+            [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS].contains(&errno)
+        })
 }
 
 /// A status that a holder will send. Sent for already: dropping it only means not to care.
@@ -98,46 +126,62 @@ impl Link {
 
     /// Sends a message that needs no answer.
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
-        if self.broken.load(Ordering::Acquire) {
-            return;
-        }
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
+        if let Err(error) = self.post(encoded) {
+            // The receiving side sees the same end and cleans up.
+            tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
+        }
+    }
+
+    /// Sends a request whose answer goes to `waiter`. A request that cannot be sent gives its waiter back, with the reason.
+    pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) -> Result<(), Box<Unsent>> {
+        let req = {
+            let mut waiters = lock(&self.waiters);
+            if self.broken.load(Ordering::Acquire) {
+                return Err(Box::new(Unsent { waiter, error: io::ErrorKind::BrokenPipe.into() }));
+            }
+            waiters.next = waiters.next.wrapping_add(1);
+            let req = waiters.next;
+            waiters.waiting.insert(req, waiter);
+            req
+        };
+        let mut encoded = Vec::new();
+        request(req).encode(&mut encoded);
+        // A link that ended in between has answered the waiter already.
+        match self.post(encoded) {
+            Err(error) => self.waiter(req).map_or(Ok(()), |waiter| Err(Box::new(Unsent { waiter, error }))),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Sends at once or keeps for later; an error means never.
+    fn post(&self, encoded: Vec<u8>) -> io::Result<()> {
+        if encoded.len() > wire::LARGE_MAX {
+            return Err(rustix::io::Errno::MSGSIZE.into());
+        }
+        if self.broken.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let mut unsent = lock(&self.unsent);
         if unsent.is_empty() {
             match wire::send_raw(self.socket.get_ref(), &encoded, &[]) {
-                Ok(()) => return,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // The receiving side sees the same end and cleans up.
-                Err(error) => return tracing::debug!(session = %self.session, %error, "message to the holder not sent"),
+                Ok(()) => return Ok(()),
+                Err(error) if passes(&error) => {}
+                Err(error) => return Err(error),
             }
         }
         unsent.push_back(encoded);
         drop(unsent);
         self.unsent_bell.notify_one();
-    }
-
-    /// Sends a request whose answer goes to `waiter`.
-    pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) {
-        let req = {
-            let mut waiters = lock(&self.waiters);
-            if !self.broken.load(Ordering::Acquire) {
-                waiters.next = waiters.next.wrapping_add(1);
-                let req = waiters.next;
-                waiters.waiting.insert(req, waiter);
-                req
-            } else {
-                drop(waiters);
-                return waiter.lose();
-            }
-        };
-        self.send(&request(req));
+        Ok(())
     }
 
     /// A request that is answered by a status. `None`: the holder is gone.
     pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> Answer {
         let (tx, rx) = oneshot::channel();
-        self.ask(Waiter::Done(tx), request);
+        // Not sent: the sender goes with the error, and the answer is that there is none.
+        drop(self.ask(Waiter::Done(tx), request));
         Answer(rx)
     }
 
@@ -213,7 +257,7 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 // No descriptor is free for what the holder sends: it stays in the socket, and the children wait for us.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
-                    tracing::warn!(session = %self.session, %error, "a message of the holder has to wait");
+                    tracing::warn!(session = short(&self.session), %error, "a message of the holder has to wait");
                     tokio::time::sleep(RETRY).await;
                 }
                 Err(error) => return Err(error),
@@ -273,16 +317,25 @@ impl Link {
             return std::future::pending().await;
         };
         while let Ok(mut ready) = room.writable().await {
-            let mut unsent = lock(&self.unsent);
-            loop {
-                let Some(message) = unsent.front() else { return };
-                match wire::send_raw(self.socket.get_ref(), message, &[]) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break ready.clear_ready(),
-                    // Sent, or never to be sent: the receiving side sees the end.
-                    Ok(()) | Err(_) => drop(unsent.pop_front()),
-                }
+            match self.flush_some() {
+                Flushed::All => return,
+                Flushed::Full => ready.clear_ready(),
+                Flushed::Short => tokio::time::sleep(SHORT_OF_RESOURCES).await,
             }
         }
+    }
+
+    fn flush_some(&self) -> Flushed {
+        let mut unsent = lock(&self.unsent);
+        while let Some(message) = unsent.front() {
+            match wire::send_raw(self.socket.get_ref(), message, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
+                Err(error) if passes(&error) => return Flushed::Short,
+                // Sent, or never to be sent: the receiving side sees the end.
+                Ok(()) | Err(_) => drop(unsent.pop_front()),
+            }
+        }
+        Flushed::All
     }
 
     fn waiter(&self, req: u32) -> Option<Waiter> {
@@ -324,7 +377,7 @@ impl Link {
                 if let Some(process) = session.by_slot(info.slot)
                     && let Err(error) = push_segment(&process, &info, fds.pop())
                 {
-                    tracing::error!(session = %self.session, slot = info.slot, %error, "segment of a log cannot be mapped");
+                    tracing::error!(session = short(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
             }
             FromHolder::Spilled { slot, segment } => {
@@ -341,7 +394,7 @@ impl Link {
             FromHolder::Retired { .. } => {}
             FromHolder::Expired => session.handle_expired(),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
-                tracing::warn!(session = %self.session, "the holder repeats its introduction");
+                tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
             }
         }
     }
@@ -358,14 +411,15 @@ impl Link {
 }
 
 impl Waiter {
-    /// The holder is gone. Writes are answered by their process, which is told separately.
+    /// The holder is gone.
     fn lose(self) {
         match self {
             Self::Start { meta, reply, session } => {
                 session.handle_start_failed(&meta.process_id);
                 reply.fail(&session.holder_lost());
             }
-            Self::Stdin(process) => process.handle_holder_lost(),
+            // Its process is told of the loss, and answers all that is in its line.
+            Self::Stdin(_) => {}
             Self::Done(done) => drop(done),
         }
     }

@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     fmt,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
-use exec_server_log::{Chain, Control, Cursor, Loaded, Mapping, SegmentInfo, Status};
+use exec_server_log::{Chain, Control, Cursor, Loaded, Mapping, Place, SegmentInfo, Status};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -166,6 +166,35 @@ impl Drop for Load {
     }
 }
 
+impl Input {
+    fn reply(self) -> Reply {
+        let (Self::Write { reply, .. } | Self::Close { reply }) = self;
+        reply
+    }
+
+    /// Its process is gone from the table.
+    fn unknown(self, process: &str) {
+        match self {
+            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::UnknownProcess),
+            Self::Close { reply } => {
+                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess })
+            }
+        }
+    }
+}
+
+/// A reader that holds output like the owner. Dropping it lets go, also where the order that carried it was never obeyed.
+pub(crate) struct Hold {
+    process: Arc<Process>,
+    pub(crate) key: u64,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.process.remove_taker(self.key);
+    }
+}
+
 impl fmt::Debug for Process {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Process").field("id", &self.meta.process_id).field("pid", &self.pid).finish_non_exhaustive()
@@ -180,6 +209,9 @@ pub(crate) struct Birth {
     pub(crate) slot: u32,
     pub(crate) leader: Option<OwnedFd>,
 }
+
+/// A position beyond every number that will ever be given.
+const ABANDONED: u64 = u64::MAX / 2;
 
 /// The owner is always a taker: what it has not taken is kept while it is away.
 const OWNER: u64 = 0;
@@ -249,14 +281,20 @@ impl Process {
 
     /// Lets go of everything shared with the holder, before the holder is told to reuse it. Readers that still have the process find an
     /// empty log.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn forget(self: &Arc<Self>) {
         self.forgotten.set(self.status()).ok(); // Forgotten once is forgotten.
         let mut chain = self.chain();
+        for segment in chain.segments().filter(|segment| segment.place == Place::Memory) {
+            self.link.send(&ToHolder::Return { segment: segment.id });
+        }
         let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
         *chain = Chain::new();
         chain.forget_below(end_seq, end_offset);
         drop(chain);
         drop(self.link.status(|req| ToHolder::Forget { req, slot: self.slot }));
+        // What waits for its stdin must not reach whoever gets the slot.
+        self.next_input(lock(&self.stdin));
+        self.wake();
     }
 
     pub(crate) fn lost(&self) -> Option<Lost> {
@@ -311,13 +349,13 @@ impl Process {
     }
 
     /// A further reader whose untaken bytes are kept. It starts at what is retained now.
-    pub(crate) fn add_taker(&self, seq: u64) -> u64 {
+    pub(crate) fn hold(self: &Arc<Self>, seq: u64) -> Hold {
         let key = self.next_taker.fetch_add(1, Ordering::Relaxed);
         lock(&self.takers).push(Taker { key, seq });
-        key
+        Hold { process: self.clone(), key }
     }
 
-    pub(crate) fn remove_taker(&self, key: u64) {
+    fn remove_taker(&self, key: u64) {
         lock(&self.takers).retain(|taker| taker.key != key);
         self.let_go();
     }
@@ -350,7 +388,7 @@ impl Process {
 
     /// What every taker has taken.
     pub(crate) fn taken_seq(&self) -> u64 {
-        lock(&self.takers).iter().map(|taker| taker.seq).min().unwrap_or(0)
+        lock(&self.takers).iter().map(|taker| taker.seq).min().unwrap_or(ABANDONED)
     }
 
     fn let_go(&self) {
@@ -393,31 +431,43 @@ impl Process {
     pub(crate) fn input(self: &Arc<Self>, input: Input) {
         let mut stdin = lock(&self.stdin);
         stdin.line.push_back(input);
-        self.next_input(&mut stdin);
+        self.next_input(stdin);
     }
 
-    /// Hands the front of the line to the holder, unless something is there already.
-    fn next_input(self: &Arc<Self>, stdin: &mut StdinLine) {
+    /// Hands the front of the line to the holder, unless something is there already. Takes the guard: where nothing can be handed over any
+    /// more the whole line is answered, and not under the lock.
+    fn next_input(self: &Arc<Self>, mut stdin: MutexGuard<'_, StdinLine>) {
+        if self.forgotten.get().is_some() {
+            // The slot may be another process's by now.
+            let line = std::mem::take(&mut stdin.line);
+            drop(stdin);
+            return line.into_iter().for_each(|input| input.unknown(self.id()));
+        }
         if stdin.busy {
             return;
         }
         let Some(front) = stdin.line.front() else { return };
-        stdin.busy = true;
         let waiter = Waiter::Stdin(self.clone());
-        match front {
+        let slot = self.slot;
+        let asked = match front {
             Input::Write { key, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
-                let (total, offset) = (data.len() as u64, *done as u64);
-                self.link.ask(waiter, |req| ToHolder::Write {
-                    req,
-                    slot: self.slot,
-                    key: *key,
-                    total,
-                    offset,
-                    data: part,
-                });
+                let (total, offset, key) = (data.len() as u64, *done as u64, *key);
+                self.link.ask(waiter, |req| ToHolder::Write { req, slot, key, total, offset, data: part })
             }
-            Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot: self.slot }),
+            Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
+        };
+        stdin.busy = asked.is_ok();
+        drop(stdin);
+        if asked.is_err() {
+            self.fail_inputs();
+        }
+    }
+
+    fn fail_inputs(&self) {
+        let line = std::mem::take(&mut lock(&self.stdin).line);
+        for input in line {
+            input.reply().fail(&Failure::HolderLost { session: self.session.to_string() });
         }
     }
 
@@ -425,16 +475,15 @@ impl Process {
     pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
-        if status == WriteStatus::Busy {
-            // Cannot happen while one part is out at a time, except right after an adoption: a part of the last server is still going in.
-            return self.next_input(&mut stdin);
-        }
-        if let Some(Input::Write { data, done: so_far, .. }) = stdin.line.front_mut()
-            && status == WriteStatus::Accepted
-        {
-            *so_far = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
+        if let Some(Input::Write { data, done: so_far, .. }) = stdin.line.front_mut() {
+            match status {
+                WriteStatus::Accepted => *so_far = usize::try_from(done).unwrap_or(usize::MAX).min(data.len()),
+                // Only right after an adoption: a part of the last server is still going in. The same part is sent again.
+                WriteStatus::Busy => return self.next_input(stdin),
+                WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
+            }
             if *so_far < data.len() {
-                return self.next_input(&mut stdin);
+                return self.next_input(stdin);
             }
         }
         if let Some(Input::Write { reply, .. }) = stdin.line.pop_front() {
@@ -445,7 +494,7 @@ impl Process {
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
             }
         }
-        self.next_input(&mut stdin);
+        self.next_input(stdin);
     }
 
     /// The holder has closed stdin, or said why it could not.
@@ -455,28 +504,36 @@ impl Process {
         if let Some(Input::Close { reply }) = stdin.line.pop_front() {
             reply.result(&wire::CloseStdinResult { status });
         }
-        self.next_input(&mut stdin);
+        self.next_input(stdin);
     }
 
-    /// The holder died. Ends the leader's group, answers everything that waits, and lets readers see an end.
+    /// The holder died. Answers everything that waits and lets readers see an end. What is left of the process is the caller's to kill.
     pub(crate) fn handle_holder_lost(&self) {
         let status = self.control.status(self.slot);
         if status.closed_seq.is_none() {
             let exited_seq = status.exited.is_none().then_some(status.next_seq);
             let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
             self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Set once: the link ends once.
-            if let Some(leader) = &self.leader {
-                exec_server_holder::kill_orphans(leader, self.pid);
-            }
         }
-        let mut stdin = lock(&self.stdin);
-        stdin.busy = false;
-        for input in stdin.line.drain(..) {
-            let (Input::Write { reply, .. } | Input::Close { reply }) = input;
-            reply.fail(&Failure::HolderLost { session: self.session.to_string() });
-        }
-        drop(stdin);
+        self.fail_inputs();
         self.wake();
+    }
+
+    /// What names the leader for good, while it was running when the server last heard.
+    pub(crate) fn leader(&self) -> Option<(BorrowedFd<'_>, u32)> {
+        self.leader.as_ref().filter(|_| self.lost.get().is_some()).map(|leader| (leader.as_fd(), self.pid))
+    }
+
+    /// The owner wants nothing more of it: whatever comes counts as taken.
+    pub(crate) fn abandon(&self) {
+        self.set_owner_position(Position { seq: ABANDONED, offset: 0 });
+        lock(&self.takers).retain(|taker| taker.key != OWNER);
+        self.let_go();
+    }
+
+    /// Readers other than the owner whose untaken output is kept.
+    pub(crate) fn has_holds(&self) -> bool {
+        lock(&self.takers).iter().any(|taker| taker.key != OWNER)
     }
 
     /// Since when it has been closed and the owner could have known. The time an owner is away does not count: each look without one starts

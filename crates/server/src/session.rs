@@ -27,10 +27,16 @@ use crate::{
     connection::Peer,
     core::{Core, Principal},
     error::Failure,
-    link::{Link, Waiter},
+    link::{Link, Unsent, Waiter},
     process::{Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
 };
+
+/// A new holder has introduced itself by then, or never will.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long an end waits for its holder. One that is stopped ends when it goes on: the request is in its socket.
+const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// A session of one principal. Survives its connections and, through its holder, the server.
 pub struct Session {
@@ -44,6 +50,7 @@ pub struct Session {
 
 struct State {
     attached: Option<Arc<Peer>>,
+    /// Since when no connection has it; not yet, for one that is being made.
     detached_since: Option<Instant>,
     /// Time without a connection after which the session ends; `None` = never.
     ttl: Option<Duration>,
@@ -81,6 +88,15 @@ pub(crate) struct Attachment {
     pub(crate) reference: bool,
 }
 
+/// Whom a connection may take a session from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Whoever has it: `takeover`, or a session that is new.
+    Any,
+    /// Nobody, or the connection that did not answer.
+    From(Option<u64>),
+}
+
 /// What is known under a process id.
 pub(crate) enum Lookup {
     Live(Arc<Process>),
@@ -100,7 +116,7 @@ impl Session {
         principal: Principal,
         core: Weak<Core>,
         attachment: Attachment,
-        now: Instant,
+        detached_since: Option<Instant>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -108,7 +124,7 @@ impl Session {
             core,
             state: Mutex::new(State {
                 attached: None,
-                detached_since: Some(now),
+                detached_since,
                 ttl: attachment.ttl,
                 reference: attachment.reference,
                 processes: BTreeMap::new(),
@@ -134,10 +150,20 @@ impl Session {
         lock(&self.state).attached.clone()
     }
 
-    /// Makes `peer` the session's connection; the one before it, if any, is superseded.
-    pub(crate) fn attach(&self, peer: Arc<Peer>, attachment: Attachment) {
+    /// Makes `peer` the session's connection; the one before it, if any, is superseded. Without `Claim::Any` it must still be the one that
+    /// did not answer: another that came first keeps the session.
+    pub(crate) fn attach(&self, peer: Arc<Peer>, attachment: Attachment, claim: Claim) -> Result<(), Failure> {
         let mut state = lock(&self.state);
+        if state.over {
+            return Err(Failure::UnknownSession { id: self.id.to_string() });
+        }
         let id = peer.id;
+        let other = state.attached.as_ref().map(|attached| attached.id).filter(|attached| *attached != id);
+        if let (Claim::From(silent), Some(other)) = (claim, other)
+            && silent != Some(other)
+        {
+            return Err(Failure::SessionAttached { id: self.id.to_string() });
+        }
         let old = state.attached.replace(peer).filter(|old| old.id != id);
         state.detached_since = None;
         state.ttl = attachment.ttl;
@@ -150,6 +176,7 @@ impl Session {
         if let Some(old) = old {
             old.supersede(self.id.clone());
         }
+        Ok(())
     }
 
     /// The connection is gone. Nothing happens where another one has taken the session over.
@@ -203,7 +230,9 @@ impl Session {
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
         let (socket, secret) = holders.create(&self.id, &self.record()).map_err(failed)?;
         let link = Link::new(self.id.clone(), holders, socket).map_err(failed)?;
-        let welcome = link.hello(secret, 1, |_| ()).await.map_err(failed)?;
+        let hello = link.hello(secret, 1, |_| ());
+        let welcome =
+            tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten().map_err(failed)?;
         let core = self.core.upgrade().ok_or(Failure::Draining)?;
         self.open(&core, link.clone(), welcome);
         Ok(link)
@@ -213,7 +242,11 @@ impl Session {
         let mut state = lock(&self.state);
         state.link = Some(link.clone());
         match state.attached {
-            Some(_) => link.send(&ToHolder::Attach),
+            Some(_) => {
+                link.send(&ToHolder::Attach);
+                // In force where this server is killed while it is attached; not before, or a short one would run out at once.
+                link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(state.ttl) });
+            }
             None => link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) }),
         }
         drop(state);
@@ -238,7 +271,7 @@ impl Session {
         };
         let now = Instant::now();
         let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
-        let session = Self::new(id, Principal::named(&record.principal), Arc::downgrade(core), attachment, since);
+        let session = Self::new(id, Principal::named(&record.principal), Arc::downgrade(core), attachment, Some(since));
         {
             let mut state = lock(&session.state);
             for process in found {
@@ -262,7 +295,7 @@ impl Session {
             if !outlived {
                 return Err(Failure::DuplicateProcess { id: id.to_owned() });
             }
-            if let Some(Entry::Live(old)) = state.processes.remove(id) {
+            if let Some(old) = entry.live().cloned() {
                 state.forget(&old);
             }
         }
@@ -296,7 +329,17 @@ impl Session {
         if matches!(self.lookup(&meta.process_id), Lookup::Unknown) {
             return reply.fail(&Failure::StartCancelled { id: meta.process_id });
         }
-        link.ask(Waiter::Start { meta, reply, session: self.clone() }, |req| ToHolder::Start { req, spec });
+        let waiter = Waiter::Start { meta, reply, session: self.clone() };
+        if let Err(unsent) = link.ask(waiter, |req| ToHolder::Start { req, spec })
+            && let Unsent { waiter: Waiter::Start { meta, reply, .. }, error } = *unsent
+        {
+            self.handle_start_failed(&meta.process_id);
+            let program = meta.argv.first().cloned().unwrap_or_default();
+            reply.fail(&match error.kind() {
+                io::ErrorKind::BrokenPipe => self.holder_lost(),
+                _ => Failure::Resources { program, source: error },
+            });
+        }
     }
 
     /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
@@ -305,6 +348,7 @@ impl Session {
         state.by_slot.insert(process.slot(), process.clone());
         let Some(Entry::Starting(gate)) = state.processes.get(process.id()) else {
             drop(state);
+            process.abandon();
             // Nobody waits for the answer: the exit is seen in the log, and the sweep forgets the process.
             drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
             return false;
@@ -368,14 +412,12 @@ impl Session {
 
     /// Takes a V0 process off the table; its events still go out, and the sweep forgets it when it has closed.
     pub(crate) fn hide(&self, process: &Arc<Process>) {
-        lock(&self.state).processes.remove(process.id());
+        lock(&self.state).unname(process);
     }
 
     /// Drops a closed process and its log.
     pub(crate) fn forget(&self, process: &Arc<Process>) {
-        let mut state = lock(&self.state);
-        state.processes.remove(process.id());
-        state.forget(process);
+        lock(&self.state).forget(process);
     }
 
     /// Ends the session and its processes, and waits until the holder has done it.
@@ -386,7 +428,10 @@ impl Session {
         let link = lock(&self.state).link.clone();
         drop(opening);
         if let Some(link) = link {
-            link.status(|req| ToHolder::End { req }).get().await;
+            let ended = link.status(|req| ToHolder::End { req });
+            if tokio::time::timeout(END_WITHIN, ended.get()).await.is_err() {
+                tracing::warn!(session = short(&self.id), "its holder does not answer; it ends when it goes on");
+            }
         }
         if let Some(core) = self.core.upgrade() {
             core.remove(&self.id);
@@ -409,8 +454,11 @@ impl Session {
         if !over {
             tracing::error!(session = %short(&self.id), %reason, "the holder is gone; its processes are ended");
         }
-        for process in processes.into_values() {
+        for process in processes.values() {
             process.handle_holder_lost();
+        }
+        if let Some(core) = self.core.upgrade().filter(|_| !over) {
+            core.kill_orphans(processes.into_values().collect());
         }
         let mut state = lock(&self.state);
         for gate in state.processes.values().filter_map(Entry::gate) {
@@ -423,34 +471,20 @@ impl Session {
     pub(crate) fn sweep(&self, now: Instant) {
         let mut state = lock(&self.state);
         let attached = state.attached.is_some();
-        let done: Vec<Arc<Process>> = state
-            .by_slot
-            .values()
-            .filter(|process| {
-                let kept = state
-                    .processes
-                    .get(process.id())
-                    .and_then(Entry::live)
-                    .is_some_and(|named| Arc::ptr_eq(named, process));
-                process
-                    .closed_since(now, attached)
-                    .is_some_and(|since| !kept || now.duration_since(since) >= limits::CLOSED_KEPT)
-            })
-            .cloned()
-            .collect();
+        let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
+            None => false,
+            Some(since) if state.is_named(process) => now.duration_since(since) >= limits::CLOSED_KEPT,
+            // Terminated while it started, hidden, or forgotten while others still hold it.
+            Some(_) => process.is_taken() && !process.has_holds(),
+        };
+        let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();
         for process in done {
-            let named = state
-                .processes
-                .get(process.id())
-                .and_then(Entry::live)
-                .is_some_and(|named| Arc::ptr_eq(named, &process));
-            if named {
-                state.processes.remove(process.id());
-            }
             state.forget(&process);
         }
         let expired = state.link.is_none()
             && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
+        // Decided under the lock: nobody attaches to it any more.
+        state.over |= expired;
         drop(state);
         if expired {
             self.handle_expired();
@@ -501,22 +535,40 @@ impl State {
         if closed.len() >= limits::CLOSED_PROCESSES
             && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
         {
-            self.processes.remove(oldest.id());
             self.forget(&oldest);
         }
     }
 
+    fn is_named(&self, process: &Arc<Process>) -> bool {
+        self.processes.get(process.id()).and_then(Entry::live).is_some_and(|named| Arc::ptr_eq(named, process))
+    }
+
+    /// Frees a name, unless another process has it by now.
+    fn unname(&mut self, process: &Arc<Process>) {
+        if self.is_named(process) {
+            self.processes.remove(process.id());
+        }
+    }
+
+    /// Drops a closed process. Its name goes at once; its log stays while others hold it, and the sweep comes back for it.
     fn forget(&mut self, process: &Arc<Process>) {
-        self.by_slot.remove(&process.slot());
+        self.unname(process);
+        process.abandon();
         if let Some(peer) = &self.attached {
             peer.mailbox.order(Order::Unfollow(process.clone()));
         }
-        process.forget();
+        if process.has_holds() {
+            return;
+        }
+        if self.by_slot.get(&process.slot()).is_some_and(|other| Arc::ptr_eq(other, process)) {
+            self.by_slot.remove(&process.slot());
+            process.forget();
+        }
     }
 }
 
 fn follow(process: &Arc<Process>, start: Start, manners: Manners) -> Order {
-    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners })
+    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners, hold: None })
 }
 
 fn ttl_ms(ttl: Option<Duration>) -> u64 {

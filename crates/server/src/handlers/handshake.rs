@@ -15,7 +15,7 @@ use crate::{
     connection::{Connection, Peer, Stage},
     error::Failure,
     pump::{Manners, Reply},
-    session::{Attachment, Session},
+    session::{Attachment, Claim, Session},
 };
 
 /// How often the old peer of an attached session is looked at while it may answer.
@@ -48,10 +48,11 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         message::params(params).map_err(|error| Failure::InvalidParams { reason: error.to_string() })?;
     let capabilities = params.capabilities.clone().unwrap_or_default();
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
-    let (session, resumed) = match (&params.resume_session_id, implicit) {
+    let (session, resumed, claim) = match (&params.resume_session_id, implicit) {
         (Some(id), implicit) => {
             let session = connection.core.session(id.as_str(), &connection.principal)?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
+            let claim = if params.takeover { Claim::Any } else { Claim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
                 && answers(&session, &old, connection.core.config.takeover_after).await
             {
@@ -61,17 +62,19 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
                 // Nobody could come back to it any more.
                 implicit.end().await;
             }
-            (session, true)
+            (session, true, claim)
         }
-        (None, Some(session)) => (session, false),
-        (None, None) => (connection.core.new_session(connection.principal.clone(), attachment).await?, false),
+        (None, Some(session)) => (session, false, Claim::Any),
+        (None, None) => {
+            (connection.core.new_session(connection.principal.clone(), attachment).await?, false, Claim::Any)
+        }
     };
     connection.peer.set_manners(Manners {
         ack: capabilities.ack,
         gap: capabilities.gap,
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
-    session.attach(connection.peer.clone(), attachment);
+    session.attach(connection.peer.clone(), attachment, claim)?;
     Ok((session, resumed))
 }
 

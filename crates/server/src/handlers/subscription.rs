@@ -20,13 +20,9 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
         return reply.fail(&Failure::InvalidParams { reason });
     }
     let after = params.after_seq.unwrap_or(0);
-    let taker = params.hold.then(|| process.add_taker(after));
-    let follow = Follow {
-        role: Role::Observer { taker },
-        start: Start::AfterSeq(after),
-        manners: context.peer.manners(),
-        process,
-    };
+    let hold = params.hold.then(|| process.hold(after));
+    let follow =
+        Follow { role: Role::Observer, hold, start: Start::AfterSeq(after), manners: context.peer.manners(), process };
     let status = follow.process.status();
     let first_seq = follow.process.chain().first().map_or(status.next_seq, |(seq, _)| seq);
     reply.result(&wire::SubscribeResult { first_seq, next_seq: status.next_seq });

@@ -22,7 +22,7 @@ use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
 use super::{Manners, Watch};
-use crate::process::{Dialect, Position, Process};
+use crate::process::{Dialect, Hold, Position, Process};
 
 /// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
@@ -36,6 +36,8 @@ pub(crate) struct Follow {
     pub(crate) role: Role,
     pub(crate) start: Start,
     pub(crate) manners: Manners,
+    /// Keeps what an observer has not taken; goes with the feed.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// In which capacity a connection follows a process.
@@ -43,8 +45,8 @@ pub(crate) struct Follow {
 pub(crate) enum Role {
     /// The session's own connection: what it has not taken is kept.
     Owner,
-    /// A further reader. With a taker's key it holds output like the owner; without one it keeps nothing and may see gaps.
-    Observer { taker: Option<u64> },
+    /// A further reader. With a hold it keeps output like the owner; without one it keeps nothing and may see gaps.
+    Observer,
 }
 
 /// Where pushing begins.
@@ -83,6 +85,7 @@ pub(super) struct Feed {
     /// In the pump's list of turns.
     pub(super) has_turn: bool,
     role: Role,
+    hold: Option<Hold>,
     manners: Manners,
     mode: Mode,
     cursor: Cursor,
@@ -119,22 +122,22 @@ pub(super) enum Next {
 
 impl Feed {
     pub(super) fn new(follow: Follow, watch: Arc<Watch>) -> Self {
-        let Follow { process, role, start, manners } = follow;
+        let Follow { process, role, start, manners, hold } = follow;
         let (sent, awaiting) = match start {
             Start::After(position) => (position, None),
             Start::AfterSeq(seq) => (Position { seq, offset: 0 }, None),
             Start::AwaitRead { until, sent } => (sent, Some(until)),
         };
         let mode = match (role, awaiting) {
-            (Role::Observer { taker: None }, _) => Mode::Free,
-            (Role::Observer { taker: Some(_) }, _) => Mode::Acked { taken: sent },
+            (Role::Observer, _) if hold.is_none() => Mode::Free,
+            (Role::Observer, _) => Mode::Acked { taken: sent },
             (Role::Owner, Some(until)) => Mode::Awaiting { until },
             (Role::Owner, None) if manners.ack => Mode::Acked { taken: sent },
             (Role::Owner, None) => Mode::Pushed,
         };
         let addressee = match role {
             Role::Owner => EscapedId::new(&process.process_id()),
-            Role::Observer { .. } => EscapedId::with_session(&process.process_id(), &process.session_id()),
+            Role::Observer => EscapedId::with_session(&process.process_id(), &process.session_id()),
         };
         Self {
             addressee,
@@ -147,6 +150,7 @@ impl Feed {
             watch,
             has_turn: false,
             role,
+            hold,
             manners,
             mode,
             sent,
@@ -240,8 +244,11 @@ impl Feed {
     fn took(&self, position: Position) {
         match self.role {
             Role::Owner => self.process.owner_took(position),
-            Role::Observer { taker: Some(key) } => self.process.took(key, position.seq),
-            Role::Observer { taker: None } => {}
+            Role::Observer => {
+                if let Some(hold) = &self.hold {
+                    self.process.took(hold.key, position.seq);
+                }
+            }
         }
     }
 
@@ -480,18 +487,14 @@ impl Feed {
         true
     }
 
-    /// Leaves the process: the owner's position stays for the next connection, a taker goes.
+    /// Leaves the process: the owner's position stays for the next connection, a hold goes with the feed.
     pub(super) fn end(self) {
         self.process.unwatch(&self.watch);
-        match self.role {
-            Role::Owner => {
-                if self.offset_known && !matches!(self.mode, Mode::Acked { .. }) {
-                    self.process.set_owner_mark(self.sent);
-                }
-                self.process.set_owner_position(self.resume_position());
+        if self.is_owner() {
+            if self.offset_known && !matches!(self.mode, Mode::Acked { .. }) {
+                self.process.set_owner_mark(self.sent);
             }
-            Role::Observer { taker: Some(key) } => self.process.remove_taker(key),
-            Role::Observer { taker: None } => {}
+            self.process.set_owner_position(self.resume_position());
         }
     }
 

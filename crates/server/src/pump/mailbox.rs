@@ -31,6 +31,8 @@ pub(crate) struct Mailbox {
     drained: Notify,
     /// Bytes of requests that wait for their turn (writes to a full stdin), shared by all of this connection.
     parked: AtomicUsize,
+    /// Requests that have not been answered.
+    outstanding: AtomicUsize,
     /// The pump is writing to the socket: a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
 }
@@ -125,6 +127,11 @@ impl Mailbox {
         }
     }
 
+    /// Requests of this connection that have not been answered.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_flushing(&self) -> bool {
         self.flushing.load(Ordering::Relaxed)
     }
@@ -164,15 +171,17 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, dialect: Dialect) -> Self {
+        mailbox.outstanding.fetch_add(1, Ordering::Relaxed);
         Self { id, mailbox, dialect, parked: 0 }
     }
 
     /// Counts `bytes` as waiting until this request is answered; refused beyond the connection's bound.
     pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
         let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
-        self.parked = bytes;
-        if before + bytes > limits::PARKED_BYTES {
-            return Err((self, Failure::Overloaded { what: "input that its process has not taken" }));
+        self.parked += bytes;
+        // One large request alone is no crowd.
+        if before > 0 && before + bytes > limits::PARKED_BYTES {
+            return Err((self, Failure::Overloaded { what: "bytes of requests" }));
         }
         Ok(self)
     }
@@ -215,6 +224,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.mailbox.parked.fetch_sub(self.parked, Ordering::Relaxed);
+        self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

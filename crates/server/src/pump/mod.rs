@@ -62,6 +62,8 @@ pub(crate) struct Pump {
     /// Feeds with something to send, in the order of their turns.
     turns: VecDeque<u64>,
     reads: BTreeMap<u64, ReadJob>,
+    /// Reads that may be answered now, in the order in which that became so.
+    news: VecDeque<u64>,
     next_key: u64,
     /// Disk segments on their way into memory.
     loads: JoinSet<()>,
@@ -79,6 +81,7 @@ impl Pump {
             timed: BTreeSet::new(),
             turns: VecDeque::new(),
             reads: BTreeMap::new(),
+            news: VecDeque::new(),
             next_key: 0,
             loads: JoinSet::new(),
             close: None,
@@ -104,7 +107,9 @@ impl Pump {
             if self.close.is_some() {
                 return self.writer.shutdown().await;
             }
-            self.wait().await;
+            if self.news.is_empty() && self.turns.is_empty() {
+                self.wait().await;
+            }
         }
     }
 
@@ -115,8 +120,8 @@ impl Pump {
 
     /// All three branches are cancel safe: a permit, a timer, a join.
     async fn wait(&mut self) {
-        let next_timer =
-            self.feeds.values().filter_map(Feed::timer).chain(self.reads.values().filter_map(|job| job.deadline)).min();
+        let feeds = self.timed.iter().filter_map(|key| self.feeds.get(key)?.timer());
+        let next_timer = feeds.chain(self.reads.values().filter_map(|job| job.deadline)).min();
         let timer = async {
             match next_timer {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -147,9 +152,17 @@ impl Pump {
             self.obey(order, now);
         }
         for key in mail.ready {
-            self.heard(key, now);
+            self.heard(key);
         }
         self.run_timers(now);
+        // Reads before feeds, for somebody waits; but no more than a batch of either, or many large answers would pile up here.
+        while self.outbox.len() < BATCH_BYTES
+            && let Some(key) = self.news.pop_front()
+        {
+            if let Some(job) = self.reads.remove(&key) {
+                self.try_read(job, key, now);
+            }
+        }
         while self.outbox.len() < BATCH_BYTES
             && let Some(key) = self.turns.pop_front()
         {
@@ -229,13 +242,13 @@ impl Pump {
         }
     }
 
-    fn heard(&mut self, key: u64, now: Instant) {
+    fn heard(&mut self, key: u64) {
         if let Some(feed) = self.feeds.get(&key) {
             feed.watch.heard();
             self.give_turn(key);
-        } else if let Some(job) = self.reads.remove(&key) {
+        } else if let Some(job) = self.reads.get(&key) {
             job.watch.heard();
-            self.try_read(job, key, now);
+            self.news.push_back(key);
         }
     }
 
@@ -275,20 +288,20 @@ impl Pump {
     }
 
     fn run_timers(&mut self, now: Instant) {
-        let due: Vec<u64> =
-            self.feeds.iter_mut().filter_map(|(key, feed)| feed.handle_timer(now).then_some(*key)).collect();
-        due.into_iter().for_each(|key| self.give_turn(key));
+        let timed: Vec<u64> = self.timed.iter().copied().collect();
+        for key in timed {
+            if self.feeds.get_mut(&key).is_some_and(|feed| feed.handle_timer(now)) {
+                self.give_turn(key);
+                self.note_timer(key);
+            }
+        }
         let due: Vec<u64> = self
             .reads
             .iter()
             .filter(|(_, job)| job.deadline.is_some_and(|at| at <= now))
             .map(|(key, _)| *key)
             .collect();
-        for key in due {
-            if let Some(job) = self.reads.remove(&key) {
-                self.try_read(job, key, now);
-            }
-        }
+        self.news.extend(due);
     }
 
     fn read(&mut self, order: ReadOrder, now: Instant) {
@@ -304,7 +317,8 @@ impl Pump {
         let key = self.key();
         let watch = Watch::new(key, self.mailbox.clone());
         order.process.watch(watch.clone());
-        self.try_read(ReadJob::new(order, watch, now), key, now);
+        self.reads.insert(key, ReadJob::new(order, watch, now));
+        self.news.push_back(key);
     }
 
     /// Answers a read if it can be answered now, else keeps it.

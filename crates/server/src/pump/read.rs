@@ -195,7 +195,8 @@ impl ReadJob {
         wire::ReadEnd {
             next_seq,
             exited: !cut_by_us && (exit.is_some() || lost.is_some()),
-            exit_code: exit.filter(|_| !cut_by_us).map(|exit| exit.code),
+            // Nobody knows how a lost process would have ended; -1 as in the pushed event.
+            exit_code: exit.map(|exit| exit.code).or(lost.map(|_| -1)).filter(|_| !cut_by_us),
             closed: !cut_by_us && status.closed_seq.is_some(),
             failure: lost
                 .map(|_| "the holder of this process is gone; what it had written is complete up to here".to_owned()),

@@ -71,14 +71,18 @@ impl Holders for Spawned {
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         // Before the holder exists: a server that finds the holder must also find what it wants to hear.
         sessions::write_beside(dir.as_fd(), Path::new("secret"), &secret)?;
-        let controller = self.spawner.create(NewHolder {
+        let made = self.spawner.create(NewHolder {
             dir,
             secret,
             info: info.to_vec(),
             limits: self.config.limits,
             original_nofile: self.config.original_nofile,
-        })?;
-        Ok((controller, secret))
+        });
+        if made.is_err() {
+            // A secret without a holder would look like a holder that died, and cost the session its record.
+            self.state.forget_secret(session);
+        }
+        Ok((made?, secret))
     }
 
     fn scan(&self) -> io::Result<Vec<(String, Found)>> {

@@ -65,6 +65,13 @@ impl StateDir {
         read_small(self.open_session_dir(id)?.as_fd(), "record")
     }
 
+    /// Takes back the secret of a holder that was never made.
+    pub(crate) fn forget_secret(&self, id: &str) {
+        if let Ok(dir) = self.open_session_dir(id) {
+            rustix::fs::unlinkat(&dir, "secret", AtFlags::empty()).ok(); // Not there is what is wanted.
+        }
+    }
+
     /// Removes whatever is left of a session; one that is not there is fine.
     pub fn remove_session(&self, id: &str) -> io::Result<()> {
         checked(id)?;
