@@ -79,7 +79,8 @@ pub(crate) struct Serve {
     /// Keep sessions and token in DIR [default: one per fixed address; a private one for port 0 and stdio]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// End a session that nobody came back to for so long: 30s, 10m, 24h, 30d or none
+    /// Keep no session longer than this without a connection: 30s, 10m, 24h, 30d or none. A client gets 10m, one that can
+    /// acknowledge 24h, or what it asks for
     #[arg(long, value_name = "DUR", default_value = "30d", value_parser = parse_ttl)]
     pub(crate) session_ttl: Ttl,
     /// Requests of one connection that run at once

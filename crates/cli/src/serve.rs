@@ -40,24 +40,34 @@ pub(crate) fn run(
     exposure::check(&args.listen, args.auth(), args.insecure_plaintext)?;
     // A process of our user that is confined elsewhere must not read the token out of our memory.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
-    let original_nofile = raise_nofile();
     let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
     let state = Arc::new(StateDir::open(&place.path)?);
     if place.is_private {
         say::talk(format_args!("state: {}", place.path.display()));
     }
-    let token = find_token(&args, token, &state)?;
-    let config = SpawnedConfig { limits: Limits::default(), original_nofile };
-    let holders = Arc::new(Spawned::new(Arc::clone(&state), spawner, config));
-    let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(&args, &place, token, holders));
-    // Standard input may be read by a thread that nobody can interrupt.
-    runtime.shutdown_background();
+    let ended = serve_from(&args, &place, token, &state, spawner);
     // Also when it never served: nobody else knows the directory.
     if place.is_private {
         state.remove().with_context(|| format!("remove `{}`", place.path.display()))?;
     }
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+fn serve_from(
+    args: &args::Serve,
+    place: &Place,
+    token: Option<env_token::Waiting>,
+    state: &Arc<StateDir>,
+    spawner: SpawnerHandle,
+) -> anyhow::Result<()> {
+    let token = find_token(args, token, state)?;
+    let config = SpawnedConfig { limits: Limits::default(), original_nofile: raise_nofile() };
+    let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
+    let runtime = runtime::new().context("start the runtime")?;
+    let ended = runtime.block_on(serve(args, place, token, holders));
+    // Standard input may be read by a thread that nobody can interrupt.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn serve(args: &args::Serve, place: &Place, token: Option<Token>, holders: Arc<Spawned>) -> anyhow::Result<()> {

@@ -121,8 +121,6 @@ pub(crate) struct Connection {
     /// The framing has pings, so that a living peer is heard from.
     pings: bool,
     tasks: FuturesUnordered<Call>,
-    /// Tasks that hold one of the slots.
-    running: usize,
     /// Requests that wait for a slot, and their bytes.
     waiting: VecDeque<Bytes>,
     waiting_bytes: usize,
@@ -155,7 +153,6 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ends_session,
         pings: matches!(framing, Framing::WebSocket { .. }),
         tasks: FuturesUnordered::new(),
-        running: 0,
         waiting: VecDeque::new(),
         waiting_bytes: 0,
     };
@@ -183,7 +180,8 @@ impl Connection {
             };
             tokio::select! {
                 biased;
-                Some(held_slot) = self.tasks.next(), if !self.tasks.is_empty() => self.task_done(held_slot).await,
+                Some(()) = self.tasks.next(), if !self.tasks.is_empty() => {}
+                () = peer.mailbox.slot_freed.notified(), if !self.waiting.is_empty() => self.begin_waiting().await,
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
                 inbound = inbound => match inbound {
@@ -321,7 +319,7 @@ impl Connection {
         let reply = Reply::new(id, self.peer.mailbox.clone(), dialect);
         // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
         let reply = match method.class {
-            Class::Ordered => match reply.park(bytes) {
+            Class::Ordered => match reply.hold_slot().park(bytes) {
                 Ok(reply) => reply,
                 Err((reply, failure)) => return reply.fail(&failure),
             },
@@ -333,18 +331,16 @@ impl Connection {
         };
         let Some(mut call) = dispatch::call(context, method, params, reply) else { return };
         if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
-            self.running += usize::from(method.class == Class::Ordered);
             self.tasks.push(call);
         }
     }
 
     fn has_slot(&self) -> bool {
-        self.running < self.core.config.concurrent_requests
+        self.peer.mailbox.running() < self.core.config.concurrent_requests
     }
 
-    /// Begins those that waited for a slot; one that is done at once leaves its slot to the next.
-    async fn task_done(&mut self, held_slot: bool) {
-        self.running -= usize::from(held_slot);
+    /// Begins those that waited for a slot; one that is answered at once leaves its slot to the next.
+    async fn begin_waiting(&mut self) {
         while self.has_slot()
             && let Some(bytes) = self.waiting.pop_front()
         {

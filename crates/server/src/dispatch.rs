@@ -4,10 +4,7 @@
 
 use std::pin::Pin;
 
-use exec_server_protocol::{
-    message,
-    method::{Class, Method},
-};
+use exec_server_protocol::{message, method::Method};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -17,12 +14,12 @@ use crate::{
     pump::Reply,
 };
 
-/// A request under way. Ends with whether it held a slot; the answer has gone out by then, or somebody holds its [`Reply`].
-pub(crate) type Call = Pin<Box<dyn Future<Output = bool> + Send>>;
+/// A request under way. When it ends the answer has gone out, or somebody holds its [`Reply`].
+pub(crate) type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The handler of a request, ready to be polled. `None`: the params were refused, and the answer says so.
 pub(crate) fn call(context: Context, method: &'static Method, params: Option<&RawValue>, reply: Reply) -> Option<Call> {
-    let request = Request { context, method, params, reply };
+    let request = Request { context, params, reply };
     match method.name {
         "process/start" => request.run(handlers::process::start),
         "process/read" => request.run(handlers::process::read),
@@ -50,7 +47,6 @@ pub(crate) fn call(context: Context, method: &'static Method, params: Option<&Ra
 
 struct Request<'a> {
     context: Context,
-    method: &'static Method,
     params: Option<&'a RawValue>,
     reply: Reply,
 }
@@ -77,14 +73,7 @@ impl<'a> Request<'a> {
         let decoded =
             message::params::<P>(self.params).map_err(|error| Failure::InvalidParams { reason: error.to_string() });
         match decoded.and_then(own) {
-            Ok(params) => {
-                let held_slot = self.method.class == Class::Ordered;
-                let handler = handler(self.context, params, self.reply);
-                Some(Box::pin(async move {
-                    handler.await;
-                    held_slot
-                }))
-            }
+            Ok(params) => Some(Box::pin(handler(self.context, params, self.reply))),
             Err(failure) => {
                 self.reply.fail(&failure);
                 None

@@ -406,6 +406,17 @@ impl Process {
         is_new.then(|| Load { process: self.clone(), segment })
     }
 
+    /// A segment that does not hold together is given up: readers are told of a gap instead of waiting for ever.
+    pub(crate) fn handle_damaged(&self, segment: u64) {
+        tracing::error!(
+            session = short(&self.session),
+            process = self.id(),
+            segment,
+            "part of the log is damaged; it is reported as a gap"
+        );
+        self.chain().remove(segment);
+    }
+
     /// The holder began a segment (or names one at adoption): in memory with its mapping, else on disk.
     pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Mapping>>) {
         match mapping {

@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use super::{PROCESS, terminal};
+use crate::say;
 
 /// One write: as much as a pipe gives at once.
 const INPUT_BYTES: usize = 64 << 10;
@@ -187,9 +188,18 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             "process/output" => self.write(read(params)?).await?,
             "process/exited" => {
                 let exited: process::ExitedParams = read(params)?;
+                if exited.cause == Some(process::Cause::Lost) {
+                    say::error(&anyhow!(
+                        "the program was lost with the process that held it; how it would have ended nobody knows"
+                    ));
+                }
                 self.exit = Some((exited.exit_code, exited.signal.is_some()));
             }
             "process/closed" => return Ok(true),
+            "process/gap" => {
+                let missing: process::GapParams = read(params)?;
+                say::error(&anyhow!("{} bytes of output are missing here", missing.gap.bytes));
+            }
             // A later server may say more than we know.
             _ => {}
         }

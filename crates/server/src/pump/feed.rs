@@ -308,7 +308,11 @@ impl Feed {
                 }
                 Step::Gap { from_seq, to_seq, bytes } => self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out),
                 Step::NeedsLoad(segment) => return Next::Load(segment),
-                Step::End | Step::Damaged(_) => {
+                Step::Damaged(segment) => {
+                    drop(chain);
+                    process.handle_damaged(segment);
+                }
+                Step::End => {
                     drop(chain);
                     if process.lost().is_some() {
                         self.send_lost_end(out);

@@ -33,6 +33,10 @@ pub(crate) struct Mailbox {
     parked: AtomicUsize,
     /// Requests that have not been answered.
     outstanding: AtomicUsize,
+    /// Requests that hold one of the connection's slots until they are answered.
+    running: AtomicUsize,
+    /// Told when a slot has become free.
+    pub(crate) slot_freed: Notify,
     /// The pump is writing to the socket: a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
 }
@@ -132,6 +136,11 @@ impl Mailbox {
         self.outstanding.load(Ordering::Relaxed)
     }
 
+    /// Requests that hold a slot.
+    pub(crate) fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_flushing(&self) -> bool {
         self.flushing.load(Ordering::Relaxed)
     }
@@ -167,12 +176,20 @@ pub(crate) struct Reply {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) dialect: Dialect,
     parked: usize,
+    holds_slot: bool,
 }
 
 impl Reply {
     pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, dialect: Dialect) -> Self {
         mailbox.outstanding.fetch_add(1, Ordering::Relaxed);
-        Self { id, mailbox, dialect, parked: 0 }
+        Self { id, mailbox, dialect, parked: 0, holds_slot: false }
+    }
+
+    /// Takes one of the connection's slots until this request is answered.
+    pub(crate) fn hold_slot(mut self) -> Self {
+        self.mailbox.running.fetch_add(1, Ordering::Relaxed);
+        self.holds_slot = true;
+        self
     }
 
     /// Counts `bytes` as waiting until this request is answered; refused beyond the connection's bound.
@@ -225,6 +242,10 @@ impl Drop for Reply {
     fn drop(&mut self) {
         self.mailbox.parked.fetch_sub(self.parked, Ordering::Relaxed);
         self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
+        if self.holds_slot {
+            self.mailbox.running.fetch_sub(1, Ordering::Relaxed);
+            self.mailbox.slot_freed.notify_one();
+        }
     }
 }
 
