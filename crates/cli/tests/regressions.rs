@@ -24,16 +24,15 @@ use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 use wire::{assert_error, modern, pid_of, piped, process, sh, start_cat, with};
 
-/// The holders of this test's server, alive or stopped.
-fn holders(server: &TestServer) -> BTreeSet<u32> {
-    let is_holder =
-        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "exec-holder\n");
-    marked(server.mark()).into_iter().filter(is_holder).collect()
+/// The programs of this test's server that go by this name, alive or stopped.
+fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {
+    let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == name);
+    marked(server.mark()).into_iter().filter(is_it).collect()
 }
 
 /// The holder of the only session with processes.
 fn holder(server: &TestServer) -> u32 {
-    let found = holders(server);
+    let found = named(server, "exec-holder");
     assert_eq!(found.len(), 1, "one session has a holder: {found:?}");
     found.into_iter().next().expect("there is one")
 }
@@ -65,10 +64,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Private resident bytes of a process: mapped logs do not count.
-fn private_bytes(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server lives");
-    let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("a RssAnon line");
+/// Resident bytes of a kind: `RssAnon` is a process's own, without the logs that it maps, which are `RssShmem`.
+fn resident(pid: u32, kind: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find(|line| line.starts_with(kind)).expect("a line of this kind");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
 }
 
@@ -80,8 +79,8 @@ fn initialize(client: &mut Client, params: Value) -> String {
     client.initialize_with(params)["sessionId"].as_str().expect("an id").to_owned()
 }
 
-/// Collects a process to its end and acknowledges every chunk; `session` is that of a subscription. There must be no gap.
-fn collect_acked(client: &mut Client, id: &str, session: Option<&str>) -> Ended {
+/// Collects a process of the client's own session to its end and acknowledges every chunk. There must be no gap.
+fn collect_acked(client: &mut Client, id: &str) -> Ended {
     let mut ended = Ended::default();
     loop {
         let message = client.next_notification();
@@ -91,7 +90,7 @@ fn collect_acked(client: &mut Client, id: &str, session: Option<&str>) -> Ended 
         match message["method"].as_str() {
             Some("process/output") => {
                 ended.stdout.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
-                client.notify("process/ack", json!({"processId": id, "sessionId": session, "seq": params["seq"]}));
+                client.notify("process/ack", json!({"processId": id, "seq": params["seq"]}));
             }
             Some("process/exited") => ended.exited = params.clone(),
             Some("process/closed") => {
@@ -110,8 +109,6 @@ fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     let (mut client, mut other) = (server.client(), server.client());
     start_cat(&mut client, "p");
     send_signal(holder(&server), Signal::KILL);
-    // Before the server knows, and when it does.
-    assert_error(&client.fails("process/write", write("p", b"early")), -32603, "holderLost");
     assert_eq!(client.collect("p").exited["cause"], "lost");
     for _ in 0..16 {
         assert_error(&client.fails("process/write", write("p", b"late")), -32603, "holderLost");
@@ -153,6 +150,38 @@ fn a_session_whose_holder_died_without_a_server_is_told_as_lost() {
     let error = client.fails("initialize", json!({"clientName": "test", "resumeSessionId": session}));
     assert_error(&error, -32603, "holderLost");
     client.initialize();
+}
+
+// The secret of a holder that was never made looked like a dead holder to the next server, which removed the session; and the failure was
+// told as `holderLost`.
+#[test]
+fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let mut client = server.connect();
+    let session = initialize(&mut client, modern());
+    let spawners = named(&server, "exec-spawner");
+    spawners.iter().for_each(|pid| send_signal(*pid, Signal::KILL));
+    wait_gone("the spawner", &spawners);
+    assert_error(&client.fails("process/start", sh("p", "exit 0")), -32603, "resourcesExhausted");
+    client.assert_alive();
+    server.restart();
+    let mut client = Client::resume(&server, &session, json!({}));
+    assert_eq!(client.run("p", &["echo", "here"]).stdout, b"here\n");
+}
+
+// The log of a forgotten process stayed in its holder's memory, up to 8 MiB a session.
+#[test]
+fn a_forgotten_log_leaves_the_memory_of_its_holder() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.ok("process/start", sh("stays", "exec sleep 1000"));
+    let holder = holder(&server);
+    for round in 0..6 {
+        let id = format!("p{round}");
+        assert_eq!(client.run(&id, &["head", "-c", "2000000", "/dev/zero"]).stdout.len(), 2_000_000);
+        client.ok("process/forget", process(&id));
+    }
+    wait_for("the memory to be given back", || resident(holder, "RssShmem") < 3 << 20);
 }
 
 // Input went to the holder by slot also after `Forget`: what was written to one process came out of the next one in that slot.
@@ -266,14 +295,14 @@ fn many_large_reads_are_answered_one_after_the_other() {
     let mut client = server.client();
     client.ok("process/start", sh("p", "head -c 8388608 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 8 << 20);
-    let before = private_bytes(server.pid());
+    let before = resident(server.pid(), "RssAnon");
     for _ in 0..60 {
         client.send_request("process/read", process("p"));
     }
     for _ in 0..5 {
         let answer = client.next();
         assert!(answer["result"]["chunks"].as_array().is_some_and(|chunks| chunks.len() > 100));
-        let grown = private_bytes(server.pid()).saturating_sub(before);
+        let grown = resident(server.pid(), "RssAnon").saturating_sub(before);
         assert!(grown < 64 << 20, "the server grew by {} MiB", grown >> 20);
     }
 }
@@ -313,39 +342,28 @@ fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
     let (mut owner, mut reader) = (server.connect(), server.connect());
     let session = initialize(&mut owner, modern());
     reader.initialize_with(modern());
-    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
-    let subscribe = json!({"processId": "p", "sessionId": session, "afterSeq": 0, "hold": true});
-    reader.ok("process/subscribe", subscribe);
-    owner.ok("process/write", write("p", b"\n"));
-    let whole = collect_acked(&mut owner, "p", None);
-    assert_eq!(whole.stdout.len(), 9_000_000);
-    owner.ok("process/forget", process("p"));
-    assert_error(&owner.fails("process/read", process("p")), -32600, "unknownProcess");
-    let held = collect_acked(&mut reader, "p", Some(&session));
-    assert_eq!((held.stdout.len(), held.code(), held.seqs), (9_000_000, 4, whole.seqs));
-    // The name and the slot are free.
-    assert_eq!(collect_acked_run(&mut owner, "p"), b"again\n");
-}
-
-fn collect_acked_run(client: &mut Client, id: &str) -> Vec<u8> {
-    client.ok("process/start", start_params(id, &["echo", "again"]));
-    collect_acked(client, id, None).stdout
-}
-
-// An observer without `hold` was never told of the end of a process that was forgotten before it had read everything.
-#[test]
-fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
-    let server = TestServer::start();
-    let (mut owner, mut reader) = (server.connect(), server.connect());
-    let session = initialize(&mut owner, modern());
-    reader.initialize_with(modern());
-    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
-    reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session}));
-    owner.ok("process/write", write("p", b"\n"));
-    collect_acked(&mut owner, "p", None);
-    owner.ok("process/forget", process("p"));
-    let ended = reader.collect("p");
-    assert_eq!((ended.code(), &ended.closed["outputBytes"]), (4, &json!(9_000_000)));
+    // Each within the window of acknowledgement, together more than the sockets hold.
+    let ids = ["a", "b", "c", "d", "e"];
+    let mut seqs = Vec::new();
+    for id in ids {
+        owner.ok("process/start", piped(id, "read x; head -c 4000000 /dev/zero; exit 4"));
+        reader.ok("process/subscribe", json!({"processId": id, "sessionId": session, "hold": true}));
+        owner.ok("process/write", write(id, b"\n"));
+        let whole = collect_acked(&mut owner, id);
+        assert_eq!(whole.stdout.len(), 4_000_000);
+        seqs.push(whole.seqs);
+    }
+    for id in ids {
+        owner.ok("process/forget", process(id));
+        assert_error(&owner.fails("process/read", process(id)), -32600, "unknownProcess");
+    }
+    for (id, seqs) in ids.into_iter().zip(seqs) {
+        let held = reader.collect(id);
+        assert_eq!((held.stdout.len(), held.code(), held.seqs), (4_000_000, 4, seqs), "{id}");
+    }
+    // The names are free.
+    owner.ok("process/start", start_params("a", &["echo", "again"]));
+    assert_eq!(collect_acked(&mut owner, "a").stdout, b"again\n");
 }
 
 /// Two resumes of one session at once, without `takeover`; who wins stays attached until both are answered.
@@ -477,8 +495,8 @@ fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
             _ => assert_error(&error, -32603, "programNotFound"),
         }
     }
-    // 64 MiB wait.
-    assert!((100..200).contains(&refused), "{refused} of 700 were refused");
+    // Some run, and 64 MiB wait.
+    assert!((50..200).contains(&refused), "{refused} of 700 were refused");
     assert_eq!(client.run("p0", &["echo", "fine"]).stdout, b"fine\n");
 }
 
@@ -489,23 +507,24 @@ fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not
     let mut client = server.client();
     client.ok("process/start", piped("p", "exec sleep 1000"));
     let write = client.send_request("process/write", write("p", &[b'x'; 200_000]));
-    let ids: Vec<i64> = (0..9000).map(|_| client.send_request("process/closeStdin", process("p"))).collect();
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
-    assert_eq!(client.answer(write), Ok(json!({"status": "stdinClosed"})));
+    for _ in 0..9000 {
+        client.send_request("process/closeStdin", process("p"));
+    }
+    let terminate = client.send_request("process/terminate", process("p"));
     let (mut answered, mut refused) = (0, 0);
-    let mut waiting: BTreeSet<i64> = ids.into_iter().collect();
-    // In wire order, for there are many; some are kept already.
-    let first = *waiting.first().expect("there are some");
-    client.answer(first).expect("it waits first");
-    waiting.remove(&first);
-    for id in waiting {
-        match client.answer(id) {
-            Ok(_) => answered += 1,
-            Err(error) => {
-                assert_error(&error, -32600, "overloaded");
+    while answered + refused < 9002 {
+        let message = client.next();
+        match message["id"].as_i64() {
+            Some(id) if id == write => assert_eq!(message["result"]["status"], "stdinClosed"),
+            Some(id) if id == terminate => assert_eq!(message["result"]["running"], true, "{message}"),
+            Some(_) if message["error"]["data"]["kind"] == "overloaded" => {
                 refused += 1;
+                continue;
             }
+            Some(_) => assert!(message["result"]["status"].is_string(), "{message}"),
+            None => continue,
         }
+        answered += 1;
     }
     assert!(answered > 8000 && refused > 700, "{answered} answered, {refused} refused");
     client.assert_alive();
@@ -517,7 +536,7 @@ fn a_burst_of_terminates_holds_up_no_other_process() {
     let server = TestServer::start();
     let mut client = server.client();
     start_cat(&mut client, "cat");
-    let ids: Vec<String> = (0..100).map(|i| format!("s{i}")).collect();
+    let ids: Vec<String> = (0..300).map(|i| format!("s{i}")).collect();
     let starts: Vec<i64> =
         ids.iter().map(|id| client.send_request("process/start", start_params(id, &["sleep", "1000"]))).collect();
     for start in starts {

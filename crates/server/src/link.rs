@@ -11,7 +11,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -30,7 +30,7 @@ use crate::{
     error::Failure,
     process::{Birth, Meta, Process, lock},
     pump::Reply,
-    session::{Session, short},
+    session::{Gate, Session, short},
 };
 
 /// When to try again after the process had no descriptor free.
@@ -56,10 +56,10 @@ struct Waiters {
     waiting: BTreeMap<u32, Waiter>,
 }
 
-/// Who waits for a holder's answer.
+/// Who waits for a holder's answer. Weakly: sessions and processes own their link, and not the other way round.
 pub(crate) enum Waiter {
-    Start { meta: Meta, reply: Reply, session: Arc<Session> },
-    Stdin(Arc<Process>),
+    Start { meta: Meta, gate: Gate, reply: Reply, session: Weak<Session> },
+    Stdin(Weak<Process>),
     Done(oneshot::Sender<Status>),
 }
 
@@ -345,10 +345,11 @@ impl Link {
     fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
             FromHolder::Started { req, slot, pid } => {
-                if let (Some(Waiter::Start { meta, reply, .. }), Ok(control)) = (self.waiter(req), self.control()) {
+                if let (Some(Waiter::Start { meta, gate, reply, .. }), Ok(control)) = (self.waiter(req), self.control())
+                {
                     let birth = Birth { session: self.session.clone(), meta, pid, slot, leader: fds.pop() };
                     let process = Arc::new(Process::new(birth, self.clone(), control));
-                    if session.handle_started(process.clone()) {
+                    if session.handle_started(process.clone(), &gate) {
                         // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
                         reply.started(&process);
                         session.follow_new(&process);
@@ -358,18 +359,24 @@ impl Link {
                 }
             }
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                if let Some(Waiter::Start { meta, reply, .. }) = self.waiter(req) {
-                    session.handle_start_failed(&meta.process_id);
+                if let Some(Waiter::Start { meta, gate, reply, .. }) = self.waiter(req) {
+                    session.handle_start_failed(&meta.process_id, &gate);
                     reply.fail(&Failure::start(&meta, stage, errno, &detail));
                 }
             }
             FromHolder::Written { req, status, done } => {
-                if let Some(Waiter::Stdin(process)) = self.waiter(req) {
+                if let Some(Waiter::Stdin(process)) = self.waiter(req)
+                    && let Some(process) = process.upgrade()
+                {
                     process.handle_written(status, done);
                 }
             }
             FromHolder::Done { req, status } => match self.waiter(req) {
-                Some(Waiter::Stdin(process)) => process.handle_stdin_closed(close_status(status)),
+                Some(Waiter::Stdin(process)) => {
+                    if let Some(process) = process.upgrade() {
+                        process.handle_stdin_closed(close_status(status));
+                    }
+                }
                 Some(Waiter::Done(done)) => done.send(status).unwrap_or(()),
                 Some(Waiter::Start { .. }) | None => {}
             },
@@ -414,10 +421,13 @@ impl Waiter {
     /// The holder is gone.
     fn lose(self) {
         match self {
-            Self::Start { meta, reply, session } => {
-                session.handle_start_failed(&meta.process_id);
-                reply.fail(&session.holder_lost());
-            }
+            Self::Start { meta, gate, reply, session } => match session.upgrade() {
+                Some(session) => {
+                    session.handle_start_failed(&meta.process_id, &gate);
+                    reply.fail(&session.holder_lost());
+                }
+                None => reply.fail(&Failure::Draining),
+            },
             // Its process is told of the loss, and answers all that is in its line.
             Self::Stdin(_) => {}
             Self::Done(done) => drop(done),

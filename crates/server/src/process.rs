@@ -458,7 +458,7 @@ impl Process {
             return;
         }
         let Some(front) = stdin.line.front() else { return };
-        let waiter = Waiter::Stdin(self.clone());
+        let waiter = Waiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let asked = match front {
             Input::Write { key, data, done, .. } => {

@@ -65,8 +65,8 @@ struct State {
 }
 
 enum Entry {
-    /// Reserved; closed when the start is decided either way.
-    Starting(Arc<Semaphore>),
+    /// Reserved; the gate is closed when the start is decided either way.
+    Starting(Gate),
     Live(Arc<Process>),
 }
 
@@ -97,10 +97,22 @@ pub(crate) enum Claim {
     From(Option<u64>),
 }
 
+/// One start: where later requests on its id wait. A name may be reserved again while an earlier start of that name is still under way, so
+/// a start is known by its gate, not by its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate(Arc<Semaphore>);
+
+impl Gate {
+    /// Returns when the start is decided. Waiters go on in the order in which they came.
+    async fn passed(&self) {
+        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
+    }
+}
+
 /// What is known under a process id.
 pub(crate) enum Lookup {
     Live(Arc<Process>),
-    Starting(Arc<Semaphore>),
+    Starting(Gate),
     Unknown,
 }
 
@@ -285,7 +297,7 @@ impl Session {
     }
 
     /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
-    pub(crate) fn reserve(&self, id: &str, now: Instant) -> Result<(), Failure> {
+    pub(crate) fn reserve(&self, id: &str, now: Instant) -> Result<Gate, Failure> {
         let mut state = lock(&self.state);
         if state.over {
             return Err(Failure::UnknownSession { id: self.id.to_string() });
@@ -300,14 +312,15 @@ impl Session {
             }
         }
         state.make_room(now);
-        state.processes.insert(id.to_owned(), Entry::Starting(Arc::new(Semaphore::new(0))));
-        Ok(())
+        let gate = Gate(Arc::new(Semaphore::new(0)));
+        state.processes.insert(id.to_owned(), Entry::Starting(gate.clone()));
+        Ok(gate)
     }
 
     /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
-    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, reply: Reply) {
+    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
         let session = self.clone();
-        let mut task = Box::pin(async move { session.hand_over(launch, reply).await });
+        let mut task = Box::pin(async move { session.hand_over(launch, gate, reply).await });
         // Begun here, so that starts keep their order. What is not done then is the core's: a connection that ends while the holder is
         // being made takes neither the holder nor the reserved id with it.
         if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending()
@@ -317,23 +330,23 @@ impl Session {
         }
     }
 
-    async fn hand_over(self: &Arc<Self>, launch: Launch, reply: Reply) {
+    async fn hand_over(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
         let link = match self.link().await {
             Ok(link) => link,
             Err(failure) => {
-                self.handle_start_failed(&launch.meta.process_id);
+                self.handle_start_failed(&launch.meta.process_id, &gate);
                 return reply.fail(&failure);
             }
         };
         let Launch { meta, spec } = launch;
-        if matches!(self.lookup(&meta.process_id), Lookup::Unknown) {
+        if !lock(&self.state).is_starting(&meta.process_id, &gate) {
             return reply.fail(&Failure::StartCancelled { id: meta.process_id });
         }
-        let waiter = Waiter::Start { meta, reply, session: self.clone() };
+        let waiter = Waiter::Start { meta, gate, reply, session: Arc::downgrade(self) };
         if let Err(unsent) = link.ask(waiter, |req| ToHolder::Start { req, spec })
-            && let Unsent { waiter: Waiter::Start { meta, reply, .. }, error } = *unsent
+            && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
         {
-            self.handle_start_failed(&meta.process_id);
+            self.handle_start_failed(&meta.process_id, &gate);
             let program = meta.argv.first().cloned().unwrap_or_default();
             reply.fail(&match error.kind() {
                 io::ErrorKind::BrokenPipe => self.holder_lost(),
@@ -343,17 +356,17 @@ impl Session {
     }
 
     /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
-    pub(crate) fn handle_started(&self, process: Arc<Process>) -> bool {
+    pub(crate) fn handle_started(&self, process: Arc<Process>, gate: &Gate) -> bool {
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
-        let Some(Entry::Starting(gate)) = state.processes.get(process.id()) else {
+        if !state.is_starting(process.id(), gate) {
             drop(state);
             process.abandon();
             // Nobody waits for the answer: the exit is seen in the log, and the sweep forgets the process.
             drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
             return false;
-        };
-        gate.close();
+        }
+        gate.0.close();
         state.processes.insert(process.id().to_owned(), Entry::Live(process));
         true
     }
@@ -366,21 +379,23 @@ impl Session {
         }
     }
 
-    pub(crate) fn handle_start_failed(&self, id: &str) {
+    pub(crate) fn handle_start_failed(&self, id: &str, gate: &Gate) {
         let mut state = lock(&self.state);
-        if let Some(Entry::Starting(gate)) = state.processes.get(id) {
-            gate.close();
+        if state.is_starting(id, gate) {
             state.processes.remove(id);
         }
+        gate.0.close();
     }
 
     /// Frees an id whose start is under way; true if there was one.
     pub(crate) fn cancel_start(&self, id: &str) -> bool {
-        let starting = matches!(lock(&self.state).processes.get(id), Some(Entry::Starting(_)));
-        if starting {
-            self.handle_start_failed(id);
+        match self.lookup(id) {
+            Lookup::Starting(gate) => {
+                self.handle_start_failed(id, &gate);
+                true
+            }
+            Lookup::Live(_) | Lookup::Unknown => false,
         }
-        starting
     }
 
     pub(crate) fn lookup(&self, id: &str) -> Lookup {
@@ -397,7 +412,7 @@ impl Session {
             match self.lookup(id) {
                 Lookup::Live(process) => return Some(process),
                 Lookup::Unknown => return None,
-                Lookup::Starting(gate) => drop(gate.acquire().await), // Closed when the start is decided; it never has a permit.
+                Lookup::Starting(gate) => gate.passed().await,
             }
         }
     }
@@ -462,7 +477,7 @@ impl Session {
         }
         let mut state = lock(&self.state);
         for gate in state.processes.values().filter_map(Entry::gate) {
-            gate.close();
+            gate.0.close();
         }
         state.processes.retain(|_, entry| entry.live().is_some());
     }
@@ -504,7 +519,7 @@ impl Entry {
         }
     }
 
-    fn gate(&self) -> Option<&Arc<Semaphore>> {
+    fn gate(&self) -> Option<&Gate> {
         match self {
             Self::Starting(gate) => Some(gate),
             Self::Live(_) => None,
@@ -537,6 +552,11 @@ impl State {
         {
             self.forget(&oldest);
         }
+    }
+
+    /// The id is still reserved by this very start.
+    fn is_starting(&self, id: &str, gate: &Gate) -> bool {
+        self.processes.get(id).and_then(Entry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
     }
 
     fn is_named(&self, process: &Arc<Process>) -> bool {

@@ -97,7 +97,13 @@ pub(super) async fn carry(
         let notification = tokio::select! {
             notification = notifications.recv() => notification,
             (method, params) = signals.next() => {
-                pass(&mut calls, client, method, params);
+                match output.exit {
+                    // Only others hold its streams any more, and a signal to the program would reach nobody.
+                    Some(_) if method == "process/signal" => {
+                        pass(&mut calls, client, "process/terminate", json!({"processId": PROCESS}));
+                    }
+                    Some(_) | None => pass(&mut calls, client, method, params),
+                }
                 continue;
             }
         };
@@ -162,6 +168,8 @@ struct Output<W> {
     ack_every: u64,
     unacknowledged: u64,
     stdout_closed: bool,
+    /// Why standard output took no more, where that is worth a word.
+    failed: Option<io::Error>,
     exit: Option<(i32, bool)>,
     /// At most one task, which ends a program that nobody listens to.
     ending: JoinSet<()>,
@@ -176,6 +184,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             ack_every: window / 4,
             unacknowledged: 0,
             stdout_closed: false,
+            failed: None,
             exit: None,
             ending: JoinSet::new(),
         }
@@ -210,8 +219,11 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         let bytes = base64::decode(&output.chunk).context("read output")?;
         match output.stream {
             process::Stream::Stdout | process::Stream::Pty if !self.stdout_closed => {
-                let written = write_all(&mut self.stdout, &bytes).await;
-                if written.is_err() {
+                if let Err(error) = write_all(&mut self.stdout, &bytes).await {
+                    // A reader that has gone is no news; a full disk is.
+                    if error.kind() != io::ErrorKind::BrokenPipe {
+                        self.failed.get_or_insert(error);
+                    }
                     self.close_stdout();
                 }
             }
@@ -242,6 +254,9 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     }
 
     fn ended(self) -> anyhow::Result<Ended> {
+        if let Some(error) = self.failed {
+            return Err(error).context("write standard output");
+        }
         let (code, by_signal) = self.exit.context("the program closed without an exit code")?;
         Ok(Ended { code, by_signal, stdout_closed: self.stdout_closed })
     }

@@ -38,14 +38,15 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
             ..StartSpec::default()
         },
     };
-    let launch = match check_names(None, &params.env).and_then(|()| launch(parts)).and_then(|launch| {
-        context.session.reserve(&launch.meta.process_id, Instant::now())?;
-        Ok(launch)
-    }) {
-        Ok(launch) => launch,
+    let reserved = check_names(None, &params.env).and_then(|()| launch(parts)).and_then(|launch| {
+        let gate = context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        Ok((launch, gate))
+    });
+    let (launch, gate) = match reserved {
+        Ok(reserved) => reserved,
         Err(failure) => return reply.fail(&failure),
     };
-    context.session.start(launch, reply).await;
+    context.session.start(launch, gate, reply).await;
 }
 
 /// `command/exec/terminate`: the entry goes at once, so that a following write says unknown; the exit still arrives.

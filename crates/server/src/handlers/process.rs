@@ -62,14 +62,14 @@ fn wall_clock_ms() -> u64 {
 
 /// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
-    let launch = match prepare(&context, params).and_then(|launch| {
-        context.session.reserve(&launch.meta.process_id, Instant::now())?;
-        Ok(launch)
+    let (launch, gate) = match prepare(&context, params).and_then(|launch| {
+        let gate = context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        Ok((launch, gate))
     }) {
-        Ok(launch) => launch,
+        Ok(reserved) => reserved,
         Err(failure) => return reply.fail(&failure),
     };
-    context.session.start(launch, reply).await;
+    context.session.start(launch, gate, reply).await;
 }
 
 fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failure> {

@@ -51,6 +51,8 @@ pub(super) struct Mail {
     pub(super) ready: VecDeque<u64>,
     pub(super) ping: bool,
     pub(super) close: Option<(u16, &'static str)>,
+    /// The pump is gone: nothing is kept for it any more.
+    is_shut: bool,
 }
 
 /// What the pump is asked to do, in order.
@@ -73,15 +75,32 @@ const PONGS_WAITING: usize = 16;
 impl Mailbox {
     pub(crate) fn answer(&self, message: Vec<u8>) {
         let mut mail = lock(&self.mail);
-        mail.answer_bytes += message.len();
-        mail.answers.push_back(message);
+        if !mail.is_shut {
+            mail.answer_bytes += message.len();
+            mail.answers.push_back(message);
+        }
         drop(mail);
         self.bell.notify_one();
     }
 
     pub(crate) fn order(&self, order: Order) {
-        lock(&self.mail).orders.push_back(order);
+        let mut mail = lock(&self.mail);
+        if mail.is_shut {
+            drop(mail); // Before the order: what it holds may say goodbye to this mailbox.
+            return drop(order);
+        }
+        mail.orders.push_back(order);
+        drop(mail);
         self.bell.notify_one();
+    }
+
+    /// The pump has ended: what is here goes, and nothing more is taken. A process whose write still waits keeps its way back, and that must
+    /// not keep the process.
+    pub(super) fn shut(&self) {
+        let shut = Mail { is_shut: true, ..Mail::default() };
+        let rest = std::mem::replace(&mut *lock(&self.mail), shut);
+        drop(rest);
+        self.drained.notify_one();
     }
 
     pub(crate) fn pong(&self, payload: Bytes) {
@@ -106,7 +125,11 @@ impl Mailbox {
     }
 
     fn ready(&self, key: u64) {
-        lock(&self.mail).ready.push_back(key);
+        let mut mail = lock(&self.mail);
+        if !mail.is_shut {
+            mail.ready.push_back(key);
+        }
+        drop(mail);
         self.bell.notify_one();
     }
 

@@ -375,5 +375,6 @@ impl Drop for Pump {
         for job in std::mem::take(&mut self.reads).into_values() {
             job.process.unwatch(&job.watch);
         }
+        self.mailbox.shut();
     }
 }
