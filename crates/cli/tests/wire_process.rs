@@ -352,3 +352,26 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
         assert_eq!(ended.seqs, [1, 2, 3]);
     }
 }
+
+#[test]
+fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for round in 0..10 {
+        let name = format!("t{round}");
+        let first = client.send_request("process/start", start_params(&name, &["sleep", "322"]));
+        let terminate = client.send_request("process/terminate", json!({"processId": name}));
+        let second = client.send_request("process/start", start_params(&name, &["sleep", "323"]));
+        // Terminated while it started, or after: the first is gone either way, and where the name was free again the second has it.
+        client.answer(first).ok();
+        assert_eq!(client.answer(terminate).expect("terminate is answered")["running"], true);
+        if let Ok(started) = client.answer(second) {
+            let listed = client.ok("process/list", json!({}));
+            let named: Vec<_> =
+                listed["processes"].as_array().expect("a list").iter().filter(|p| p["processId"] == *name).collect();
+            assert_eq!(named.len(), 1);
+            assert_eq!((&named[0]["argv"][1], &named[0]["pid"]), (&json!("323"), &started["pid"]));
+            assert_eq!(client.ok("process/terminate", json!({"processId": name}))["running"], true);
+        }
+    }
+}

@@ -39,7 +39,7 @@ use crate::{
     handlers,
     process::{Dialect, lock},
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
-    session::{Lookup, Session},
+    session::Session,
 };
 
 /// How long a connection that is told goodbye may take to go.
@@ -384,24 +384,11 @@ impl Connection {
             method::PROCESS_ACK => {
                 // A bad or unknown acknowledgement changes nothing and is not worth an answer.
                 if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
-                    self.acknowledged(own, &ack);
+                    let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
+                    self.peer.mailbox.order(Order::Ack { session, process: ack.process_id, seq: ack.seq });
                 }
             }
             _ => self.fail(&message::MALFORMED_ID, &Failure::UnknownNotification { method: method.to_owned() }),
-        }
-    }
-
-    fn acknowledged(&self, own: &Arc<Session>, ack: &AckParams) {
-        let other = ack.session_id.as_ref().filter(|id| id.as_str() != &*own.id);
-        let session = match other {
-            None => own.clone(),
-            Some(id) => match self.core.session(id.as_str(), &self.principal) {
-                Ok(session) => session,
-                Err(_) => return,
-            },
-        };
-        if let Lookup::Live(process) = session.lookup(ack.process_id.as_str()) {
-            self.peer.mailbox.order(Order::Ack { process, seq: ack.seq });
         }
     }
 

@@ -245,17 +245,10 @@ impl Core {
     async fn adopt_one(self: &Arc<Self>, id: String, found: Found) {
         match found {
             Found::Holder { controller, secret } => {
-                let adoption = Session::adopt(self, id.as_str().into(), controller, secret, epoch());
-                let adopted = tokio::time::timeout(ADOPT_WITHIN, adoption).await.map_err(io::Error::from).flatten();
-                match adopted {
-                    Ok(session) => {
-                        tracing::info!(session = short(&id), processes = session.processes().len(), "adopted");
-                        lock(&self.sessions).insert(session.id.clone(), session);
-                    }
-                    // Never killed: its own clock ends it, or a server that understands it takes over.
-                    Err(error) => {
-                        tracing::error!(session = short(&id), %error, "its holder cannot be adopted and is left to its clock")
-                    }
+                if let Err(error) = self.adopt_holder(&id, controller, secret).await {
+                    // Never killed: it is asked again, and else its own clock ends it.
+                    tracing::error!(session = short(&id), %error, "its holder cannot be adopted now");
+                    self.adopt_later(id);
                 }
             }
             Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
@@ -283,6 +276,36 @@ impl Core {
                 self.discard(&id, "its holder is gone");
             }
         }
+    }
+
+    async fn adopt_holder(self: &Arc<Self>, id: &str, controller: OwnedFd, secret: [u8; 32]) -> io::Result<()> {
+        let adoption = Session::adopt(self, id.into(), controller, secret, epoch());
+        let session = tokio::time::timeout(ADOPT_WITHIN, adoption).await.map_err(io::Error::from).flatten()?;
+        tracing::info!(session = short(id), processes = session.processes().len(), "adopted");
+        lock(&self.sessions).insert(session.id.clone(), session);
+        Ok(())
+    }
+
+    /// Asks a holder that did not answer again and again, until it does or is gone: it may have been stopped.
+    fn adopt_later(self: &Arc<Self>, id: String) {
+        let core = Arc::downgrade(self);
+        self.spawn(async move {
+            loop {
+                tokio::time::sleep(ADOPT_WITHIN).await;
+                let Some(core) = core.upgrade() else { return };
+                let holders = core.holders.clone();
+                let scan = tokio::task::spawn_blocking(move || holders.scan()).await;
+                let found = scan.map_err(io::Error::other).flatten().unwrap_or_default();
+                match found.into_iter().find(|(found, _)| *found == id) {
+                    Some((_, Found::Holder { controller, secret })) => {
+                        if core.adopt_holder(&id, controller, secret).await.is_ok() {
+                            return;
+                        }
+                    }
+                    Some(_) | None => return,
+                }
+            }
+        });
     }
 
     fn discard(&self, id: &str, why: &str) {

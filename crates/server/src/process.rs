@@ -476,8 +476,9 @@ impl Process {
     }
 
     fn fail_inputs(&self) {
-        let line = std::mem::take(&mut lock(&self.stdin).line);
-        for input in line {
+        // With the part that was out: nobody will answer it, and nothing may wait behind it.
+        let lost = std::mem::take(&mut *lock(&self.stdin));
+        for input in lost.line {
             input.reply().fail(&Failure::HolderLost { session: self.session.to_string() });
         }
     }

@@ -21,7 +21,7 @@ use std::{
 use exec_server_holder::wire::{StartSpec, TTL_NONE, ToHolder};
 use exec_server_protocol::limits;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     connection::Peer,
@@ -31,6 +31,11 @@ use crate::{
     process::{Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
 };
+
+mod table;
+
+use self::table::{Entry, State};
+pub(crate) use self::table::{Gate, Lookup};
 
 /// A new holder has introduced itself by then, or never will.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -46,28 +51,6 @@ pub struct Session {
     state: Mutex<State>,
     /// Held while the holder is being made, so that it is made once and starts keep their order.
     opening: tokio::sync::Mutex<()>,
-}
-
-struct State {
-    attached: Option<Arc<Peer>>,
-    /// Since when no connection has it; not yet, for one that is being made.
-    detached_since: Option<Instant>,
-    /// Time without a connection after which the session ends; `None` = never.
-    ttl: Option<Duration>,
-    /// The last attached client announced nothing: ids are free again 30 s after `closed`.
-    reference: bool,
-    processes: BTreeMap<String, Entry>,
-    /// The holder's names; also holds processes that were terminated while they started and have no name any more.
-    by_slot: BTreeMap<u32, Arc<Process>>,
-    link: Option<Arc<Link>>,
-    /// The session is over; what still comes from its holder is expected.
-    over: bool,
-}
-
-enum Entry {
-    /// Reserved; the gate is closed when the start is decided either way.
-    Starting(Gate),
-    Live(Arc<Process>),
 }
 
 /// What a restarted server must know of a session; kept by its holder, or in a file while it has none.
@@ -95,25 +78,6 @@ pub(crate) enum Claim {
     Any,
     /// Nobody, or the connection that did not answer.
     From(Option<u64>),
-}
-
-/// One start: where later requests on its id wait. A name may be reserved again while an earlier start of that name is still under way, so
-/// a start is known by its gate, not by its name.
-#[derive(Clone, Debug)]
-pub(crate) struct Gate(Arc<Semaphore>);
-
-impl Gate {
-    /// Returns when the start is decided. Waiters go on in the order in which they came.
-    async fn passed(&self) {
-        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
-    }
-}
-
-/// What is known under a process id.
-pub(crate) enum Lookup {
-    Live(Arc<Process>),
-    Starting(Gate),
-    Unknown,
 }
 
 /// A process as a start asks for it.
@@ -312,7 +276,7 @@ impl Session {
             }
         }
         state.make_room(now);
-        let gate = Gate(Arc::new(Semaphore::new(0)));
+        let gate = Gate::new();
         state.processes.insert(id.to_owned(), Entry::Starting(gate.clone()));
         Ok(gate)
     }
@@ -366,7 +330,7 @@ impl Session {
             drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
             return false;
         }
-        gate.0.close();
+        gate.close();
         state.processes.insert(process.id().to_owned(), Entry::Live(process));
         true
     }
@@ -384,7 +348,7 @@ impl Session {
         if state.is_starting(id, gate) {
             state.processes.remove(id);
         }
-        gate.0.close();
+        gate.close();
     }
 
     /// Frees an id whose start is under way; true if there was one.
@@ -477,7 +441,7 @@ impl Session {
         }
         let mut state = lock(&self.state);
         for gate in state.processes.values().filter_map(Entry::gate) {
-            gate.0.close();
+            gate.close();
         }
         state.processes.retain(|_, entry| entry.live().is_some());
     }
@@ -508,82 +472,6 @@ impl Session {
 
     pub(crate) fn holder_lost(&self) -> Failure {
         Failure::HolderLost { session: self.id.to_string() }
-    }
-}
-
-impl Entry {
-    fn live(&self) -> Option<&Arc<Process>> {
-        match self {
-            Self::Live(process) => Some(process),
-            Self::Starting(_) => None,
-        }
-    }
-
-    fn gate(&self) -> Option<&Gate> {
-        match self {
-            Self::Starting(gate) => Some(gate),
-            Self::Live(_) => None,
-        }
-    }
-}
-
-impl State {
-    /// For a reference client an id is free again 30 s after `closed`, if its output was taken.
-    fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
-        self.reference
-            && process
-                .closed_since(now, self.attached.is_some())
-                .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
-    }
-
-    /// Beyond the bound of closed processes the oldest that was taken goes.
-    fn make_room(&mut self, now: Instant) {
-        let attached = self.attached.is_some();
-        let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
-        if self.processes.len() >= limits::CLOSED_PROCESSES {
-            let live = self.processes.values().filter_map(Entry::live);
-            closed = live
-                .filter(|process| process.is_taken())
-                .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
-                .collect();
-        }
-        if closed.len() >= limits::CLOSED_PROCESSES
-            && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
-        {
-            self.forget(&oldest);
-        }
-    }
-
-    /// The id is still reserved by this very start.
-    fn is_starting(&self, id: &str, gate: &Gate) -> bool {
-        self.processes.get(id).and_then(Entry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
-    }
-
-    fn is_named(&self, process: &Arc<Process>) -> bool {
-        self.processes.get(process.id()).and_then(Entry::live).is_some_and(|named| Arc::ptr_eq(named, process))
-    }
-
-    /// Frees a name, unless another process has it by now.
-    fn unname(&mut self, process: &Arc<Process>) {
-        if self.is_named(process) {
-            self.processes.remove(process.id());
-        }
-    }
-
-    /// Drops a closed process. Its name goes at once; its log stays while others hold it, and the sweep comes back for it.
-    fn forget(&mut self, process: &Arc<Process>) {
-        self.unname(process);
-        process.abandon();
-        if let Some(peer) = &self.attached {
-            peer.mailbox.order(Order::Unfollow(process.clone()));
-        }
-        if process.has_holds() {
-            return;
-        }
-        if self.by_slot.get(&process.slot()).is_some_and(|other| Arc::ptr_eq(other, process)) {
-            self.by_slot.remove(&process.slot());
-            process.forget();
-        }
     }
 }
 

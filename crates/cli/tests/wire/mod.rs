@@ -2,6 +2,8 @@
 //! It must not know types of the server.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod mischief;
+
 use std::{collections::BTreeSet, fs::OpenOptions, io::Write, path::Path};
 
 use serde_json::{Value, json};

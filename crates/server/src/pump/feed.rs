@@ -290,6 +290,9 @@ impl Feed {
             if self.fill_gap(out) {
                 continue;
             }
+            if self.finished {
+                return Next::Idle;
+            }
             if self.is_held(now) {
                 return Next::Idle;
             }
@@ -306,7 +309,10 @@ impl Feed {
                         return Next::Idle;
                     }
                 }
-                Step::Gap { from_seq, to_seq, bytes } => self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out),
+                Step::Gap { from_seq, to_seq, bytes } => {
+                    drop(chain);
+                    self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out);
+                }
                 Step::NeedsLoad(segment) => return Next::Load(segment),
                 Step::Damaged(segment) => {
                     drop(chain);
@@ -463,10 +469,35 @@ impl Feed {
             return; // V0 has no numbers and no word for it.
         }
         if self.manners.gap {
-            let params = wire::GapParams { process_id: self.process.process_id(), session_id: self.session_key(), gap };
-            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
+            self.send_gap(gap, out);
         } else {
             self.filling = Some(Filling { next: gap.from_seq, to: gap.to_seq, gap: Some(gap) });
+        }
+    }
+
+    /// Tells of missing numbers in one go, but for the exit and the close: they are known even where their records are gone (dropped with
+    /// older output, or forgotten by the owner), and a client waits for them.
+    fn send_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
+        let status = self.process.status();
+        let is_inside = |seq: &u64| (gap.from_seq..=gap.to_seq).contains(seq);
+        let mut rest = gap;
+        if let Some((seq, exit)) = status.exited.filter(|(seq, _)| is_inside(seq)) {
+            self.send_missing(wire::Gap { to_seq: seq - 1, ..rest }, out);
+            rest = wire::Gap { from_seq: seq + 1, bytes: if seq > gap.from_seq { 0 } else { gap.bytes }, ..rest };
+            self.send_exited(seq, Some(exit), out);
+        }
+        let closed = status.closed_seq.filter(is_inside);
+        self.send_missing(wire::Gap { to_seq: closed.map_or(rest.to_seq, |seq| seq - 1), ..rest }, out);
+        if let Some(seq) = closed {
+            self.send_closed(seq, status.written, status.dropped, out);
+            self.finished = true;
+        }
+    }
+
+    fn send_missing(&self, gap: wire::Gap, out: &mut Outbox) {
+        if gap.from_seq <= gap.to_seq {
+            let params = wire::GapParams { process_id: self.process.process_id(), session_id: self.session_key(), gap };
+            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
         }
     }
 
@@ -479,9 +510,14 @@ impl Feed {
         if filling.next > filling.to {
             self.filling = None;
         }
-        // The exit is known even where its record is gone, and a client waits for it.
-        match self.process.status().exited {
+        // As in `send_gap`.
+        let status = self.process.status();
+        match status.exited {
             Some((exited_seq, exit)) if exited_seq == seq => self.send_exited(seq, Some(exit), out),
+            _ if status.closed_seq == Some(seq) => {
+                self.send_closed(seq, status.written, status.dropped, out);
+                self.finished = true;
+            }
             _ => {
                 let stream = if self.process.meta.tty { wire::Stream::Pty } else { wire::Stream::Stdout };
                 let missing = Output { seq, stream, offset: None, gap, bytes: &[] };

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_protocol::{command, limits, message, message::RequestId, process as wire};
+use exec_server_protocol::{ProcessId, command, limits, message, message::RequestId, process as wire};
 use serde::Serialize;
 use tokio::sync::Notify;
 
@@ -62,7 +62,7 @@ pub(crate) enum Order {
     /// Stop pushing a process.
     Unfollow(Arc<Process>),
     /// The peer has taken everything up to `seq`.
-    Ack { process: Arc<Process>, seq: u64 },
+    Ack { session: Arc<str>, process: ProcessId, seq: u64 },
     /// Answer a `process/read`, now or when there is something.
     Read(ReadOrder),
     /// The session belongs to another connection now: end every push and fail every read of it.

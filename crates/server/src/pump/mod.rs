@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use exec_server_protocol::ProcessId;
 use exec_server_rpc::{Framing, Outbox};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
@@ -57,6 +58,8 @@ pub(crate) struct Pump {
     feeds: BTreeMap<u64, Feed>,
     /// Feeds by the address of their process, which a feed keeps alive.
     by_process: HashMap<usize, u64>,
+    /// Feeds by session and name; of a name that was used again the newer one.
+    by_name: HashMap<(Arc<str>, ProcessId), u64>,
     /// Feeds that may want to be looked at by the clock.
     timed: BTreeSet<u64>,
     /// Feeds with something to send, in the order of their turns.
@@ -78,6 +81,7 @@ impl Pump {
             outbox: Outbox::new(framing),
             feeds: BTreeMap::new(),
             by_process: HashMap::new(),
+            by_name: HashMap::new(),
             timed: BTreeSet::new(),
             turns: VecDeque::new(),
             reads: BTreeMap::new(),
@@ -184,8 +188,9 @@ impl Pump {
                     self.drop_feed(key);
                 }
             }
-            Order::Ack { process, seq } => {
-                if let Some(key) = self.feed_of(&process)
+            Order::Ack { session, process, seq } => {
+                // By what is pushed here, not by the session's table: a process that its owner forgot is still acknowledged by others.
+                if let Some(key) = self.by_name.get(&(session, process)).copied()
                     && let Some(feed) = self.feeds.get_mut(&key)
                     && feed.handle_ack(seq)
                 {
@@ -211,6 +216,7 @@ impl Pump {
         let watch = Watch::new(key, self.mailbox.clone());
         follow.process.watch(watch.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
+        self.by_name.insert((follow.process.session.clone(), follow.process.process_id()), key);
         self.feeds.insert(key, Feed::new(follow, watch));
         self.give_turn(key);
     }
@@ -283,6 +289,10 @@ impl Pump {
         self.timed.remove(&key);
         if let Some(feed) = self.feeds.remove(&key) {
             self.by_process.remove(&Arc::as_ptr(&feed.process).addr());
+            let name = (feed.process.session.clone(), feed.process.process_id());
+            if self.by_name.get(&name) == Some(&key) {
+                self.by_name.remove(&name);
+            }
             feed.end();
         }
     }

@@ -1,0 +1,138 @@
+//! The table of a session: names, slots, and the rules for when a name or a log is given up.
+//!
+//! Plain state under the session's lock. Must not know connections beyond telling the attached one to let a process go.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use exec_server_protocol::limits;
+use tokio::{sync::Semaphore, time::Instant};
+
+use crate::{connection::Peer, link::Link, process::Process, pump::Order};
+
+/// Everything of a session that changes, under one lock that is never held across an await.
+pub(super) struct State {
+    pub(super) attached: Option<Arc<Peer>>,
+    /// Since when no connection has it; not yet, for one that is being made.
+    pub(super) detached_since: Option<Instant>,
+    /// Time without a connection after which the session ends; `None` = never.
+    pub(super) ttl: Option<Duration>,
+    /// The last attached client announced nothing: ids are free again 30 s after `closed`.
+    pub(super) reference: bool,
+    pub(super) processes: BTreeMap<String, Entry>,
+    /// The holder's names; also holds processes that were terminated while they started and have no name any more.
+    pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
+    pub(super) link: Option<Arc<Link>>,
+    /// The session is over; what still comes from its holder is expected.
+    pub(super) over: bool,
+}
+
+/// What a name stands for.
+pub(super) enum Entry {
+    /// Reserved; the gate is closed when the start is decided either way.
+    Starting(Gate),
+    Live(Arc<Process>),
+}
+
+/// One start: where later requests on its id wait. A name may be reserved again while an earlier start of that name is still under way, so
+/// a start is known by its gate, not by its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate(Arc<Semaphore>);
+
+impl Gate {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(0)))
+    }
+
+    /// The start is decided.
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+
+    /// Returns when the start is decided. Waiters go on in the order in which they came.
+    pub(super) async fn passed(&self) {
+        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
+    }
+}
+
+/// What is known under a process id.
+pub(crate) enum Lookup {
+    Live(Arc<Process>),
+    Starting(Gate),
+    Unknown,
+}
+
+impl Entry {
+    pub(super) fn live(&self) -> Option<&Arc<Process>> {
+        match self {
+            Self::Live(process) => Some(process),
+            Self::Starting(_) => None,
+        }
+    }
+
+    pub(super) fn gate(&self) -> Option<&Gate> {
+        match self {
+            Self::Starting(gate) => Some(gate),
+            Self::Live(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// For a reference client an id is free again 30 s after `closed`, if its output was taken.
+    pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
+        self.reference
+            && process
+                .closed_since(now, self.attached.is_some())
+                .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
+    }
+
+    /// Beyond the bound of closed processes the oldest that was taken goes.
+    pub(super) fn make_room(&mut self, now: Instant) {
+        let attached = self.attached.is_some();
+        let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
+        if self.processes.len() >= limits::CLOSED_PROCESSES {
+            let live = self.processes.values().filter_map(Entry::live);
+            closed = live
+                .filter(|process| process.is_taken())
+                .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
+                .collect();
+        }
+        if closed.len() >= limits::CLOSED_PROCESSES
+            && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
+        {
+            self.forget(&oldest);
+        }
+    }
+
+    /// The id is still reserved by this very start.
+    pub(super) fn is_starting(&self, id: &str, gate: &Gate) -> bool {
+        self.processes.get(id).and_then(Entry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
+    }
+
+    pub(super) fn is_named(&self, process: &Arc<Process>) -> bool {
+        self.processes.get(process.id()).and_then(Entry::live).is_some_and(|named| Arc::ptr_eq(named, process))
+    }
+
+    /// Frees a name, unless another process has it by now.
+    pub(super) fn unname(&mut self, process: &Arc<Process>) {
+        if self.is_named(process) {
+            self.processes.remove(process.id());
+        }
+    }
+
+    /// Drops a closed process. Its name goes at once; its log stays while others hold it, and the sweep comes back for it.
+    pub(super) fn forget(&mut self, process: &Arc<Process>) {
+        self.unname(process);
+        process.abandon();
+        if let Some(peer) = &self.attached {
+            peer.mailbox.order(Order::Unfollow(process.clone()));
+        }
+        if process.has_holds() {
+            return;
+        }
+        if self.by_slot.get(&process.slot()).is_some_and(|other| Arc::ptr_eq(other, process)) {
+            self.by_slot.remove(&process.slot());
+            process.forget();
+        }
+    }
+}
