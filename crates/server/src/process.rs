@@ -34,7 +34,7 @@ use crate::{
 const WRITE_PART_BYTES: usize = 56 << 10;
 
 /// Spilled segments of one process kept in memory at once, 1 MiB each: a few readers at different places, and no more.
-const LOADED_SEGMENTS: usize = 3;
+const LOADED_SEGMENTS: usize = 2;
 
 /// Which generation's messages a process speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
