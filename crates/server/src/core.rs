@@ -16,6 +16,7 @@ use std::{
 };
 
 use exec_server_holder::tombstone::{Ended, Tombstone};
+use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 
@@ -109,22 +110,22 @@ impl Config {
 
     /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
     pub(crate) fn reference_cap_bytes(&self) -> u64 {
-        exec_server_protocol::limits::UNREAD_BYTES + self.memory_cap_bytes / 4
+        limits::UNREAD_BYTES + self.memory_cap_bytes / 4
     }
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            session_ttl_max: Some(Duration::from_secs(30 * 24 * 3600)),
-            concurrent_requests: 64,
+            session_ttl_max: Some(limits::SESSION_TTL_MAX),
+            concurrent_requests: limits::REQUESTS_RUNNING,
             ping_every: Duration::from_secs(15),
             dead_after: Duration::from_secs(30),
-            takeover_after: Duration::from_secs(2),
+            takeover_after: limits::TAKEOVER_SILENCE,
             environment: Vec::new(),
             cwd: None,
             memory_cap_bytes: 16 << 20,
-            ack_window_bytes: 4 << 20,
+            ack_window_bytes: limits::ACK_WINDOW_BYTES,
         }
     }
 }
@@ -411,7 +412,7 @@ impl Core {
         principal: Principal,
         peer: Arc<Peer>,
     ) -> Result<Arc<Session>, Failure> {
-        let attachment = Attachment { ttl: Some(exec_server_protocol::limits::REFERENCE_TTL), reference: true };
+        let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), reference: true };
         let session = self.bare_session(principal, attachment)?;
         lock(&self.sessions).insert(session.id.clone(), session.clone());
         session.attach(peer, attachment, Claim::Any)?;

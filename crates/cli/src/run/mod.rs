@@ -6,17 +6,11 @@
 mod streams;
 mod terminal;
 
-use std::{
-    collections::BTreeMap,
-    env,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, env, path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use exec_server_holder::{Limits, spawner::SpawnerHandle};
-use exec_server_protocol::{failure::Kind, limits};
+use exec_server_protocol::{failure::Kind, limits, path};
 use exec_server_rpc::{
     Framing,
     client::{CallError, RawClient},
@@ -157,7 +151,8 @@ async fn start(
     let mut params = json!({
         "processId": PROCESS,
         "argv": args.argv,
-        "cwd": file_uri(&cwd),
+        // Paths are bytes, JSON is text: only a URI carries every path.
+        "cwd": path::to_uri(&cwd),
         "env": env,
         "envPolicy": {"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []},
         "tty": args.tty,
@@ -196,17 +191,4 @@ fn exit_code(ended: &Ended) -> u8 {
     }
     // Codes have eight bits, and 128+n fits for every signal.
     u8::try_from(ended.code & 0xff).unwrap_or(TROUBLE)
-}
-
-/// Paths are bytes, JSON is text: only a URI carries every path.
-fn file_uri(path: &Path) -> String {
-    use std::os::unix::ffi::OsStrExt as _;
-    let mut uri = String::from("file://");
-    for byte in PathBuf::from(path).as_os_str().as_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => uri.push(char::from(*byte)),
-            _ => uri.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    uri
 }

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 
 use crate::{
     ProcessId,
-    failure::Kind,
     path::PathArg,
     tolerant::{is_false, null_default},
 };
@@ -70,13 +69,6 @@ pub struct StartParams {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub shell_snapshot: Option<Box<RawValue>>,
-}
-
-impl StartParams {
-    /// Refuses what no host could start.
-    pub fn check(&self) -> Result<(), Kind> {
-        if self.argv.is_empty() { Err(Kind::EmptyArgv) } else { Ok(()) }
-    }
 }
 
 /// How a child's environment is made from the server's; every member is required.

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::{Gap, ProcessParams, Stream};
 use crate::{
     Empty, ProcessId, SessionId,
-    failure::Kind,
     tolerant::{is_false, null_default},
 };
 
@@ -99,16 +98,6 @@ pub struct WriteParams<'a> {
     /// With it the write happens exactly once, however often it is sent; not empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_id: Option<String>,
-}
-
-impl WriteParams<'_> {
-    /// Refuses an empty write id.
-    pub fn check(&self) -> Result<(), Kind> {
-        match self.write_id.as_deref() {
-            Some("") => Err(Kind::EmptyWriteId),
-            Some(_) | None => Ok(()),
-        }
-    }
 }
 
 /// Result of `process/write`.

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_protocol::ProcessId;
+use exec_server_protocol::{ProcessId, limits};
 use exec_server_rpc::{Framing, Outbox};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
@@ -315,7 +315,7 @@ impl Pump {
     }
 
     fn read(&mut self, order: ReadOrder, now: Instant) {
-        if self.reads.len() >= exec_server_protocol::limits::READS_WAITING {
+        if self.reads.len() >= limits::READS_WAITING {
             return order.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
         }
         if order.own
