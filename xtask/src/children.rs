@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, BufRead as _, Write as _},
+    io::{self, BufRead as _},
     net::TcpListener,
 };
 
@@ -14,7 +14,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::json;
 
 use crate::{
-    bare,
+    bare, faults,
     wire::{Address, Fault, Incoming, Wire, hello},
 };
 
@@ -27,6 +27,10 @@ pub(crate) enum Child {
     Flood { bytes: u64 },
     /// Resumes a session and writes numbered blocks to a process's stdin until it is killed.
     Writer { url: String, session: String, process: String, from: u64, again: Vec<u64> },
+    /// Copies standard input to standard output, numbers its steps on standard error and checks its input.
+    Relay { id: u64 },
+    /// Writes COUNT records of process ID, of which the second half waits for the file GATE.
+    Gated { id: u64, count: u64, gate: String },
     /// Measures fork, exec and wait on request, one batch a line of standard input.
     Bare,
     /// A WebSocket echo server for one connection; prints its URL.
@@ -41,6 +45,8 @@ impl Child {
             Self::Writer { url, session, process, from, again } => {
                 write_blocks(&Address::parse(&url)?, &session, &process, from, &again)
             }
+            Self::Relay { id } => faults::relay::child(id),
+            Self::Gated { id, count, gate } => faults::left::child(id, count, &gate),
             Self::Bare => bare::serve(),
             Self::Echo => echo(),
         }
@@ -65,12 +71,17 @@ pub(crate) fn exit_code(id: u64) -> i64 {
 }
 
 fn produce(id: u64, count: u64) -> Result<()> {
-    let mut stdout = io::stdout().lock();
+    write_records(id, 0..count)?;
+    std::process::exit(i32::try_from(exit_code(id))?)
+}
+
+/// Writes these records of process ID to standard output.
+pub(crate) fn write_records(id: u64, counters: std::ops::Range<u64>) -> Result<()> {
     let mut block = Vec::with_capacity(1 << 20);
-    let mut next = 0;
-    while next < count {
+    let mut next = counters.start;
+    while next < counters.end {
         block.clear();
-        while next < count && block.len() < 1 << 20 {
+        while next < counters.end && block.len() < 1 << 20 {
             block.extend_from_slice(&id.to_le_bytes());
             block.extend_from_slice(&next.to_le_bytes());
             next += 1;
@@ -79,8 +90,7 @@ fn produce(id: u64, count: u64) -> Result<()> {
             write_raw(piece)?;
         }
     }
-    stdout.flush()?;
-    std::process::exit(i32::try_from(exit_code(id))?)
+    Ok(())
 }
 
 fn flood(bytes: u64) -> Result<()> {

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::process::WaitOptions;
 
-use crate::{cargo, interop, server, tidy};
+use crate::{cargo, server, tidy};
 
 /// A step: what it is called and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -29,7 +29,7 @@ const STEPS: &[Step] = &[
     ("loom", loom),
     ("doc", doc),
     ("faults", || release(&["faults", "--ci"])),
-    ("interop", interop::run),
+    ("interop", || release(&["interop", "--ci"])),
     ("bench", || release(&["bench", "--quick"])),
 ];
 
@@ -75,7 +75,7 @@ fn test() -> Result<()> {
     let temporary = tempfile::Builder::new().prefix("exec-server-ci-").tempdir()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let tests = run_and_reap(&mut in_folder(&["test", "--workspace"], temporary.path()));
-    let left = nothing_left(temporary.path());
+    let left = nothing_left(Some(temporary.path()));
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)
 }
@@ -110,19 +110,22 @@ fn in_folder(args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Fails if a process or a file of the tests is still there after a moment.
-fn nothing_left(folder: &Path) -> Result<()> {
+/// Fails if a process that lost its parent to us, or a file in the folder, is still there after a moment.
+pub(crate) fn nothing_left(folder: Option<&Path>) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         reap()?;
         let processes: Vec<_> =
             orphans().map(|pid| format!("{} {pid}", server::comm(pid).unwrap_or_default())).collect();
-        let files: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+        let files: Vec<_> = match folder {
+            Some(folder) => fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect(),
+            None => Vec::new(),
+        };
         if processes.is_empty() && files.is_empty() {
-            println!("left behind by the tests: nothing");
+            println!("left behind: nothing");
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "left behind by the tests: processes {processes:?}, files {files:?}");
+        ensure!(Instant::now() < deadline, "left behind: processes {processes:?}, files {files:?}");
         thread::sleep(Duration::from_millis(50));
     }
 }

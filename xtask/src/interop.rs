@@ -1,108 +1,114 @@
-//! `cargo xtask interop`: clients that others wrote, against a real server.
+//! `cargo xtask interop`: programs that others wrote against ours. A Python client, ssh and its server, tmux, vim, top.
 //!
-//! Owns a Python environment under the target folder and takes the script out of README.md, so that the document is what is
-//! tested. Needs Python 3 with `venv`, and the package index once.
+//! Owns the list of parts, their sizes for CI, and the promise that nothing of them is left: while they run this process is the
+//! subreaper, so that whatever outlives its parent becomes our child, and all files lie in one temporary folder.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    time::Duration,
-};
+mod far;
+mod install;
+mod packages;
+mod readme;
+mod screen;
+mod ssh_cuts;
+mod streams;
+mod terminal;
+mod trouble;
+mod world;
+
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cargo, server::Setup};
+use crate::{cargo, ci};
+use world::World;
 
-pub(crate) fn run() -> Result<()> {
-    let binary = cargo::server_binary(None)?;
-    let python = python()?;
-    let script = readme_script()?;
-    // Sessions of foreign clients end with the server here.
-    let setup = Setup::new(&binary)?.arg("--kill-on-exit");
-    let server = setup.start()?;
-    let file = setup.scratch().join("readme.py");
-    fs::write(&file, &script)?;
-    let url = &server.address.url;
-    let mut passed = 0;
-    for (name, check) in CHECKS {
-        check(&Readme { python: &python, file: &file, url }).with_context(|| format!("`{name}`"))?;
-        println!("interop: {name} ok");
-        passed += 1;
-    }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    println!("{passed} passed, 0 failed");
-    Ok(())
+/// Options of `cargo xtask interop`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The short run of CI: smaller files, fewer kills.
+    #[arg(long)]
+    ci: bool,
+    /// Only these parts, by name.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Says which parts there are.
+    #[arg(long)]
+    list: bool,
+    /// Another program than the release build of this tree.
+    #[arg(long)]
+    server: Option<std::path::PathBuf>,
 }
 
-/// The README's script and what it needs to run.
-struct Readme<'a> {
-    python: &'a Path,
-    file: &'a Path,
-    url: &'a str,
+/// One part: its name, what it does, the packages it needs, and how. It returns what it checked, a line each.
+struct Part {
+    name: &'static str,
+    what: &'static str,
+    needs: &'static [packages::Need],
+    run: fn(&World) -> Result<Vec<String>>,
 }
 
-impl Readme<'_> {
-    fn run(&self, argv: &[&str]) -> Result<Output> {
-        Command::new(self.python).arg(self.file).arg(self.url).args(argv).output().context("start Python")
-    }
-}
-
-type Check = fn(&Readme<'_>) -> Result<()>;
-
-const CHECKS: &[(&str, Check)] = &[
-    ("the README's script is ten lines", |readme| {
-        let lines = fs::read_to_string(readme.file)?.lines().count();
-        ensure!(lines == 10, "it has {lines} lines");
-        Ok(())
-    }),
-    ("the README's script runs a command", |readme| {
-        let output = readme.run(&["echo", "hello"])?;
-        ensure!(output.status.success() && output.stdout == b"hello\n", "{output:?}");
-        Ok(())
-    }),
-    ("the README's script gets much output whole", |readme| {
-        let output = readme.run(&["seq", "1", "400000"])?;
-        let expected: String = (1..=400_000).map(|number| format!("{number}\n")).collect();
-        ensure!(output.stdout == expected.as_bytes(), "{} of {} bytes", output.stdout.len(), expected.len());
-        Ok(())
-    }),
-    ("the README's script says what went wrong", |readme| {
-        let output = readme.run(&["no-such-program"])?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(1) && said.contains("no-such-program"), "{output:?}");
-        Ok(())
-    }),
+const PARTS: &[Part] = &[
+    Part { name: "readme", what: "the README's script in Python", needs: &[], run: readme::run },
+    Part {
+        name: "streams",
+        what: "files byte exact through ws, unix, stdio and ssh",
+        needs: packages::SSH,
+        run: streams::run,
+    },
+    Part { name: "trouble", what: "what `ssh://` says when it cannot", needs: packages::SSH, run: trouble::run },
+    Part { name: "install", what: "from nothing to a command over ssh", needs: packages::SSH, run: install::run },
+    Part { name: "ssh", what: "ssh is killed on either side during `run`", needs: packages::SSH, run: ssh_cuts::run },
+    Part {
+        name: "terminal",
+        what: "vim, top, resize, attach in tmux",
+        needs: packages::TERMINAL,
+        run: terminal::run,
+    },
 ];
 
-/// The one Python block of the README.
-fn readme_script() -> Result<String> {
-    let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
-    let (_, rest) = readme.split_once("```python\n").context("README.md has no Python block")?;
-    let (script, _) = rest.split_once("```").context("the Python block of README.md does not end")?;
-    Ok(script.to_owned())
-}
-
-/// A Python with the package `websockets`, made once.
-fn python() -> Result<PathBuf> {
-    let venv = cargo::target_dir().join("interop/venv");
-    let python = venv.join("bin/python3");
-    let installed = Command::new(&python).args(["-c", "import websockets.sync.client"]).output();
-    if installed.is_ok_and(|output| output.status.success()) {
-        return Ok(python);
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.list {
+        for part in PARTS {
+            println!("{:<9} {}", part.name, part.what);
+        }
+        return Ok(());
     }
-    fs::create_dir_all(cargo::target_dir().join("interop"))?;
-    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
-        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
-    cargo::check(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "websockets>=13",
-    ]))
-    .context("install the Python package `websockets`")?;
-    Ok(python)
+    if cargo::again_in_release()? {
+        return Ok(());
+    }
+    for name in &options.only {
+        ensure!(PARTS.iter().any(|part| part.name == name), "no part `{name}`; see `--list`");
+    }
+    let chosen: Vec<_> = PARTS
+        .iter()
+        .filter(|part| options.only.is_empty() || options.only.iter().any(|name| name == part.name))
+        .collect();
+    for part in &chosen {
+        packages::ensure(part.needs).with_context(|| format!("part `{}`", part.name))?;
+    }
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let world = World::new(cargo::server_binary(options.server.as_deref())?, options.ci)?;
+    let mut failed = 0;
+    for part in &chosen {
+        let begun = Instant::now();
+        let outcome = (part.run)(&world).and_then(|lines| world.ensure_tidy().map(|()| lines));
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(lines) => {
+                for line in lines {
+                    println!("interop: {line} ok");
+                }
+                println!("interop: {} passed in {seconds:.1} s", part.name);
+            }
+            Err(error) => {
+                failed += 1;
+                println!("interop: {} FAILED after {seconds:.1} s: {error:#}", part.name);
+            }
+        }
+    }
+    world.end()?;
+    ci::nothing_left(None).context("after interop")?;
+    rustix::process::set_child_subreaper(None)?;
+    println!("{} passed, {failed} failed", chosen.len() - failed);
+    ensure!(failed == 0, "{failed} parts failed");
+    Ok(())
 }

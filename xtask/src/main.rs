@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | faults | interop | bench | ci`.
+//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | faults | interop | bench | dist | ci`.
 //!
 //! Owns the checks around the product: house rules, fault injection, interoperation and the benchmark. It depends on no crate
 //! of ours on purpose: the oracle of the fault runs speaks JSON over a WebSocket by a foreign library and starts the release
@@ -16,6 +16,7 @@ mod bench;
 mod cargo;
 mod children;
 mod ci;
+mod dist;
 mod faults;
 mod interop;
 mod random;
@@ -45,10 +46,12 @@ enum Xtask {
     Sim(cargo::Sim),
     /// Inject faults into a real server under load and check every byte.
     Faults(faults::Options),
-    /// Run the README's script and other foreign clients against a real server.
-    Interop,
+    /// Run programs that others wrote against ours: Python, ssh, tmux, vim, top.
+    Interop(interop::Options),
     /// Measure against bare system calls and print one table of ratios.
     Bench(bench::Options),
+    /// Make the static program, its package, the checksums and the installer.
+    Dist(dist::Options),
     /// Everything `.ci/run` checks, with the time of each step.
     Ci(ci::Options),
     /// A child mode of the fault runs and the benchmark.
@@ -73,8 +76,9 @@ fn run(command: Xtask) -> anyhow::Result<()> {
         Xtask::Tidy => tidy::run(),
         Xtask::Sim(options) => cargo::sim(&options),
         Xtask::Faults(options) => faults::run(&options),
-        Xtask::Interop => interop::run(),
+        Xtask::Interop(options) => interop::run(&options),
         Xtask::Bench(options) => bench::run(&options),
+        Xtask::Dist(options) => dist::run(&options),
         Xtask::Ci(options) => ci::run(&options),
         Xtask::Child(child) => child.run(),
     }

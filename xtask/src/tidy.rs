@@ -24,7 +24,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("holder", &["log", "process", "session"]),
     ("server", &["protocol", "rpc", "session", "log", "holder"]),
     ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
-    ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
+    ("client", &["protocol", "rpc", "holder", "server"]),
+    ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "server", "client"]),
     ("xtask", &[]),
 ];
 

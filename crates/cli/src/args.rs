@@ -1,51 +1,71 @@
 //! The words of the command line.
 //! Must not act on them.
 
+mod client;
+mod values;
+
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use exec_server_protocol::limits;
 use exec_server_server::{
     door::AllowedHost,
     listen::{ListenUrl, exposure::Auth},
 };
 
-/// Requests of one connection that may run at once, whatever is asked for: all that may wait.
-const CONCURRENT_MAX: usize = limits::REQUESTS_WAITING;
+pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
+pub(crate) use values::Ttl;
 
 /// Set by `dial-stdio` for the server that it starts.
 pub(crate) const DETACHED: &str = "--detached";
 
 const EXAMPLES: &str = "\
 Examples:
-  exec-server run -- echo hello           run a program here, as if it were remote
-  exec-server serve                       serve on a free loopback port; prints the URL
+  exec-server run -- echo hello                        run a program here, as if it were remote
+  exec-server run --connect ssh://host -- uname -a     run it on host, over your own ssh
+  exec-server run --detach --name job -- make          leave it running; then:
+  exec-server ps; exec-server logs -f job; exec-server attach job; exec-server wait job
+  exec-server serve                                    serve on a free loopback port; prints the URL
   exec-server serve --listen ws://127.0.0.1:4000 --listen unix:///run/user/1000/exec.sock
-  ssh host exec-server dial-stdio         speak to the server of your user on host
 
 Exit codes:
   0    done; for `serve`: ended by a signal, in order
+  1    no such process; for `serve`: a second signal came before the end in order was through
   2    the command line is wrong
-  255  trouble of exec-server itself
-  `run` ends with the code of the program; see `exec-server run --help`";
+  255  trouble of exec-server itself, or with the connection
+  `run`, `attach` and `wait` end with the code of the program; see `exec-server run --help`
 
-const RUN_HELP: &str = "\
-Exit codes:
-  the program's own; 128+n when signal n ended it
-  126  the program could not be executed
-  127  the program was not found
-  141  standard output was closed before the program ended (128+SIGPIPE)
-  255  trouble of exec-server itself
+Environment:
+  EXEC_SERVER_URL, then CODEX_EXEC_SERVER_URL: the server where --connect is not given
+  EXEC_SERVER_TOKEN: the token where neither URL nor --token-file has it";
+
+const SERVE_HELP: &str = "\
+SIGTERM, SIGINT and SIGHUP end the server in order: clients are told, and processes live on for the \
+next server on the same state directory. A second signal ends it at once.
+
+Exit codes: 0 ended in order; 1 ended by a second signal; 255 trouble, such as an address in use
 
 Examples:
-  exec-server run -- sh -c 'echo out; echo err >&2; exit 3'
-  tar c . | exec-server run --cwd /tmp -- tar x
-  exec-server run -t -- bash";
+  exec-server serve
+  exec-server serve --listen ws://127.0.0.1:4000 --token-file ~/.exec-token";
+
+const DIAL_HELP: &str = "\
+A server that is started here ends by itself when for a minute nobody was connected and nothing ran.
+
+Exit codes: 0 either side ended; 255 no server could be reached or started
+
+Example:
+  ssh host exec-server dial-stdio";
+
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  exec-server completions bash > ~/.local/share/bash-completion/completions/exec-server
+  exec-server completions zsh  > ~/.zfunc/_exec-server
+  exec-server completions fish > ~/.config/fish/completions/exec-server.fish";
 
 /// Runs processes on another machine as if they were local, and never loses them.
 #[derive(Debug, Parser)]
 #[command(name = "exec-server", version, after_help = EXAMPLES, arg_required_else_help = true)]
-#[command(disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -54,18 +74,52 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a program, here or on a server: streams apart, exit code kept.
+    Run(Box<Run>),
+    /// List the processes of all your sessions.
+    Ps(Ps),
+    /// Print what a process has written.
+    Logs(Logs),
+    /// Connect this terminal to a running process.
+    Attach(Attach),
+    /// End a process, or send it a signal.
+    Kill(Kill),
+    /// Wait for the end of a process and end with its exit code.
+    Wait(Wait),
+    /// Drop an ended process and what it wrote.
+    Forget(Forget),
     /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.
     DialStdio(DialStdio),
-    /// Run a program through an embedded server: streams apart, exit code kept.
-    Run(Run),
+    /// Print the completions of a shell.
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print a manual page: the program's, or that of one command.
+    #[command(hide = true)]
+    Man {
+        /// The command
+        command: Option<String>,
+    },
     /// Print the JSON Schema of every method, notification and error kind.
     Schema,
 }
 
+/// The shells that have completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
 /// Flags of `serve`.
 #[derive(Debug, Args)]
+#[command(after_help = SERVE_HELP)]
 pub(crate) struct Serve {
     /// Where to listen: ws://IP:PORT, unix:///path or stdio; repeatable [default: ws://127.0.0.1:0]
     #[arg(long, value_name = "URL")]
@@ -81,10 +135,10 @@ pub(crate) struct Serve {
     pub(crate) state_dir: Option<PathBuf>,
     /// Keep no session longer than this without a connection: 30s, 10m, 24h, 30d or none. A client gets 10m, one that can
     /// acknowledge 24h, or what it asks for
-    #[arg(long, value_name = "DUR", default_value = "30d", value_parser = parse_ttl)]
+    #[arg(long, value_name = "DUR", default_value = "30d", value_parser = values::ttl)]
     pub(crate) session_ttl: Ttl,
     /// Requests of one connection that run at once
-    #[arg(long, value_name = "N", default_value_t = limits::REQUESTS_RUNNING, value_parser = parse_concurrent)]
+    #[arg(long, value_name = "N", default_value_t = limits::REQUESTS_RUNNING, value_parser = values::concurrent)]
     pub(crate) concurrent_requests: usize,
     /// Accept requests for this host name, with or without a port; repeatable
     #[arg(long, value_name = "NAME")]
@@ -95,6 +149,9 @@ pub(crate) struct Serve {
     /// End all sessions and their processes when the server ends
     #[arg(long)]
     pub(crate) kill_on_exit: bool,
+    /// End in order when for this long there was no connection and no process that runs
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    pub(crate) exit_when_idle: Option<Duration>,
     /// What to log on standard error: a level, or target=level pairs
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub(crate) log: String,
@@ -105,33 +162,12 @@ pub(crate) struct Serve {
 
 /// Flags of `dial-stdio`.
 #[derive(Debug, Args)]
+#[command(after_help = DIAL_HELP)]
 pub(crate) struct DialStdio {
     /// The server's state directory [default: one per user]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }
-
-/// Flags of `run`.
-#[derive(Debug, Args)]
-#[command(after_help = RUN_HELP)]
-pub(crate) struct Run {
-    /// Give the program a terminal
-    #[arg(short = 't', long)]
-    pub(crate) tty: bool,
-    /// Working directory of the program [default: this one]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) cwd: Option<PathBuf>,
-    /// Set a variable of the program's environment; repeatable
-    #[arg(long, value_name = "K=V", value_parser = parse_env)]
-    pub(crate) env: Vec<(String, String)>,
-    /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
-    pub(crate) argv: Vec<String>,
-}
-
-/// A time to live; `None` means no end. A name of its own, because clap reads an `Option` as an optional flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ttl(pub(crate) Option<Duration>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AuthArg {
@@ -154,6 +190,33 @@ pub(crate) fn parse() -> Command {
     Cli::parse_from(normalized(std::env::args_os())).command
 }
 
+/// The whole grammar, for completions and manual pages.
+pub(crate) fn grammar() -> clap::Command {
+    Cli::command()
+}
+
+/// What a command needs before anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It is a server: holders of its own.
+    Serves,
+    /// It may embed a server.
+    Runs,
+    /// It makes no holders.
+    Neither,
+}
+
+/// The role of this command, by a look at its first word: nothing may be read or built before the spawner is forked.
+pub(crate) fn role() -> Role {
+    let first = std::env::args_os().nth(1).unwrap_or_default();
+    match first.as_encoded_bytes() {
+        b"run" => Role::Runs,
+        b"serve" | b"exec-server" => Role::Serves,
+        word if word.starts_with(b"--") => Role::Serves,
+        _ => Role::Neither,
+    }
+}
+
 /// Whether this is a server started in the background. Asked before the arguments are parsed, because it must leave its
 /// session before the spawner is forked.
 pub(crate) fn is_detached() -> bool {
@@ -173,49 +236,11 @@ fn normalized(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     args
 }
 
-fn parse_concurrent(text: &str) -> Result<usize, &'static str> {
-    match text.parse::<u128>() {
-        Ok(0) | Err(_) => Err("must be an integer of at least 1"),
-        Ok(number) => Ok(usize::try_from(number).map_or(CONCURRENT_MAX, |number| number.min(CONCURRENT_MAX))),
-    }
-}
-
-fn parse_ttl(text: &str) -> Result<Ttl, &'static str> {
-    const FORMS: &str = "must be like 30s, 10m, 24h, 30d, or none";
-    if text == "none" {
-        return Ok(Ttl(None));
-    }
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(FORMS)?);
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 60 * 60,
-        "d" => 24 * 60 * 60,
-        _ => return Err(FORMS),
-    };
-    let number: u64 = number.parse().map_err(|_| FORMS)?;
-    let total =
-        number.checked_mul(seconds).filter(|total| *total <= u64::from(u32::MAX)).ok_or("is too long; use none")?;
-    if total == 0 {
-        return Err("must not be zero");
-    }
-    Ok(Ttl(Some(Duration::from_secs(total))))
-}
-
-fn parse_env(text: &str) -> Result<(String, String), &'static str> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        Some(_) | None => Err("must be NAME=value"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use clap::{CommandFactory as _, Parser as _};
 
-    use super::{CONCURRENT_MAX, Cli, Command, Ttl, normalized, parse_ttl};
+    use super::{Cli, Command, normalized, values::CONCURRENT_MAX};
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
         let args = line.split(' ').map(Into::into);
@@ -252,17 +277,6 @@ mod tests {
         assert_eq!((of("1"), of("7"), of("99999999999999999999999")), (Some(1), Some(7), Some(CONCURRENT_MAX)));
         for bad in ["0", "-1", "x", "1.5", ""] {
             assert_eq!(of(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn durations_have_units() {
-        for (text, seconds) in [("30s", 30), ("10m", 600), ("24h", 86_400), ("30d", 2_592_000)] {
-            assert_eq!(parse_ttl(text), Ok(Ttl(Some(Duration::from_secs(seconds)))));
-        }
-        assert_eq!(parse_ttl("none"), Ok(Ttl(None)));
-        for bad in ["", "30", "s", "0s", "-1s", "1w", "1.5h", "99999999999999999999d", "1 h"] {
-            assert!(parse_ttl(bad).is_err(), "{bad}");
         }
     }
 

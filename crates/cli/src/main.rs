@@ -5,24 +5,39 @@
 //! thread exists.
 
 mod args;
+mod attach;
+mod codes;
+mod completions;
+mod connect;
+mod detach;
+mod dial;
 mod dial_stdio;
 mod env_token;
+mod forget;
+mod ids;
 mod kernel;
+mod kill;
+mod log;
+mod logs;
 mod place;
+mod ps;
 mod run;
 mod runtime;
 mod say;
 mod schema;
 mod serve;
+mod signals;
+mod start;
+mod streams;
+mod terminal;
+mod wait;
 
 use std::process::ExitCode;
 
+use exec_server_client::local;
 use exec_server_holder::spawner;
 
 use crate::args::Command;
-
-/// Trouble of ours, whatever the command; `run` cannot confuse it with most programs' own codes.
-const TROUBLE: u8 = 255;
 
 fn main() -> ExitCode {
     // SIGPIPE is ignored already: the runtime of the language does that before `main`.
@@ -30,19 +45,42 @@ fn main() -> ExitCode {
         Ok(token) => token,
         Err(error) => return say::failed(&error),
     };
+    if std::env::args_os().nth(1).is_some_and(|first| first == spawner::ARGUMENT) {
+        // A library in another program wants no more of us than a spawner.
+        let served = spawner::serve_stdin();
+        return served.map_or_else(|error| say::failed(&error.into()), |()| ExitCode::SUCCESS);
+    }
     if args::is_detached() {
         // Refused where we lead a group already: then nobody started us to be detached.
         rustix::process::setsid().ok();
     }
-    let spawner = match spawner::fork_spawner() {
+    // Before a thread exists and anything is read; `serve` and `run` alone make holders.
+    let spawner = match fork_spawner() {
         Ok(spawner) => spawner,
         Err(error) => return say::failed(&anyhow::Error::new(error).context("fork the spawner")),
     };
     let outcome = match args::parse() {
-        Command::Serve(serve) => serve::run(serve, token, spawner),
-        Command::DialStdio(dial) => dial_stdio::run(&dial),
-        Command::Run(command) => run::run(command, spawner),
+        Command::Run(args) => run::run(&args, token),
+        Command::Ps(args) => ps::run(&args, token),
+        Command::Logs(args) => logs::run(&args, token),
+        Command::Attach(args) => attach::run(&args, token),
+        Command::Kill(args) => kill::run(&args, token),
+        Command::Wait(args) => wait::run(&args, token),
+        Command::Forget(args) => forget::run(&args, token),
+        Command::Serve(args) => serve::run(args, token, spawner),
+        Command::DialStdio(args) => dial_stdio::run(&args),
+        Command::Completions { shell } => completions::completions(shell),
+        Command::Man { command } => completions::man(command.as_deref()),
         Command::Schema => schema::run(),
     };
     outcome.unwrap_or_else(|error| say::failed(&error))
+}
+
+/// The server's own spawner; the one of the client library where that embeds a server; else none.
+fn fork_spawner() -> std::io::Result<Option<spawner::SpawnerHandle>> {
+    match args::role() {
+        args::Role::Serves => spawner::fork_spawner().map(Some),
+        args::Role::Runs => local::embed().map(|()| None),
+        args::Role::Neither => Ok(None),
+    }
 }

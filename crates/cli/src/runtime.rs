@@ -1,8 +1,9 @@
 //! The async runtime of the commands, made after the spawner was forked.
 //! Must not know what runs on it.
 
-use std::{io, thread};
+use std::{future::Future, io, thread};
 
+use anyhow::Context as _;
 use tokio::runtime::{Builder, Runtime};
 
 /// At most: more than four threads only spread the same work.
@@ -17,4 +18,13 @@ pub(crate) fn new() -> io::Result<Runtime> {
         .thread_name("exec-server")
         .enable_all()
         .build()
+}
+
+/// Runs a command to its end on a runtime of its own.
+pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = new().context("start the runtime")?;
+    let done = runtime.block_on(command);
+    // Standard input may be read by a thread that nobody can interrupt.
+    runtime.shutdown_background();
+    done
 }

@@ -7,19 +7,28 @@ use std::{
     process::ExitCode,
 };
 
-use crate::TROUBLE;
+use crate::{codes, terminal};
 
 /// One line of data on stdout, flushed; a reader that left is not our trouble.
 pub(crate) fn line(text: &str) {
-    let mut stdout = io::stdout().lock();
     // Nobody is there to be told.
-    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).ok();
+    data(format!("{text}\n").as_bytes()).ok();
+}
+
+/// Data on stdout, flushed.
+pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes)?;
+    stdout.flush()
 }
 
 /// One line of talk on stderr.
 pub(crate) fn talk(text: impl Display) {
+    // A raw terminal does not go back to the first column by itself.
+    let (text, end) =
+        if terminal::is_raw() { (text.to_string().replace('\n', "\r\n"), "\r\n") } else { (text.to_string(), "\n") };
     // As above.
-    writeln!(io::stderr(), "{text}").ok();
+    write!(io::stderr(), "{text}{end}").ok();
 }
 
 /// An error with everything that led to it, on one line.
@@ -30,5 +39,5 @@ pub(crate) fn error(error: &anyhow::Error) {
 /// Says why the program ends, and how.
 pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
     self::error(error);
-    ExitCode::from(TROUBLE)
+    ExitCode::from(codes::of_error(error))
 }

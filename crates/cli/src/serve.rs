@@ -2,9 +2,10 @@
 //! Must not know HTTP, frames or methods.
 
 use std::{
-    env, io,
+    env, future,
     process::{self, ExitCode},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -20,17 +21,17 @@ use exec_server_server::{
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
-use crate::{args, env_token, kernel, place::Place, runtime, say};
+use crate::{args, env_token, kernel, log, place::Place, runtime, say, signals};
 
 /// Serves until a signal ends it.
 pub(crate) fn run(
-    mut args: args::Serve,
+    mut args: Box<args::Serve>,
     token: Option<env_token::Waiting>,
-    spawner: SpawnerHandle,
+    spawner: Option<SpawnerHandle>,
 ) -> anyhow::Result<ExitCode> {
-    log(&args.log)?;
+    let spawner = spawner.context("`serve` is the first word of the command line")?;
+    log::init(&args.log)?;
     if let Some(lack) = kernel::check()? {
         tracing::warn!("{lack}");
     }
@@ -83,12 +84,27 @@ async fn serve(args: &args::Serve, place: &Place, token: Option<Token>, holders:
     // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
     announce(&server, token);
-    let ended = server.run(signals.first()).await;
+    let ended = server.run(stop(&core, &mut signals, args.exit_when_idle)).await;
     tracing::debug!(?ended, "drained");
     if args.kill_on_exit || place.is_private {
         core.end_all().await;
     }
     Ok(())
+}
+
+/// Returns when a signal says so, or when there has been nothing to do for long enough.
+async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
+    let idle = async {
+        match idle {
+            Some(long) => core.retire_after(long).await,
+            None => future::pending().await,
+        }
+    };
+    // Both are cancel safe.
+    tokio::select! {
+        () = signals.first() => {}
+        () = idle => tracing::info!("nothing to do for long enough"),
+    }
 }
 
 fn core_config(args: &args::Serve) -> Config {
@@ -167,18 +183,6 @@ fn raise_nofile() -> Option<(u64, u64)> {
     Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
 }
 
-fn log(filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter).with_context(|| format!("read log filter `{filter}`"))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-        // It would report a closed stderr on stderr, and panic there.
-        .log_internal_errors(false)
-        .init();
-    Ok(())
-}
-
 /// The signals that end a server.
 struct Signals {
     terminate: Signal,
@@ -189,7 +193,7 @@ struct Signals {
 
 impl Signals {
     fn new() -> anyhow::Result<Self> {
-        let hangup = if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
+        let hangup = if signals::ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())?, hangup })
     }
 
@@ -211,7 +215,7 @@ impl Signals {
         let hangup = async {
             match &mut self.hangup {
                 Some(signal) => signal.recv().await,
-                None => std::future::pending().await,
+                None => future::pending().await,
             }
         };
         // All are cancel safe.
@@ -221,11 +225,4 @@ impl Signals {
             _ = hangup => {}
         }
     }
-}
-
-/// Whether SIGHUP, signal 1, was ignored when we were started.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }

@@ -1,10 +1,13 @@
 //! The spawner: a process forked at the top of `main` that forks one holder per session.
 //!
 //! Owns how a holder comes to life: fork, session, descriptors, signals, process attributes. It does not know what a
-//! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything.
+//! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything. Where threads
+//! exist already, it is a program of its own instead, started by path (`exec`).
 //!
 //! Failure paths: the server ends, the spawner reads end of file and ends; holders stay. A fork or the set-up of a holder
 //! fails: the controller's end of its socket pair reads end of file before any `Welcome`.
+
+mod exec;
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,6 +19,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::wire::{self, DecodeError, VERSION};
 use crate::{Config, Forker, Holder, Limits, run};
+
+pub use exec::{ARGUMENT, ExecError, exec_spawner, serve_stdin};
 
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
@@ -52,17 +57,23 @@ pub struct NewHolder {
 /// Forks the spawner. Call it before any thread exists and before any secret is read: its memory is copied into holders.
 pub fn fork_spawner() -> io::Result<SpawnerHandle> {
     let (ours, theirs) = pair()?;
+    let pid = fork_serving(theirs, |_| Ok(()))?;
+    Ok(SpawnerHandle { socket: ours, pid })
+}
+
+/// Forks a process that is the spawner on `socket`, after its first words; returns its id in the caller only.
+fn fork_serving(socket: OwnedFd, first: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<i32> {
     // SAFETY: the caller promises a single thread, so the child may use everything the parent could.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            drop(ours);
+            let life = AssertUnwindSafe(|| first(&socket).map(|()| serve(socket)));
             // A panic must not unwind into the copy of the caller's `main`.
-            let code = i32::from(catch_unwind(AssertUnwindSafe(|| serve(theirs))).is_err());
+            let code = i32::from(!matches!(catch_unwind(life), Ok(Ok(()))));
             // SAFETY: ends this process without the exit handlers of the program it was forked from.
             unsafe { libc::_exit(code) }
         }
-        pid => Ok(SpawnerHandle { socket: ours, pid }),
+        pid => Ok(pid),
     }
 }
 

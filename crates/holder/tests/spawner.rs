@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use exec_server_holder::spawner::{self, NewHolder, SpawnerHandle, fork_spawner};
+use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
 use exec_server_holder::{Limits, Size};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -26,7 +26,10 @@ const TTL_MS: u64 = 10_000;
 type Test = fn(&SpawnerHandle);
 
 fn main() {
-    // Before anything else, as in the real program.
+    // Before anything else, as in the real program, both.
+    if std::env::args_os().nth(1).is_some_and(|first| first == spawner::ARGUMENT) {
+        return spawner::serve_stdin().expect("standard input is the socket");
+    }
     let spawner = fork_spawner().expect("fork");
     let tests: [(&str, Test); 9] = [
         ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
@@ -45,6 +48,10 @@ fn main() {
     }
     holder_outlives_spawner(spawner);
     println!("test holder_outlives_spawner_and_controller_and_is_adopted ... ok");
+    spawner_is_started_by_path_from_a_threaded_program();
+    println!("test spawner_is_started_by_path_from_a_threaded_program ... ok");
+    other_programs_are_no_spawners();
+    println!("test other_programs_are_no_spawners ... ok");
     starts_are_refused_without_descriptors();
     println!("test starts_are_refused_without_descriptors ... ok");
 }
@@ -405,6 +412,35 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     assert!(!is_gone(leader.cast_signed()));
     link.end();
     wait_for(|| is_gone(holder) && is_gone(leader.cast_signed()));
+}
+
+fn spawner_is_started_by_path_from_a_threaded_program() {
+    let us = std::env::current_exe().expect("our own path");
+    let (stop_tx, stop_rx) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || stop_rx.recv().is_err());
+    let spawner = exec_spawner(&us).expect("a spawner");
+    let pid = spawner.pid();
+    // Nobody of ours has to reap it, and nothing of our environment is in it.
+    assert_ne!(field(pid, "PPid:"), std::process::id().to_string());
+    assert_eq!(field(pid, "Threads:"), "1");
+    assert_eq!(std::fs::read(format!("/proc/{pid}/environ")).expect("readable for the same user"), b"");
+    wait_for(|| field(pid, "Name:") == "exec-spawner");
+    holder_is_a_process_of_its_own(&spawner);
+    drop(spawner);
+    wait_for(|| is_gone(pid) || field(pid, "State:") == "Z");
+    drop(stop_tx);
+    assert!(thread.join().expect("the thread ends"));
+}
+
+fn other_programs_are_no_spawners() {
+    let error = exec_spawner(Path::new("/no/such/program")).expect_err("there is none");
+    assert!(matches!(error, ExecError::Start { .. }), "{error}");
+    let error = exec_spawner(Path::new("/bin/false")).expect_err("it just ends");
+    assert!(matches!(error, ExecError::NotOurs { status: Some(status), .. } if !status.success()), "{error}");
+    let error = exec_spawner(Path::new("/bin/cat")).expect_err("it does not know the argument");
+    assert!(matches!(&error, ExecError::NotOurs { said, .. } if said.contains("cat")), "{error}");
+    // And a person who types the argument is told so.
+    assert!(matches!(spawner::serve_stdin(), Err(ExecError::NotASocket)));
 }
 
 /// Last: it lowers the limit of this process for good.

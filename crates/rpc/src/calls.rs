@@ -62,7 +62,15 @@ impl<T> Pending<T> {
 
     /// Registers a call under a fresh id; register before sending, or the answer may find nobody.
     pub fn register(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
-        let limit = self.limit;
+        self.register_within(self.limit)
+    }
+
+    /// As [`register`](Self::register), with one place more: for a call that frees something on the other side.
+    pub fn register_cleanup(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
+        self.register_within(self.limit + 1)
+    }
+
+    fn register_within(self: &Arc<Self>, limit: usize) -> Result<Call<T>, PendingError> {
         match &mut *self.lock() {
             State::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
             State::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
@@ -176,6 +184,17 @@ mod tests {
             let PendingError::Disconnected(closed) = error else { panic!("{error:?}") };
             assert!(matches!(*closed, Closed::InvalidUtf8));
         }
+    }
+
+    #[test]
+    fn rpc_client_bounds_in_flight_calls_and_preserves_cleanup() {
+        let pending = Pending::<()>::new(1);
+        let regular = pending.register().unwrap();
+        assert!(matches!(pending.register(), Err(PendingError::Full { limit: 1 })));
+        let cleanup = pending.register_cleanup().unwrap();
+        assert!(matches!(pending.register_cleanup(), Err(PendingError::Full { limit: 2 })));
+        drop((regular, cleanup));
+        assert!(pending.register().is_ok());
     }
 
     #[test]

@@ -7,7 +7,10 @@
 //! A failed write is told to the reader, which ends once nothing more is there to be read. The end empties the table
 //! of calls in one step, so no call hangs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use exec_server_protocol::{
@@ -22,8 +25,8 @@ use tokio::{
 };
 
 use crate::{
-    Closed, Framing, Inbound, Outbox, Receiver, Stream,
-    calls::{MAX_CALLS, Pending, PendingError},
+    Closed, Framing, Inbound, Outbox, Receiver, Stream, TcpProbe,
+    calls::{Call, MAX_CALLS, Pending, PendingError},
 };
 
 mod url;
@@ -81,7 +84,30 @@ pub async fn connect(url: &str) -> Result<RawClient, ConnectError> {
     Ok(RawClient::new(stream, framing))
 }
 
+/// Takes the server's notifications inside the reader's own turn, so that nothing queues between the two.
+pub trait Listener: Send + 'static {
+    /// Acts on one notification; the reader goes on when it returns, and an error ends the connection.
+    fn notification(
+        &mut self,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> impl Future<Output = Result<(), Closed>> + Send;
+}
+
 type Answer = Result<Box<RawValue>, CallError>;
+
+/// A request that is on its way; see [`RawClient::send`].
+#[derive(Debug)]
+pub struct Sent {
+    call: Call<Answer>,
+}
+
+impl Sent {
+    /// Waits for the answer; dropping the future forgets the call.
+    pub async fn answer(self) -> Answer {
+        self.call.answer().await?
+    }
+}
 
 /// One connection to a server.
 #[derive(Debug)]
@@ -89,6 +115,7 @@ pub struct RawClient {
     shared: Arc<Shared>,
     outgoing_tx: mpsc::Sender<Outgoing>,
     closed_rx: watch::Receiver<Option<Arc<Closed>>>,
+    probe: Option<TcpProbe>,
     /// The reader and the writer; aborted when the client is dropped.
     tasks: JoinSet<()>,
 }
@@ -107,6 +134,8 @@ struct Shared {
     /// Control frames owed to the peer; they pass the queue.
     owed: Mutex<Owed>,
     owed_changed: Notify,
+    /// Ends the reader; taken by the first who does.
+    abandon_tx: Mutex<Option<oneshot::Sender<Closed>>>,
 }
 
 #[derive(Debug)]
@@ -121,26 +150,45 @@ enum Subscriber {
 struct Owed {
     /// Payload of the latest ping. RFC 6455 allows to answer only that.
     pong: Option<Bytes>,
+    ping: bool,
     close: Option<u16>,
 }
 
 impl RawClient {
     /// Starts a client on a connected stream, WebSocket after its upgrade; must be called inside a tokio runtime.
     pub fn new(stream: Stream, framing: Framing) -> Self {
-        let Stream { reader, mut writer, leftover, probe: _ } = stream;
+        Self::build(stream, framing, Subscribed)
+    }
+
+    /// Starts a client whose notifications go to `listener` instead of a subscription.
+    pub fn with_listener(stream: Stream, framing: Framing, listener: impl Listener) -> Self {
+        Self::build(stream, framing, Listening(listener))
+    }
+
+    fn build(stream: Stream, framing: Framing, hearing: impl Hearing) -> Self {
+        let Stream { reader, mut writer, leftover, probe } = stream;
         let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
         let (closed_tx, closed_rx) = watch::channel(None);
         let (broken_tx, broken_rx) = oneshot::channel();
+        let (abandon_tx, abandon_rx) = oneshot::channel();
         let shared = Arc::new(Shared {
             pending: Pending::new(MAX_CALLS),
             subscriber: Mutex::new(Subscriber::Absent),
             owed: Mutex::new(Owed::default()),
             owed_changed: Notify::new(),
+            abandon_tx: Mutex::new(Some(abandon_tx)),
         });
         let mut tasks = JoinSet::new();
         let receiver = Receiver::new(framing, reader, leftover);
-        let reading =
-            Reading { shared: Arc::clone(&shared), receiver, outgoing_tx: outgoing_tx.clone(), broken_rx, closed_tx };
+        let reading = Reading {
+            shared: Arc::clone(&shared),
+            receiver,
+            outgoing_tx: outgoing_tx.clone(),
+            broken_rx,
+            abandon_rx,
+            closed_tx,
+            hearing,
+        };
         tasks.spawn(reading.run());
         let writing = Writing { shared: Arc::clone(&shared), outbox: Outbox::new(framing), outgoing_rx };
         tasks.spawn(async move {
@@ -148,14 +196,27 @@ impl RawClient {
                 broken_tx.send(Closed::Io(error)).ok(); // The reader ended first and has its own reason.
             }
         });
-        Self { shared, outgoing_tx, closed_rx, tasks }
+        Self { shared, outgoing_tx, closed_rx, probe, tasks }
     }
 
     /// Sends a request and waits for its answer; has no deadline.
     ///
     /// Dropping the future forgets the call: the request may have been sent, its answer is ignored.
     pub async fn call(&self, method: &str, params: &impl Serialize) -> Answer {
-        let call = self.shared.pending.register()?;
+        self.send(method, params).await?.answer().await
+    }
+
+    /// Sends a request and returns once it is queued, behind everything that was sent before.
+    pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
+        self.post(self.shared.pending.register()?, method, params).await
+    }
+
+    /// Sends a request that frees something on the server: it has a place of its own when all others are taken.
+    pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
+        self.post(self.shared.pending.register_cleanup()?, method, params).await
+    }
+
+    async fn post(&self, call: Call<Answer>, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
@@ -163,7 +224,7 @@ impl RawClient {
             // The writer is gone, so the reader is about to end: its reason is the better one.
             return Err(self.disconnected().await);
         }
-        call.answer().await?
+        Ok(Sent { call })
     }
 
     /// Sends a notification; returns when it is queued.
@@ -215,22 +276,78 @@ impl RawClient {
         self.tasks.join_next().await;
     }
 
+    /// As [`close`](Self::close), for a client that others still use; returns when the connection has ended.
+    pub async fn finish(&self) {
+        if self.outgoing_tx.send(Outgoing::Close).await.is_ok() {
+            self.closed().await;
+        }
+    }
+
+    /// Pings a WebSocket peer, past everything that is queued: its answer shows in [`silent_for`](Self::silent_for).
+    pub fn ping(&self) {
+        self.shared.owe(|owed| owed.ping = true);
+    }
+
+    /// How long the peer's machine has shown no sign of life; `None` where only TCP could tell and this is none.
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.probe.as_ref().and_then(TcpProbe::last_ack_ms).map(|ms| Duration::from_millis(ms.into()))
+    }
+
+    /// Ends a connection that nothing more is expected of: every waiting call ends with this reason.
+    pub fn abandon(&self, reason: Closed) {
+        if let Some(abandon_tx) = lock(&self.shared.abandon_tx).take() {
+            abandon_tx.send(reason).ok(); // It has ended by itself.
+        }
+    }
+
     async fn disconnected(&self) -> CallError {
         PendingError::Disconnected(self.closed().await).into()
     }
 }
 
+/// Where the reader takes notifications to.
+trait Hearing: Send + 'static {
+    fn hear(
+        &mut self,
+        shared: &Shared,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> impl Future<Output = Result<(), Closed>> + Send;
+}
+
+/// To the subscription of the moment.
+struct Subscribed;
+
+/// To one listener, without a copy.
+struct Listening<L>(L);
+
+impl Hearing for Subscribed {
+    async fn hear(&mut self, shared: &Shared, method: &str, params: Option<&RawValue>) -> Result<(), Closed> {
+        shared.deliver(Notification { method: method.to_owned(), params: params.map(RawValue::to_owned) }).await;
+        Ok(())
+    }
+}
+
+impl<L: Listener> Hearing for Listening<L> {
+    async fn hear(&mut self, _: &Shared, method: &str, params: Option<&RawValue>) -> Result<(), Closed> {
+        self.0.notification(method, params).await
+    }
+}
+
 /// The reader task.
-struct Reading {
+struct Reading<H> {
     shared: Arc<Shared>,
     receiver: Receiver,
     outgoing_tx: mpsc::Sender<Outgoing>,
     /// Fires when the writer failed.
     broken_rx: oneshot::Receiver<Closed>,
+    /// Fires when the user gives the connection up.
+    abandon_rx: oneshot::Receiver<Closed>,
     closed_tx: watch::Sender<Option<Arc<Closed>>>,
+    hearing: H,
 }
 
-impl Reading {
+impl<H: Hearing> Reading<H> {
     async fn run(mut self) {
         let closed = loop {
             // Both are cancel safe. Reading first: an answer that is there wins over a failed write.
@@ -238,10 +355,18 @@ impl Reading {
                 biased;
                 received = self.receiver.recv() => received,
                 Ok(closed) = &mut self.broken_rx, if !self.broken_rx.is_terminated() => Err(closed),
+                Ok(closed) = &mut self.abandon_rx, if !self.abandon_rx.is_terminated() => Err(closed),
             };
             match received {
                 Ok(Inbound::Message(bytes)) => {
-                    if let Err(closed) = self.handle_message(&bytes).await {
+                    let Self { shared, outgoing_tx, abandon_rx, hearing, .. } = &mut self;
+                    // A listener may take its time; whoever gives up does not wait for it.
+                    let handled = tokio::select! {
+                        biased;
+                        handled = handle_message(shared, outgoing_tx, hearing, &bytes) => handled,
+                        Ok(closed) = abandon_rx, if !abandon_rx.is_terminated() => Err(closed),
+                    };
+                    if let Err(closed) = handled {
                         break closed;
                     }
                 }
@@ -257,34 +382,36 @@ impl Reading {
         self.closed_tx.send_replace(Some(Arc::clone(&closed)));
         self.shared.pending.drain(closed);
     }
+}
 
-    async fn handle_message(&mut self, bytes: &[u8]) -> Result<(), Closed> {
-        let incoming = message::decode(bytes).map_err(|_| Closed::Protocol("malformed message"))?;
-        match incoming {
-            // An unknown id is an abandoned call, or the answer to a message the server could not read.
-            Incoming::Response { id: RequestId::Number(id), result } => {
-                self.shared.pending.complete(id, Ok(result.to_owned()));
-            }
-            Incoming::Error { id: RequestId::Number(id), error } => {
-                let data = error.data.map(RawValue::to_owned);
-                let error = CallError::Rpc { code: error.code, message: error.message.into_owned(), data };
-                self.shared.pending.complete(id, Err(error));
-            }
-            // Our ids are numbers.
-            Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
-            Incoming::Notification { method, params } => {
-                let params = params.map(RawValue::to_owned);
-                self.shared.deliver(Notification { method: method.into_owned(), params }).await;
-            }
-            Incoming::Request { id, .. } => {
-                let mut refusal = Vec::new();
-                let kind = Kind::UnknownMethod;
-                message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
-                self.outgoing_tx.send(Outgoing::Message(refusal)).await.ok(); // The writer failed: `broken_rx` tells.
-            }
+async fn handle_message(
+    shared: &Shared,
+    outgoing_tx: &mpsc::Sender<Outgoing>,
+    hearing: &mut impl Hearing,
+    bytes: &[u8],
+) -> Result<(), Closed> {
+    let incoming = message::decode(bytes).map_err(|_| Closed::Protocol("malformed message"))?;
+    match incoming {
+        // An unknown id is an abandoned call, or the answer to a message the server could not read.
+        Incoming::Response { id: RequestId::Number(id), result } => {
+            shared.pending.complete(id, Ok(result.to_owned()));
         }
-        Ok(())
+        Incoming::Error { id: RequestId::Number(id), error } => {
+            let data = error.data.map(RawValue::to_owned);
+            let error = CallError::Rpc { code: error.code, message: error.message.into_owned(), data };
+            shared.pending.complete(id, Err(error));
+        }
+        // Our ids are numbers.
+        Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
+        Incoming::Notification { method, params } => hearing.hear(shared, &method, params).await?,
+        Incoming::Request { id, .. } => {
+            let mut refusal = Vec::new();
+            let kind = Kind::UnknownMethod;
+            message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
+            outgoing_tx.send(Outgoing::Message(refusal)).await.ok(); // The writer failed: `broken_rx` tells.
+        }
     }
+    Ok(())
 }
 
 /// The writer task.
@@ -333,6 +460,9 @@ impl Writing {
         let owed = std::mem::take(&mut *lock(&self.shared.owed));
         if let Some(payload) = owed.pong {
             self.outbox.pong(&payload);
+        }
+        if owed.ping {
+            self.outbox.ping(b"");
         }
         if let Some(code) = owed.close {
             self.outbox.close(code, "");

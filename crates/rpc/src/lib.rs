@@ -1,7 +1,8 @@
 //! Moves messages between two peers and knows no method.
 //!
 //! Owns the byte level: streams ([`Stream`]), framing in both directions ([`Receiver`], [`Outbox`]), the client half of
-//! the WebSocket upgrade ([`handshake`]), calls that wait for an answer ([`calls`]) and a minimal client ([`client`]).
+//! the WebSocket upgrade ([`handshake`]), the parts of a URL ([`url`]), calls that wait for an answer ([`calls`]) and a
+//! minimal client ([`client`]).
 //! It must not know what a message means: no method, no session, no process.
 
 use std::{fmt, io};
@@ -17,6 +18,7 @@ mod tcp;
 pub mod calls;
 pub mod client;
 pub mod handshake;
+pub mod url;
 
 pub use outbox::Outbox;
 pub use receiver::{Inbound, Receiver};

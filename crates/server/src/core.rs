@@ -18,7 +18,7 @@ use std::{
 use exec_server_holder::tombstone::{Ended, Tombstone};
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
-use tokio::{sync::Notify, task::JoinSet, time::Instant};
+use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     connection::{self, Peer},
@@ -26,6 +26,10 @@ use crate::{
     process::{Meta, Process, lock},
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
+
+mod idle;
+
+pub use idle::Visit;
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +76,13 @@ impl Authenticated {
     /// Vouches for a stream. Called by the doors after their checks, and by a program that embeds the server for its own use.
     pub fn vouch(stream: Stream, framing: Framing, principal: Principal, label: impl Into<String>) -> Self {
         Self { stream, framing, principal, label: label.into(), ends_session: false }
+    }
+
+    /// Says that a live server has taken the connection: one blank line, which every peer of newline framing skips. Without it
+    /// a peer cannot tell that it waits in front of a server that is ending.
+    pub(crate) async fn greet(&mut self) -> io::Result<()> {
+        self.stream.writer.write_all(b"\n").await?;
+        self.stream.writer.flush().await
     }
 
     /// The end of this connection also ends its session, as for a plain stdio listener.
@@ -182,6 +193,8 @@ pub struct Core {
     peer_gone: Notify,
     next_peer: AtomicU64,
     draining: AtomicBool,
+    /// How many were let in and are not gone; see `idle`.
+    visits: Mutex<usize>,
     /// Links and the sweep. Ended when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -210,6 +223,7 @@ impl Core {
             peer_gone: Notify::new(),
             next_peer: AtomicU64::new(1),
             draining: AtomicBool::new(false),
+            visits: Mutex::default(),
             tasks: Mutex::default(),
         })
     }

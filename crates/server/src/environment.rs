@@ -4,13 +4,9 @@
 
 use std::{collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStrExt};
 
-use exec_server_protocol::process::{EnvPolicy, Inherit};
+use exec_server_protocol::process::{CORE_VARIABLES, EnvPolicy, Inherit};
 
 use crate::error::Failure;
-
-/// Names copied by `inherit: "core"`, compared without case.
-const CORE: [&str; 11] =
-    ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
 
 /// What policies leave out unless told not to.
 const DEFAULT_EXCLUDES: [&str; 3] = ["*KEY*", "*SECRET*", "*TOKEN*"];
@@ -75,7 +71,7 @@ fn apply_policy(server: &[(OsString, OsString)], policy: &EnvPolicy, child: &mut
         let name = name.as_bytes();
         let inherited = match policy.inherit {
             Inherit::All => true,
-            Inherit::Core => matches_any(name, &CORE),
+            Inherit::Core => matches_any(name, &CORE_VARIABLES),
             Inherit::None => false,
         };
         let excluded = matches_any(name, &PLUMBING)

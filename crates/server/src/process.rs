@@ -301,6 +301,11 @@ impl Process {
         self.lost.get().copied()
     }
 
+    /// It runs no more; others may still hold its streams.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lost.get().is_some() || self.status().exited.is_some()
+    }
+
     pub(crate) fn chain(&self) -> MutexGuard<'_, Chain> {
         lock(&self.chain)
     }

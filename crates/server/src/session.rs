@@ -122,6 +122,13 @@ impl Session {
         serde_json::to_vec(&record).expect("a record of strings and numbers serializes")
     }
 
+    /// Nothing of it runs, or is about to.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.processes.values().all(|entry| entry.live().is_some_and(|process| process.has_ended()))
+            && state.by_slot.values().all(|process| process.has_ended())
+    }
+
     pub(crate) fn attached(&self) -> Option<Arc<Peer>> {
         lock(&self.state).attached.clone()
     }

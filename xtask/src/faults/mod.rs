@@ -3,11 +3,15 @@
 //! Owns the list of runs, their sizes for CI, a full and a long run, the seed, and the printed lines. Each run stands in a
 //! file of its own and shares no code with the server.
 
+mod client;
 mod cuts;
 mod delivery;
 mod kills;
+mod lanes;
+pub(crate) mod left;
 mod load;
 mod proxy;
+pub(crate) mod relay;
 mod stdin;
 
 use std::{fmt::Display, path::PathBuf, time::Instant};
@@ -115,6 +119,9 @@ const RUNS: &[Run] = &[
     Run { name: "F2", what: "the server is killed under load and started again", run: kills::run },
     Run { name: "F3", what: "the client is killed while it writes to stdin", run: stdin::killed_writer },
     Run { name: "F16", what: "one write id from two connections at once", run: stdin::twice },
+    Run { name: "C1", what: "links are cut while `exec-server run` runs many times over", run: client::cuts },
+    Run { name: "C2", what: "the server is killed and started again during `exec-server run`", run: client::kills },
+    Run { name: "C3", what: "`exec-server run` is killed; its program is found, read whole and ended", run: left::run },
     Run { name: "F26", what: "simulated worlds, each with seeded faults", run: simulation },
 ];
 

@@ -29,11 +29,23 @@ enum Cut {
 
 /// When and how one connection is cut.
 #[derive(Clone, Copy)]
-struct Fuse {
+pub(super) struct Fuse {
     /// Bytes that still pass, counted in the direction that burns.
     bytes: u64,
     to_client: bool,
     cut: Cut,
+}
+
+impl Fuse {
+    /// A cut of a random kind after this many bytes in one direction.
+    pub(super) fn random(random: &mut Random, bytes: u64, to_client: bool) -> Self {
+        let cut = match random.between(0, 3) {
+            0 => Cut::Fin,
+            1 => Cut::Rst,
+            _ => Cut::Inside,
+        };
+        Self { bytes, to_client, cut }
+    }
 }
 
 /// Shared by the acceptor and the run.
@@ -49,7 +61,12 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    pub(super) fn start(upstream: SocketAddr, mut random: Random) -> Result<Self> {
+    pub(super) fn start(upstream: SocketAddr, random: Random) -> Result<Self> {
+        Self::with_fuses(upstream, random, fuse)
+    }
+
+    /// Each connection gets the fuse that is drawn for it.
+    pub(super) fn with_fuses(upstream: SocketAddr, mut random: Random, fuse: fn(&mut Random) -> Fuse) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let state = Arc::new(State { armed: AtomicBool::new(true), cuts: AtomicU64::new(0) });
@@ -78,16 +95,13 @@ impl Proxy {
 }
 
 fn fuse(random: &mut Random) -> Fuse {
-    let cut = match random.between(0, 3) {
-        0 => Cut::Fin,
-        1 => Cut::Rst,
-        _ => Cut::Inside,
-    };
     // One cut in eight hits what the client sends: acknowledgements, starts, now and then the handshake.
     if random.one_in(8) {
-        return Fuse { bytes: random.between(100, 4000), to_client: false, cut };
+        let bytes = random.between(100, 4000);
+        return Fuse::random(random, bytes, false);
     }
-    Fuse { bytes: random.between(64 << 10, 8 << 20), to_client: true, cut }
+    let bytes = random.between(64 << 10, 8 << 20);
+    Fuse::random(random, bytes, true)
 }
 
 fn link(client: TcpStream, server: TcpStream, fuse: Fuse, state: &Arc<State>) -> io::Result<()> {

@@ -101,6 +101,10 @@ pub enum Inherit {
     None,
 }
 
+/// The short list that [`Inherit::Core`] stands for.
+pub const CORE_VARIABLES: [&str; 11] =
+    ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
+
 /// Size of a terminal in character cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -198,7 +198,10 @@ async fn serve_dial(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
         let core = Arc::clone(&core);
         let connection = door.admit_dial(socket);
         async move {
-            if let Some(connection) = connection {
+            if let Some(mut connection) = connection
+                && let Some(_visit) = core.enter()
+                && connection.greet().await.is_ok()
+            {
                 core.serve(connection).await;
             }
         }

@@ -35,14 +35,14 @@ pub struct SpawnedConfig {
 /// Holders made by the spawner, with directories in a state directory.
 pub struct Spawned {
     state: Arc<StateDir>,
-    spawner: SpawnerHandle,
+    spawner: Arc<SpawnerHandle>,
     config: SpawnedConfig,
 }
 
 impl Spawned {
-    /// Ties a spawner to a state directory.
-    pub fn new(state: Arc<StateDir>, spawner: SpawnerHandle, config: SpawnedConfig) -> Self {
-        Self { state, spawner, config }
+    /// Ties a spawner, which others may use too, to a state directory.
+    pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedConfig) -> Self {
+        Self { state, spawner: spawner.into(), config }
     }
 
     fn look(&self, session: &str) -> io::Result<Found> {

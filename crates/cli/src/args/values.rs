@@ -1,0 +1,116 @@
+//! How values of flags are read: durations, times to live, variables, numbers.
+//! Must not know which flag has them.
+
+use std::time::Duration;
+
+use exec_server_protocol::limits;
+
+/// Requests of one connection that may run at once, whatever is asked for: all that may wait.
+pub(super) const CONCURRENT_MAX: usize = limits::REQUESTS_WAITING;
+
+const FORMS: &str = "must be like 500ms, 30s, 10m, 24h or 30d";
+const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, or none";
+
+/// A time to live; `None` means no end. A name of its own, because clap reads an `Option` as an optional flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ttl(pub(crate) Option<Duration>);
+
+pub(super) fn concurrent(text: &str) -> Result<usize, &'static str> {
+    match text.parse::<u128>() {
+        Ok(0) | Err(_) => Err("must be an integer of at least 1"),
+        Ok(number) => Ok(usize::try_from(number).map_or(CONCURRENT_MAX, |number| number.min(CONCURRENT_MAX))),
+    }
+}
+
+pub(super) fn ttl(text: &str) -> Result<Ttl, &'static str> {
+    if text == "none" {
+        return Ok(Ttl(None));
+    }
+    if text.ends_with("ms") {
+        return Err(TTL_FORMS);
+    }
+    let total = units(text, TTL_FORMS, "is too long; use none")?;
+    if total.is_zero() {
+        return Err("must not be zero");
+    }
+    Ok(Ttl(Some(total)))
+}
+
+/// A duration that may be zero.
+pub(super) fn duration_or_zero(text: &str) -> Result<Duration, &'static str> {
+    units(text, FORMS, "is too long")
+}
+
+/// A duration above zero.
+pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
+    match duration_or_zero(text)? {
+        Duration::ZERO => Err("must not be zero"),
+        duration => Ok(duration),
+    }
+}
+
+pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) | None => Err("must be NAME=value"),
+    }
+}
+
+/// The name of a signal, as `kill` takes it: a name with or without `SIG`, or its number.
+pub(super) fn signal(text: &str) -> Result<String, &'static str> {
+    let known = match text.parse::<u8>() {
+        Ok(number @ 1..=64) => exec_server_protocol::signal::name(number).into_owned(),
+        Ok(_) | Err(_) => text.to_owned(),
+    };
+    match exec_server_protocol::signal::number(&known) {
+        Some(_) => Ok(known),
+        None => Err("must be the name of a signal, such as TERM, SIGINT or USR1, or its number"),
+    }
+}
+
+/// A number and its unit.
+fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Duration, &'static str> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(forms)?);
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 60 * 60 * 1000,
+        "d" => 24 * 60 * 60 * 1000,
+        _ => return Err(forms),
+    };
+    let number: u64 = number.parse().map_err(|_| forms)?;
+    // Seconds in 32 bits: 136 years, and every sum with a clock still fits.
+    let most_ms = u64::from(u32::MAX) * 1000;
+    number.checked_mul(unit_ms).filter(|total| *total <= most_ms).map(Duration::from_millis).ok_or(too_long)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        for (text, seconds) in [("30s", 30), ("10m", 600), ("24h", 86_400), ("30d", 2_592_000)] {
+            assert_eq!(ttl(text), Ok(Ttl(Some(Duration::from_secs(seconds)))));
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)));
+        }
+        assert_eq!(ttl("none"), Ok(Ttl(None)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        for bad in ["", "30", "s", "0s", "-1s", "1w", "1.5h", "99999999999999999999d", "1 h"] {
+            assert!(ttl(bad).is_err() && duration(bad).is_err(), "{bad}");
+        }
+        assert!(ttl("5ms").is_err() && duration("none").is_err());
+        assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn signals_have_names_and_numbers() {
+        for (text, name) in [("TERM", "TERM"), ("SIGINT", "SIGINT"), ("usr1", "usr1"), ("9", "SIGKILL")] {
+            assert_eq!(signal(text).as_deref(), Ok(name));
+        }
+        for bad in ["", "0", "65", "NOPE", "SIG"] {
+            assert!(signal(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `exec-server attach`: this terminal on a process that runs already, until it ends or the keys detach.
+//!
+//! The screen of a process with a terminal is drawn in two steps: its latest output is written again, and then the program is
+//! made to draw by itself, because it is told of another size for a moment. Must not know how a server is reached.
+
+use std::{
+    io::{self, IsTerminal as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use exec_server_client::{
+    Client, Process,
+    protocol::process::{ProcessInfo, Size},
+};
+
+use crate::{
+    args, codes,
+    connect::Visit,
+    env_token, ids, logs, runtime, say,
+    signals::Signals,
+    streams::{Carry, Input, Outcome, Role},
+    terminal::{self, Terminal},
+};
+
+/// How many of the latest events are shown again. A terminal gives some hundred bytes at a time: enough for several screens.
+const REPLAYED: u64 = 1024;
+
+/// Attaches, and ends as the process does.
+pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    runtime::block_on(async {
+        let visit = Visit::begin(&args.connect, token).await?;
+        let attached = match visit.find(&args.id) {
+            Ok((client, info)) => attach(client, info).await,
+            Err(error) => Err(error.into()),
+        };
+        visit.end().await;
+        attached.map(ExitCode::from)
+    })
+}
+
+async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
+    let signals = Signals::new().context("listen to signals")?;
+    let latest = info.next_seq.saturating_sub(1);
+    // What has ended is shown from its end, too: there is nothing else to come.
+    let after = if info.tty || info.exited { latest.saturating_sub(REPLAYED) } else { latest };
+    let process = logs::attach(client, info, after, true).await?;
+    let terminal = if info.tty { Terminal::open()? } else { None };
+    if info.tty {
+        terminal::clear();
+    }
+    let is_typed = io::stdin().is_terminal();
+    let carry = Carry {
+        client: client.clone(),
+        events: process.events_after(after),
+        process: process.clone(),
+        // The end of a file that was piped in is not the end of what others may type.
+        input: Input { is_read: true, closes: is_typed, has_keys: is_typed },
+        signals,
+        role: Role::Guest,
+        terminal,
+    };
+    let redraw = redraw(&process, terminal::size().filter(|_| info.tty && !info.exited));
+    // Beside the carrying, which shows what comes of it.
+    let (carried, ()) = tokio::join!(carry.run(), redraw);
+    let name = ids::clean(process.id().as_str());
+    match carried? {
+        Outcome::Ended(ended) => {
+            ended.explain();
+            Ok(ended.code())
+        }
+        outcome @ (Outcome::Detached | Outcome::Left(_)) => {
+            if info.tty {
+                terminal::calm();
+            }
+            say::talk(format_args!(
+                "exec-server: detached; `{name}` goes on, `exec-server attach {name}` returns to it"
+            ));
+            Ok(if let Outcome::Left(number) = outcome { codes::of_signal(number) } else { 0 })
+        }
+    }
+}
+
+/// Makes a program draw its screen again: it is told of a size that is not ours, and then of ours.
+async fn redraw(process: &Process, size: Option<Size>) {
+    if let Some(size) = size {
+        let other = Size { rows: size.rows.saturating_sub(1).max(1), ..size };
+        // It may have ended.
+        process.resize(other).await.ok();
+        process.resize(size).await.ok();
+    }
+}

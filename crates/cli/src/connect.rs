@@ -1,0 +1,171 @@
+//! Which server a command speaks with, and how it gets in: flags, variables and `environments.toml` become one [`Server`].
+//! Must not know what is asked of it.
+
+use std::{env, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, bail};
+use exec_server_client::{
+    Builder, Client, Error, Token,
+    environment::{self, Choice, Identity, RemoteSpec},
+    protocol::{
+        initialize::Ttl,
+        process::{ProcessInfo, Scope},
+    },
+};
+use tokio::time;
+
+use crate::{
+    args,
+    dial::{self, PerUser},
+    env_token,
+    ids::{self, NoProcess},
+    log, place,
+};
+
+/// A server that does not answer is tried for so long; one that refuses us is not.
+const FIRST_CONNECT: Duration = Duration::from_secs(10);
+
+/// The user's own server may have many sessions to take over before it answers.
+const PER_USER_CONNECT: Duration = Duration::from_secs(20);
+
+/// How long the end of our own session may take; after that its time-to-live ends it.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// The time-to-live of a session that has no process: what a visit may need to mend its link.
+const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
+
+/// A server, and everything that is needed to get in.
+pub(crate) struct Server {
+    way: Way,
+    recover_for: Option<Duration>,
+}
+
+enum Way {
+    /// The user's own, by its state directory.
+    PerUser(PathBuf),
+    /// Another, and the token for it where neither URL nor file has one.
+    Remote(Box<RemoteSpec>, Option<Token>),
+}
+
+impl Server {
+    /// The server that flags, variables and names lead to; `None` is this machine. Also begins to log, as the flags say.
+    pub(crate) fn find(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Self>> {
+        if let Some(filter) = &args.log {
+            log::init(filter)?;
+        }
+        let asked = match &args.connect {
+            Some(asked) => Some(asked.clone()),
+            None => environment::asked_by(|name| env::var_os(name))?,
+        };
+        let mut spec = match environment::choose(asked.as_deref())? {
+            Choice::Local => return Ok(None),
+            Choice::None => {
+                bail!("no server: `none` was asked for; pass `--connect URL`, or `--connect local` for this machine")
+            }
+            Choice::Remote(spec) => spec,
+        };
+        // What is said on the command line goes before what the file says.
+        spec.token_file = args.token_file.clone().or(spec.token_file);
+        spec.ca_file = args.tls_ca.clone().or(spec.ca_file);
+        if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+            spec.identity = Some(Identity { cert: cert.clone(), key: key.clone() });
+        }
+        let token = token.map(read_token).transpose()?;
+        Ok(Some(Self { way: Way::Remote(Box::new(spec), token), recover_for: args.recover_for }))
+    }
+
+    /// The user's own server on this machine.
+    pub(crate) fn per_user(args: &args::Connect) -> anyhow::Result<Self> {
+        Ok(Self { way: Way::PerUser(place::of_user(None)?), recover_for: args.recover_for })
+    }
+
+    /// Connects. `set` says what the session is for.
+    pub(crate) async fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, Error> {
+        let mut builder = Client::builder()
+            .name(concat!("exec-server/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(FIRST_CONNECT)
+            .connect_retry_for(self.first_connect());
+        if let Some(within) = self.recover_for {
+            builder = builder.recover_for(within);
+        }
+        let builder = set(builder);
+        match &self.way {
+            Way::PerUser(dir) => builder.connect_timeout(PER_USER_CONNECT).open(PerUser::new(dir.clone())).await,
+            Way::Remote(spec, token) => spec.connect(builder, token.clone()).await,
+        }
+    }
+
+    /// How long the first connection is tried; what a file says of one attempt is meant for all of them.
+    fn first_connect(&self) -> Duration {
+        match &self.way {
+            Way::PerUser(_) => PER_USER_CONNECT,
+            Way::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
+        }
+    }
+
+    /// Whether asking it could show anything; a server is not started to say that nothing runs.
+    fn is_worth_asking(&self) -> anyhow::Result<bool> {
+        match &self.way {
+            Way::PerUser(dir) => dial::has_something(dir),
+            Way::Remote(..) => Ok(true),
+        }
+    }
+}
+
+/// A short stay at a server, to look at the processes of all sessions there.
+pub(crate) struct Visit {
+    server: Server,
+    /// None where there is nothing to be asked.
+    client: Option<Client>,
+    all: Vec<ProcessInfo>,
+}
+
+impl Visit {
+    /// Goes to the server, or the user's own, and lists its processes.
+    pub(crate) async fn begin(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+        let server = match Server::find(args, token)? {
+            Some(server) => server,
+            None => Server::per_user(args)?,
+        };
+        if !server.is_worth_asking()? {
+            return Ok(Self { server, client: None, all: Vec::new() });
+        }
+        let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+        let all = client.list(Scope::All).await.context("list processes")?;
+        Ok(Self { server, client: Some(client), all })
+    }
+
+    /// The server.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Every process there, the oldest first.
+    pub(crate) fn all(&self) -> &[ProcessInfo] {
+        &self.all
+    }
+
+    /// The process that is meant, and the client to speak of it with.
+    pub(crate) fn find(&self, asked: &str) -> Result<(&Client, &ProcessInfo), NoProcess> {
+        let unknown = || NoProcess::Unknown { asked: asked.to_owned() };
+        Ok((self.client.as_ref().ok_or_else(unknown)?, ids::resolve(asked, &self.all)?))
+    }
+
+    /// Leaves, and leaves nothing behind.
+    pub(crate) async fn end(self) {
+        if let Some(client) = self.client {
+            end(&client).await;
+        }
+    }
+}
+
+/// Ends a session of ours and everything in it, if the server can be reached soon.
+pub(crate) async fn end(client: &Client) {
+    // Its time-to-live ends it otherwise.
+    time::timeout(END_WITHIN, client.end_session()).await.ok();
+}
+
+fn read_token(waiting: env_token::Waiting) -> anyhow::Result<Token> {
+    let value = waiting.read().context("read the token back")?;
+    Token::new(value.as_slice()).with_context(|| format!("use `{}`", env_token::NAME))
+}

@@ -1,0 +1,60 @@
+//! `exec-server run --detach`: starts a program, says its id, and leaves it without a time limit.
+//! Must not carry any bytes.
+
+use exec_server_client::protocol::initialize::Ttl;
+use serde::Serialize;
+
+use crate::{
+    args, codes, connect,
+    connect::Server,
+    run, say,
+    start::{self, Place},
+};
+
+/// What a script wants to know of it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Started<'a> {
+    process_id: &'a str,
+    session_id: Option<String>,
+    pid: Option<u32>,
+}
+
+/// Starts it on the server, or without one on the user's own.
+pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Result<u8> {
+    let (server, place) = match server {
+        Some(server) => (server, Place::Remote),
+        None => (Server::per_user(&args.connect)?, Place::PerUser),
+    };
+    let client = server.open(|builder| builder.ttl(Ttl::Unlimited)).await?;
+    let start = run::name(args, &client).await.and_then(|id| start::build(args, place, id));
+    let started = match start {
+        Ok(start) => client.start(start).await,
+        Err(error) => {
+            connect::end(&client).await;
+            return Err(error);
+        }
+    };
+    match started {
+        Ok(process) => {
+            let id = process.id().as_str().to_owned();
+            let session_id = process.session_id().map(|session| session.to_string());
+            let pid = process.pid();
+            drop(process);
+            // In order, so that nothing of it is under way any more.
+            client.close().await;
+            if args.json {
+                say::line(&serde_json::to_string(&Started { process_id: &id, session_id, pid })?);
+            } else {
+                say::line(&id);
+            }
+            Ok(0)
+        }
+        Err(error) => {
+            connect::end(&client).await;
+            let code = codes::of_start(&error);
+            say::error(&error.into());
+            Ok(code)
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `exec-server run`: one program, here or on a server, as if it were a child of this shell.
+//!
+//! Here means a server inside this process, over the same holder as everybody else's; its session ends with us. On a server
+//! the session ends with the program, too; a client that dies leaves it to its time-to-live. With `--detach` see `detach`.
+
+use std::{io::IsTerminal as _, process::ExitCode};
+
+use anyhow::Context as _;
+use exec_server_client::{
+    Client, Error, Process, Start,
+    local::{Local, LocalConfig},
+    protocol::{ProcessId, process::Scope},
+};
+
+use crate::{
+    args, codes, connect,
+    connect::Server,
+    detach, env_token, ids, runtime, say,
+    signals::{Heard, Signals},
+    start::{self, Place},
+    streams::{Carry, Input, Outcome, Role},
+    terminal::{self, Terminal},
+};
+
+/// Runs the program and ends as it ended.
+pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    let server = Server::find(&args.connect, token)?;
+    runtime::block_on(async {
+        let code = match (args.detach, server) {
+            (true, server) => detach::run(args, server).await?,
+            (false, None) => embedded(args).await?,
+            (false, Some(server)) => remote(args, &server).await?,
+        };
+        Ok(ExitCode::from(code))
+    })
+}
+
+/// The name that was given, if no running process has it; else a new one.
+pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<ProcessId> {
+    let Some(name) = &args.name else {
+        return Ok(ids::generate(args.argv.first().map_or("", String::as_str)));
+    };
+    let all = client.list(Scope::All).await.with_context(|| format!("look whether `{name}` is in use"))?;
+    if ids::is_in_use(name, &all) {
+        anyhow::bail!(
+            "a process named `{0}` runs already; choose another name, or `exec-server kill {0}` first",
+            ids::clean(name)
+        );
+    }
+    Ok(name.as_str().into())
+}
+
+async fn embedded(args: &args::Run) -> anyhow::Result<u8> {
+    let local = Local::start(LocalConfig { name: "exec-server run".to_owned(), ..LocalConfig::default() }).await?;
+    let id = args.name.as_deref().map_or_else(|| ids::generate(&args.argv[0]), ProcessId::from);
+    let code = match start::build(args, Place::Embedded, id) {
+        Ok(start) => drive(args, local.client(), start, Place::Embedded).await,
+        Err(error) => Err(error),
+    };
+    local.end().await;
+    Ok(say_end(code?))
+}
+
+async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
+    let client = server.open(|builder| builder).await?;
+    let driven = match name(args, &client).await.and_then(|id| start::build(args, Place::Remote, id)) {
+        Ok(start) => drive(args, &client, start, Place::Remote).await,
+        Err(error) => Err(error),
+    };
+    match &driven {
+        // It goes on: the session is its home.
+        Ok(End::Left { .. }) => client.close().await,
+        Ok(End::Ended(_) | End::NotStarted(..)) | Err(_) => connect::end(&client).await,
+    }
+    Ok(say_end(driven?))
+}
+
+/// How it went, from the client's side.
+enum End {
+    Ended(u8),
+    NotStarted(u8, Error),
+    /// The program goes on without us.
+    Left {
+        id: ProcessId,
+        code: u8,
+    },
+}
+
+/// The whole life of the program.
+async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) -> anyhow::Result<End> {
+    // Before the start: a signal that comes with the first instruction must not be lost.
+    let mut signals = Signals::new().context("listen to signals")?;
+    // Raw from here on; the terminal is given back when this goes out of scope, whatever happens.
+    let terminal = if args.tty && !args.no_stdin { Terminal::open()? } else { None };
+    let (process, pending) = match begin(client, start, &mut signals).await {
+        Begun::Started(process, pending) => (process, pending),
+        Begun::Failed(error) => return Ok(End::NotStarted(codes::of_start(&error), error)),
+        Begun::CalledOff(number) => return Ok(End::Ended(codes::of_signal(number))),
+    };
+    for name in pending {
+        process.signal(name).await.ok(); // It may have ended.
+    }
+    // Keys are heeded where leaving is possible, and only from a keyboard: a pipe may hold any bytes.
+    let has_keys = place == Place::Remote && terminal.is_some() && std::io::stdin().is_terminal();
+    let id = process.id().clone();
+    let carry = Carry {
+        client: client.clone(),
+        events: process.events(),
+        process,
+        input: Input { is_read: !args.no_stdin, closes: true, has_keys },
+        signals,
+        role: Role::Owner,
+        terminal,
+    };
+    match carry.run().await? {
+        Outcome::Ended(ended) => {
+            ended.explain();
+            Ok(End::Ended(ended.code()))
+        }
+        Outcome::Detached => {
+            terminal::calm();
+            Ok(End::Left { id, code: 0 })
+        }
+        Outcome::Left(_) => Ok(End::Left { id, code: codes::TROUBLE }),
+    }
+}
+
+enum Begun {
+    /// With the signals that came meanwhile.
+    Started(Process, Vec<&'static str>),
+    Failed(Error),
+    /// By a second signal, while the server did not answer.
+    CalledOff(u8),
+}
+
+async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
+    let starting = client.start(start);
+    tokio::pin!(starting);
+    let mut pending = Vec::new();
+    loop {
+        // Both are cancel safe; the start is dropped only to call it off.
+        tokio::select! {
+            started = &mut starting => match started {
+                Ok(process) => return Begun::Started(process, pending),
+                Err(error) => return Begun::Failed(error),
+            },
+            heard = signals.next() => match heard {
+                Heard::Signal(_, number) if !pending.is_empty() => return Begun::CalledOff(number),
+                Heard::Signal(name, _) => pending.push(name),
+                Heard::Resized | Heard::Suspend | Heard::Continued => {}
+            },
+        }
+    }
+}
+
+/// Says what has to be said once the terminal is given back.
+fn say_end(end: End) -> u8 {
+    match end {
+        End::Ended(code) => code,
+        End::NotStarted(code, error) => {
+            say::error(&error.into());
+            code
+        }
+        End::Left { id, code } => {
+            say::talk(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
+            code
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The signals that a client command hears instead of ending by them.
+//! Must not know what is done with them.
+
+use std::{future, io};
+
+use rustix::process::Signal as Number;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What was heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Something to pass on: its name and number.
+    Signal(&'static str, u8),
+    /// The terminal has another size.
+    Resized,
+    /// We are to stop, as by Ctrl-Z.
+    Suspend,
+    /// We go on; our terminal may have been somebody else's meanwhile.
+    Continued,
+}
+
+/// From its making on these signals no longer end or stop this program.
+pub(crate) struct Signals {
+    passed: Vec<(Signal, Heard)>,
+}
+
+impl Signals {
+    /// Begins to hear.
+    pub(crate) fn new() -> io::Result<Self> {
+        let named = [
+            (Number::INT, "SIGINT"),
+            (Number::TERM, "SIGTERM"),
+            (Number::HUP, "SIGHUP"),
+            (Number::QUIT, "SIGQUIT"),
+            (Number::USR1, "SIGUSR1"),
+            (Number::USR2, "SIGUSR2"),
+        ];
+        let mut passed = Vec::new();
+        for (number, name) in named {
+            // Ignored by whoever started us, as `nohup` does: then it is not for the program either.
+            if number == Number::HUP && ignores_hangup() {
+                continue;
+            }
+            let small = u8::try_from(number.as_raw()).unwrap_or_default();
+            passed.push((hear(number)?, Heard::Signal(name, small)));
+        }
+        passed.push((hear(Number::WINCH)?, Heard::Resized));
+        passed.push((hear(Number::TSTP)?, Heard::Suspend));
+        passed.push((hear(Number::CONT)?, Heard::Continued));
+        Ok(Self { passed })
+    }
+
+    /// The next one. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Heard {
+        future::poll_fn(|cx| {
+            for (signal, heard) in &mut self.passed {
+                if signal.poll_recv(cx).is_ready() {
+                    return std::task::Poll::Ready(*heard);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Stops this process until somebody continues it.
+pub(crate) fn stop_us() {
+    // It cannot fail for oneself.
+    rustix::process::kill_process(rustix::process::getpid(), Number::STOP).ok();
+}
+
+/// Whether SIGHUP, signal 1, was ignored when we were started.
+pub(crate) fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+}
+
+fn hear(number: Number) -> io::Result<Signal> {
+    signal(SignalKind::from_raw(number.as_raw()))
+}

@@ -1,0 +1,191 @@
+//! Carries bytes, keys and signals between our standard streams and a process until it has ended, or we leave it.
+//!
+//! Two things run beside each other: `output` writes what the process says, in order, and holds it back when our reader does not
+//! read; `input` reads what is typed or piped. This file listens to signals and to the link. Failure paths: the link breaks,
+//! one line says so and all goes on when it is mended; it is lost, the events end with why. Must not know how the process
+//! was started or found.
+
+mod input;
+mod output;
+
+use std::time::Duration;
+
+use exec_server_client::{Client, Events, Process, State};
+use tokio::{sync::watch, task::JoinSet, time};
+
+pub(crate) use input::Input;
+pub(crate) use output::{Ended, Output, say_gap};
+
+use crate::{
+    say,
+    signals::{self, Heard, Signals},
+    terminal::{self, Terminal},
+};
+use input::Typed;
+
+/// How long a suspension waits for the process to be stopped, before we stop without it.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// What we are to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Its shell: signals are passed on, and a closed standard output ends it.
+    Owner,
+    /// Somebody who looks on and types: a signal only ends the looking.
+    Guest,
+}
+
+/// How the carrying ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// With the process.
+    Ended(Ended),
+    /// By the keys that detach.
+    Detached,
+    /// By a signal to us, its number; the process goes on.
+    Left(u8),
+}
+
+/// Everything there is to carry.
+pub(crate) struct Carry {
+    pub(crate) client: Client,
+    pub(crate) process: Process,
+    pub(crate) events: Events,
+    pub(crate) input: Input,
+    pub(crate) signals: Signals,
+    pub(crate) role: Role,
+    /// Raw for as long as this lives.
+    pub(crate) terminal: Option<Terminal>,
+}
+
+impl Carry {
+    /// Carries; the terminal is given back when this returns.
+    pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
+        let Self { client, process, events, input, mut signals, role, terminal } = self;
+        let stdio = exec_server_rpc::stdio();
+        let mut typing = JoinSet::new();
+        typing.spawn(input::forward(process.clone(), stdio.reader, input));
+        let output = Output::new(process.clone(), stdio.writer, role).run(events);
+        tokio::pin!(output);
+        let mut link = LinkNotice::new(client.watch_state());
+        let mut steering = Steering { process, role, terminal, calls: JoinSet::new(), stopped: false, interrupts: 0 };
+        loop {
+            // All are cancel safe, and `output` is never dropped before its end.
+            tokio::select! {
+                ended = &mut output => return ended.map(Outcome::Ended),
+                heard = signals.next() => {
+                    if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
+                        return Ok(outcome);
+                    }
+                }
+                Some(typed) = typing.join_next() => {
+                    if matches!(typed, Ok(Typed::Detach)) {
+                        return Ok(Outcome::Detached);
+                    }
+                }
+                () = link.watch() => {}
+            }
+        }
+    }
+}
+
+/// What signals do.
+struct Steering {
+    process: Process,
+    role: Role,
+    terminal: Option<Terminal>,
+    /// Calls whose answers nobody needs: a signal to a process that has ended is none.
+    calls: JoinSet<()>,
+    /// We stopped the process.
+    stopped: bool,
+    /// Signals that were to end it while the link was broken.
+    interrupts: u32,
+}
+
+impl Steering {
+    async fn handle(&mut self, heard: Heard, link_is_broken: bool) -> Option<Outcome> {
+        match heard {
+            Heard::Signal(_, number) if self.role == Role::Guest => return Some(Outcome::Left(number)),
+            Heard::Signal(name, number) => {
+                self.interrupts = if link_is_broken { self.interrupts + 1 } else { 0 };
+                if self.interrupts > 1 {
+                    // The first waits for the link; whoever asks twice does not want to.
+                    return Some(Outcome::Left(number));
+                }
+                self.pass(name);
+            }
+            Heard::Resized => self.resize(),
+            Heard::Suspend => self.suspend().await,
+            Heard::Continued => {
+                if std::mem::take(&mut self.stopped) {
+                    self.pass("SIGCONT");
+                }
+                if let Some(terminal) = &self.terminal {
+                    terminal.take_again();
+                }
+                self.resize();
+            }
+        }
+        None
+    }
+
+    fn pass(&mut self, name: &'static str) {
+        let process = self.process.clone();
+        self.calls.spawn(async move {
+            if process.has_exited() {
+                // Only others hold its streams any more, and a signal to the process would reach nobody.
+                process.terminate(None).await.ok(); // They may have ended.
+            } else {
+                process.signal(name).await.ok(); // It may have ended.
+            }
+        });
+    }
+
+    fn resize(&mut self) {
+        if let Some(size) = terminal::size().filter(|_| self.process.is_tty()) {
+            let process = self.process.clone();
+            self.calls.spawn(async move {
+                process.resize(size).await.ok(); // As above.
+            });
+        }
+    }
+
+    /// Stops the process, if it is ours, and us. Not with SIGTSTP: a process that leads its own session does not heed it.
+    async fn suspend(&mut self) {
+        if self.role == Role::Owner && !self.process.has_exited() {
+            let stopping = time::timeout(STOP_WITHIN, self.process.signal("SIGSTOP"));
+            self.stopped = matches!(stopping.await, Ok(Ok(_)));
+        }
+        if let Some(terminal) = &self.terminal {
+            terminal.give_back();
+        }
+        signals::stop_us();
+    }
+}
+
+/// One quiet line for each time that the link breaks.
+struct LinkNotice {
+    state: watch::Receiver<State>,
+    is_over: bool,
+}
+
+impl LinkNotice {
+    fn new(state: watch::Receiver<State>) -> Self {
+        Self { state, is_over: false }
+    }
+
+    fn is_broken(&self) -> bool {
+        matches!(*self.state.borrow(), State::Recovering { .. })
+    }
+
+    /// Looks at one change; never done once nothing can change any more. Cancel safe.
+    async fn watch(&mut self) {
+        if self.is_over || self.state.changed().await.is_err() {
+            self.is_over = true;
+            return std::future::pending().await;
+        }
+        if let State::Recovering { reason } = &*self.state.borrow_and_update() {
+            say::talk(format_args!("exec-server: connection lost ({reason}); reconnecting"));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What the process says, on its way to our standard streams: written in the order of its numbers, and taken from the server
+//! only when it is written, so that a reader that does not read holds the process back. Must not know signals or keys.
+
+use std::{io, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use exec_server_client::{Event, Events, Exit, Process};
+use exec_server_protocol::process::{Cause, Stream};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt as _, Stderr},
+    task::JoinSet,
+};
+
+use super::Role;
+use crate::{codes, say};
+
+/// How long a program may go on after its output has nowhere to go, if SIGPIPE alone does not end it.
+const CLOSED_GRACE: Duration = Duration::from_secs(1);
+
+/// How the process ended, or that nobody reads it any more.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// How; `None` when a guest left because nobody reads.
+    pub(crate) exit: Option<Exit>,
+    /// Nobody reads our standard output any more.
+    pub(crate) stdout_closed: bool,
+}
+
+impl Ended {
+    /// The code a shell would show. A program that a closed stdout ended is ended by SIGPIPE, whichever signal it took.
+    pub(crate) fn code(&self) -> u8 {
+        match &self.exit {
+            Some(exit) if !(self.stdout_closed && exit.signal.is_some()) => codes::of_exit(exit),
+            Some(_) | None => codes::CLOSED_PIPE,
+        }
+    }
+
+    /// Says what a code alone does not tell.
+    pub(crate) fn explain(&self) {
+        match self.exit.as_ref().and_then(|exit| exit.cause) {
+            Some(Cause::Timeout) => say::talk("exec-server: the program was ended: its time was over"),
+            Some(Cause::IdleTimeout) => say::talk("exec-server: the program was ended: it wrote nothing for too long"),
+            Some(Cause::Oom) => say::talk("exec-server: the program was ended for want of memory"),
+            Some(Cause::Lost) => say::talk(
+                "exec-server: the program was lost with the process that held it; how it would have ended nobody knows",
+            ),
+            Some(Cause::Exit | Cause::Signal | Cause::Terminated) | None => {}
+        }
+    }
+}
+
+/// The way out.
+pub(crate) struct Output<W> {
+    process: Process,
+    role: Role,
+    stdout: W,
+    stderr: Stderr,
+    stdout_closed: bool,
+    /// Why standard output took no more, where that is worth a word.
+    failed: Option<io::Error>,
+    exit: Option<Exit>,
+    /// At most one task, which ends a program that nobody listens to.
+    ending: JoinSet<()>,
+}
+
+impl<W: AsyncWrite + Unpin> Output<W> {
+    pub(crate) fn new(process: Process, stdout: W, role: Role) -> Self {
+        Self {
+            process,
+            role,
+            stdout,
+            stderr: tokio::io::stderr(),
+            stdout_closed: false,
+            failed: None,
+            exit: None,
+            ending: JoinSet::new(),
+        }
+    }
+
+    /// Writes everything; returns when the process has closed, or a guest has nobody left to write for.
+    pub(crate) async fn run(mut self, mut events: Events) -> anyhow::Result<Ended> {
+        while let Some(event) = events.next().await {
+            match event {
+                Event::Output { stream, bytes, .. } => self.write(stream, &bytes).await,
+                Event::Gap { from_seq, to_seq, bytes } => say_gap(from_seq, to_seq, bytes),
+                Event::Exited { exit, .. } => self.exit = Some(exit),
+                Event::Closed { .. } => return self.ended(),
+                Event::Failed(error) => return Err(error.into()),
+            }
+            if self.stdout_closed && self.role == Role::Guest {
+                return self.ended();
+            }
+        }
+        self.ended()
+    }
+
+    async fn write(&mut self, stream: Stream, bytes: &[u8]) {
+        match stream {
+            Stream::Stdout | Stream::Pty if !self.stdout_closed => {
+                if let Err(error) = write_all(&mut self.stdout, bytes).await {
+                    // A reader that has gone is no news; a full disk is.
+                    if error.kind() != io::ErrorKind::BrokenPipe {
+                        self.failed.get_or_insert(error);
+                    }
+                    self.close_stdout();
+                }
+            }
+            // Nobody reads it any more; the program is on its way out.
+            Stream::Stdout | Stream::Pty => {}
+            // A program goes on without its stderr, and so do we.
+            Stream::Stderr => write_all(&mut self.stderr, bytes).await.unwrap_or(()),
+        }
+    }
+
+    /// Does to a program of ours what the kernel would have done: SIGPIPE; and to one that will not hear it, an end. The
+    /// answers come behind output that only we can take, so they are not waited for here.
+    fn close_stdout(&mut self) {
+        self.stdout_closed = true;
+        if self.role == Role::Guest {
+            return;
+        }
+        let process = self.process.clone();
+        self.ending.spawn(async move {
+            process.signal("SIGPIPE").await.ok(); // It may have ended.
+            process.terminate(Some(CLOSED_GRACE)).await.ok(); // As above.
+        });
+    }
+
+    fn ended(self) -> anyhow::Result<Ended> {
+        if let Some(error) = self.failed {
+            return Err(error).context("write standard output");
+        }
+        if self.exit.is_none() && !self.stdout_closed {
+            return Err(anyhow!("the process closed without an exit code"));
+        }
+        Ok(Ended { exit: self.exit, stdout_closed: self.stdout_closed })
+    }
+}
+
+/// Says that output is missing here.
+pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
+    match bytes {
+        Some(bytes) => say::talk(format_args!("exec-server: {bytes} bytes of output are missing here")),
+        None => say::talk(format_args!("exec-server: output {from_seq} to {to_seq} is missing here")),
+    }
+}
+
+async fn write_all(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    to.write_all(bytes).await?;
+    to.flush().await
+}

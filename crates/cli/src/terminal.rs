@@ -1,0 +1,118 @@
+//! Our own terminal while a program has one on the other side: raw, and given back as it was.
+//!
+//! What it was is kept for the whole process, because it is given back from wherever the program ends: in order, by a panic,
+//! or when it is suspended. Must not know where keys go.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::Context as _;
+use exec_server_protocol::process::Size;
+use rustix::termios::{self, OptionalActions, Termios};
+
+/// The modes to give back; `None` while the terminal is not ours.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Ends what a full-screen program may have begun: the other screen, a hidden cursor, colours, mouse reports, pasting in brackets,
+/// application keys.
+const CALM: &[u8] =
+    b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?1l\x1b>";
+
+/// An empty screen to draw on.
+const CLEAR: &[u8] = b"\x1b[0m\x1b[H\x1b[2J";
+
+/// Standard input as a raw terminal; back to what it was when dropped.
+pub(crate) struct Terminal(());
+
+impl Terminal {
+    /// Makes standard input raw; `None` when it is no terminal: then bytes come from somewhere that has no modes.
+    pub(crate) fn open() -> anyhow::Result<Option<Self>> {
+        if !io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        make_raw()?;
+        let default = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            give_back();
+            default(info);
+        }));
+        Ok(Some(Self(())))
+    }
+
+    /// Lets others have it for a while.
+    pub(crate) fn give_back(&self) {
+        give_back();
+    }
+
+    /// Makes it raw again; whoever had it meanwhile may have changed it.
+    pub(crate) fn take_again(&self) {
+        // A terminal that is gone needs no modes.
+        make_raw().ok();
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+/// Whether our terminal is raw now.
+pub(crate) fn is_raw() -> bool {
+    before().is_some()
+}
+
+/// Rows and columns of the first of our standard streams that is a terminal.
+pub(crate) fn size() -> Option<Size> {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let of = |fd: BorrowedFd<'_>| {
+        let size = termios::tcgetwinsize(fd).ok()?;
+        (size.ws_row > 0 && size.ws_col > 0).then_some(Size { rows: size.ws_row, cols: size.ws_col })
+    };
+    of(stdin.as_fd()).or_else(|| of(stdout.as_fd())).or_else(|| of(stderr.as_fd()))
+}
+
+/// An empty screen, where standard output is one.
+pub(crate) fn clear() {
+    write(CLEAR);
+}
+
+/// Ends what a program that goes on without us has begun on our screen.
+pub(crate) fn calm() {
+    write(CALM);
+}
+
+fn write(sequence: &[u8]) {
+    let mut stdout = io::stdout();
+    if stdout.is_terminal() {
+        // A terminal that is gone shows nothing.
+        stdout.write_all(sequence).and_then(|()| stdout.flush()).ok();
+    }
+}
+
+fn make_raw() -> anyhow::Result<()> {
+    let stdin = io::stdin();
+    let mut before = before();
+    let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
+    let mut raw = before.get_or_insert(now).clone();
+    raw.make_raw();
+    let made = termios::tcsetattr(&stdin, OptionalActions::Flush, &raw);
+    if made.is_err() {
+        *before = None;
+    }
+    made.context("make the terminal raw")
+}
+
+fn give_back() {
+    if let Some(modes) = before().take() {
+        // The terminal may be gone: nothing to give back. Not drained: one that is held with Ctrl-S would keep us for ever.
+        termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();
+    }
+}
+
+fn before() -> MutexGuard<'static, Option<Termios>> {
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,60 @@
+//! `exec-server wait`: until processes have ended and their output is complete.
+//! Must not keep any of it.
+
+use std::process::ExitCode;
+
+use exec_server_client::{Client, Event, Exit, protocol::process::ProcessInfo};
+use serde_json::json;
+
+use crate::{args, codes, connect::Visit, env_token, kill::keep_first, logs, runtime, say};
+
+/// Waits for all, in the order they were given, and ends as the last one did.
+pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    runtime::block_on(async {
+        let visit = Visit::begin(&args.connect, token).await?;
+        let (mut failed, mut code) = (None, 0);
+        for id in &args.ids {
+            let ended = match visit.find(id) {
+                Ok((client, info)) => ended(client, info).await.map(|exit| (info, exit)),
+                Err(error) => Err(error.into()),
+            };
+            let done = ended.map(|(info, exit)| {
+                code = codes::of_exit(&exit);
+                if args.json {
+                    say::line(&described(info, &exit).to_string());
+                }
+            });
+            failed = keep_first(failed, done);
+        }
+        visit.end().await;
+        failed.map_or(Ok(ExitCode::from(code)), Err)
+    })
+}
+
+async fn ended(client: &Client, info: &ProcessInfo) -> anyhow::Result<Exit> {
+    if let Some(exit) = info.exit.clone().filter(|_| info.closed) {
+        return Ok(exit.into());
+    }
+    // From its exit on, if that is told already: nobody needs the output before.
+    let after = info.next_seq.saturating_sub(if info.exited { 2 } else { 1 });
+    let process = logs::attach(client, info, after, false).await?;
+    let mut events = process.events_after(after);
+    while let Some(event) = events.next().await {
+        if let Event::Failed(error) = event {
+            return Err(error.into());
+        }
+    }
+    let known = process.exit().or_else(|| info.exit.clone().map(Into::into));
+    known.ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", info.process_id))
+}
+
+fn described(info: &ProcessInfo, exit: &Exit) -> serde_json::Value {
+    json!({
+        "processId": info.process_id,
+        "sessionId": info.session_id,
+        "exitCode": exit.code,
+        "signal": exit.signal,
+        "cause": exit.cause,
+        "usage": exit.usage,
+    })
+}

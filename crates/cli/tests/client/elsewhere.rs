@@ -1,0 +1,86 @@
+//! Owns a server on "another machine": user, mount and process namespaces of its own, with another HOME, PATH, `/tmp` and
+//! working directory; only the loopback network is shared. It must not know the client.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use crate::common::{binary, descendants, marked, wait_for, wait_gone};
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+/// A server behind `unshare`: process 1 of its namespace, so that its end is the end of everything it started.
+pub(crate) struct Elsewhere {
+    child: Child,
+    url: String,
+    mark: String,
+}
+
+impl Elsewhere {
+    /// Its home, a subdirectory of what the server works in.
+    pub(crate) const HOME: &str = "/tmp/there/home";
+    /// The server's working directory.
+    pub(crate) const CWD: &str = "/tmp/there";
+    /// Where its own programs are.
+    pub(crate) const PATH: &str = "/tmp/there/bin:/usr/bin:/bin";
+
+    /// Starts the server; nothing of the caller's environment goes along.
+    pub(crate) fn start() -> Self {
+        let mark = format!("elsewhere-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        // Our temporary directory is hidden behind an empty one; the program stays reachable through its open descriptor.
+        let script = format!(
+            "exec 9<{binary} && mount -t tmpfs none /tmp && mkdir -p {home} {cwd}/bin && cd {cwd} && \
+             printf '#!/bin/sh\\necho there\\n' >bin/greet && chmod 755 bin/greet && \
+             exec /proc/self/fd/9 serve --listen ws://127.0.0.1:0 --state-dir /tmp/state --kill-on-exit \
+             --allow-host {mark}",
+            binary = binary(),
+            home = Self::HOME,
+            cwd = Self::CWD,
+        );
+        let mut child = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args(["sh", "-c", &script])
+            .env_clear()
+            .env("PATH", Self::PATH)
+            .env("HOME", Self::HOME)
+            .env("TMPDIR", "/tmp")
+            .env("ONLY_THERE", "yes")
+            .env("DEEP_SECRET", "hidden")
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("`unshare` of util-linux starts a namespace");
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().expect("stdout is a pipe"))
+            .read_line(&mut url)
+            .expect("the server prints its URL");
+        assert!(url.starts_with("ws://"), "the server did not start in its namespace: {url:?}");
+        Self { child, url: url.trim_end().to_owned(), mark }
+    }
+
+    /// The server's URL, token included.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The argument by which its processes are found.
+    pub(crate) fn mark(&self) -> &str {
+        &self.mark
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let mut all = marked(&self.mark);
+        all.extend(descendants(&all));
+        // `--kill-child` passes the end on to process 1 of the namespace, and the kernel to all in it.
+        self.child.kill().ok();
+        wait_for("end of the other machine", || matches!(self.child.try_wait(), Ok(Some(_))));
+        if !std::thread::panicking() {
+            wait_gone("everything on the other machine", &all);
+        }
+    }
+}

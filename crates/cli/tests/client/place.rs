@@ -1,0 +1,256 @@
+//! Owns the places where the suite runs, from their start to the check that nothing of them is left: this program itself, a
+//! server behind a TCP or a Unix socket, a server that the client starts, and a server on another machine.
+//! It must not know what is tested there.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use exec_server_client::{
+    Backoff, Builder, Client, Process, Start,
+    backend::{Backend, Remote},
+    local::{Local, LocalConfig},
+};
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+
+use super::{Elsewhere, bounded};
+use crate::common::{self, TestServer, binary, descendants, marked, wait_gone};
+
+/// One `Local` is made at a time, so that its directory can be told from the others'.
+static MAKING: Mutex<()> = Mutex::const_new(());
+
+/// Where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Inside this program.
+    Local,
+    /// A server on a TCP port.
+    Ws,
+    /// A server on a Unix socket.
+    Unix,
+    /// A server that the client starts and speaks with over its standard streams.
+    Stdio,
+    /// A server with nothing of ours but the network.
+    Elsewhere,
+}
+
+/// A place that is ready.
+pub(crate) struct Place {
+    kind: Kind,
+    home: Home,
+    /// A directory that exists there and is nobody else's.
+    scratch: String,
+}
+
+enum Home {
+    Local { local: Local, dir: TempDir, private: PathBuf },
+    Server { remote: Remote, server: TestServer },
+    Launched { remote: Remote, dir: TempDir },
+    Elsewhere { remote: Remote, host: Elsewhere },
+}
+
+/// Runs one behaviour at one place, and looks at what is left of it.
+pub(crate) fn run(kind: Kind, behaviour: impl AsyncFnOnce(&Place)) {
+    bounded(async {
+        let place = Place::open(kind).await;
+        behaviour(&place).await;
+        place.end().await;
+    });
+}
+
+/// A client that does not wait long before it tries again.
+pub(crate) fn client_of() -> Builder {
+    let quick = Backoff::new(std::time::Duration::from_millis(5), std::time::Duration::from_millis(50));
+    Client::builder().name("test").backoff(quick)
+}
+
+impl Place {
+    async fn open(kind: Kind) -> Self {
+        let home = match kind {
+            Kind::Local => local().await,
+            Kind::Ws => served(TestServer::builder()).await,
+            Kind::Unix => served(TestServer::builder().listen("unix://{dir}/x.sock")).await,
+            Kind::Stdio => launched().await,
+            Kind::Elsewhere => {
+                let host = Elsewhere::start();
+                Home::Elsewhere { remote: connect(host.url()).await, host }
+            }
+        };
+        let scratch = match &home {
+            Home::Local { dir, .. } | Home::Launched { dir, .. } => dir.path().display().to_string(),
+            Home::Server { server, .. } => server.dir().display().to_string(),
+            Home::Elsewhere { .. } => Elsewhere::CWD.to_owned(),
+        };
+        Self { kind, home, scratch }
+    }
+
+    /// Where it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// It, as programs see it.
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match &self.home {
+            Home::Local { local, .. } => local,
+            Home::Server { remote, .. } | Home::Launched { remote, .. } | Home::Elsewhere { remote, .. } => remote,
+        }
+    }
+
+    /// The session there.
+    pub(crate) fn client(&self) -> &Client {
+        self.backend().client()
+    }
+
+    /// Starts a process that can be started.
+    pub(crate) async fn start(&self, start: Start) -> Process {
+        let running = self.backend().start(start).await.expect("start a process");
+        running.process().clone()
+    }
+
+    /// Runs a script there to its end; returns what it wrote.
+    pub(crate) async fn say(&self, script: &str) -> String {
+        let told = super::tell(&self.start(super::sh(script)).await).await;
+        assert_eq!((told.exit.code, String::from_utf8_lossy(&told.stderr).as_ref()), (0, ""), "`{script}` goes well");
+        String::from_utf8(told.stdout).expect("text")
+    }
+
+    /// A path in a directory that exists there and is nobody else's.
+    pub(crate) fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.scratch)
+    }
+
+    /// That directory.
+    pub(crate) fn scratch(&self) -> &str {
+        &self.scratch
+    }
+
+    /// The HOME of the server.
+    pub(crate) fn home(&self) -> String {
+        self.path("home")
+    }
+
+    /// Every live process that belongs to it.
+    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+        let all = match &self.home {
+            Home::Local { dir, .. } | Home::Launched { dir, .. } => marked(&dir.path().display().to_string()),
+            Home::Server { server, .. } => marked(server.mark()),
+            Home::Elsewhere { host, .. } => marked(host.mark()),
+        };
+        all.iter().copied().chain(descendants(&all)).collect()
+    }
+
+    /// Ends it in order and checks that nothing is left.
+    async fn end(self) {
+        let all = self.processes();
+        match self.home {
+            Home::Local { local, dir, private } => {
+                assert!(private.is_dir(), "a private directory while it runs");
+                local.end().await;
+                assert!(!private.exists(), "`{}` goes with its server", private.display());
+                wait_gone("spawner, holders and children", &all);
+                drop(dir);
+            }
+            Home::Server { remote: Remote(client), server } => {
+                client.close().await;
+                let socket = server.dir().join("x.sock");
+                assert_eq!(socket.exists(), self.kind == Kind::Unix);
+                // It looks for processes and sessions itself, and removes its directory with everything in it.
+                drop(server);
+                assert!(!socket.exists());
+            }
+            Home::Launched { remote: Remote(client), dir } => {
+                client.close().await;
+                wait_gone("the server, its holders and their children", &all);
+                assert_eq!(states(dir.path()), Vec::<PathBuf>::new(), "no state is left");
+            }
+            Home::Elsewhere { remote: Remote(client), host } => {
+                client.close().await;
+                drop(host);
+            }
+        }
+    }
+}
+
+async fn connect(url: &str) -> Remote {
+    Remote(client_of().connect(url).await.expect("connect with the printed URL"))
+}
+
+async fn served(builder: common::Builder) -> Home {
+    let builder = builder.env("ONLY_THERE", "yes").env("DEEP_SECRET", "hidden");
+    let server = builder.start();
+    Home::Server { remote: connect(server.url()).await, server }
+}
+
+/// The server's program under a path of its own, by which everything that it becomes is found.
+fn program(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("exec-server");
+    symlink(binary(), &path).expect("link the program");
+    path
+}
+
+fn scratch() -> TempDir {
+    tempfile::Builder::new().prefix("exec-server-client-").tempdir().expect("make a private directory")
+}
+
+fn variables(dir: &Path) -> Vec<(OsString, OsString)> {
+    let variables = [
+        ("PATH", "/usr/local/bin:/usr/bin:/bin".into()),
+        ("HOME", dir.join("home").into()),
+        ("TMPDIR", dir.as_os_str().to_owned()),
+        ("ONLY_THERE", "yes".into()),
+        ("DEEP_SECRET", "hidden".into()),
+    ];
+    variables.map(|(name, value)| (name.into(), value)).to_vec()
+}
+
+async fn local() -> Home {
+    let dir = scratch();
+    let config = LocalConfig {
+        program: Some(program(&dir)),
+        environment: variables(dir.path()),
+        cwd: Some(dir.path().to_owned()),
+        ..LocalConfig::default()
+    };
+    let making = MAKING.lock().await;
+    let before = locks();
+    let local = Local::start(config).await.expect("start a server in this program");
+    let mut made = locks().into_iter().filter(|path| !before.contains(path));
+    let private = made.next().expect("its directory is locked").parent().expect("the lock is in it").to_owned();
+    drop(making);
+    Home::Local { local, dir, private }
+}
+
+/// The locks of state directories that this program holds.
+fn locks() -> BTreeSet<PathBuf> {
+    let open = fs::read_dir("/proc/self/fd").expect("list our descriptors");
+    let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let is_ours = |path: &PathBuf| {
+        path.ends_with("lock") && path.parent().is_some_and(|dir| dir.display().to_string().contains("/exec-server-"))
+    };
+    paths.filter(is_ours).collect()
+}
+
+/// What servers without a state directory have made for themselves in `dir`.
+fn states(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("list the directory").map(|entry| entry.expect("an entry").path());
+    entries.filter(|path| path.join("lock").exists()).collect()
+}
+
+async fn launched() -> Home {
+    let dir = scratch();
+    let mut command = vec!["stdio:env".to_owned(), "-i".to_owned(), "-C".to_owned(), dir.path().display().to_string()];
+    for (name, value) in variables(dir.path()) {
+        command.push(format!("{}={}", name.display(), value.display()));
+    }
+    command.push(program(&dir).display().to_string());
+    command.extend(["serve", "--listen", "stdio"].map(str::to_owned));
+    let remote = connect(&command.join(" ")).await;
+    assert_eq!(states(dir.path()).len(), 1, "a state directory of its own while it runs");
+    Home::Launched { remote, dir }
+}

@@ -1,0 +1,174 @@
+//! Places where processes run, as objects: code that takes a [`Backend`] does not know whether it is this machine or another.
+//!
+//! Two traits and nothing behind them: [`Backend`] starts, [`Running`] is what was started. Both are the calls of
+//! [`Client`] and [`Process`] without their generics; here and there is one implementation, so that they behave alike.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use exec_server_protocol::{ProcessId, process as wire};
+use tokio::sync::watch;
+
+use crate::{Client, Error, Events, Exit, Process, Read, Start, Totals, transport::BoxFuture};
+
+/// A place where processes run.
+///
+/// ```
+/// use std::sync::Arc;
+/// use exec_server_client::{Error, Start, backend::{Backend, Running}};
+///
+/// async fn version(place: &dyn Backend) -> Result<i32, Error> {
+///     let process: Arc<dyn Running> = place.start(Start::new(["uname", "-r"])).await?;
+///     Ok(process.wait().await?.code)
+/// }
+/// ```
+pub trait Backend: Send + Sync {
+    /// Starts a process; see [`Client::start`].
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>>;
+
+    /// Whether it is reached over a connection to a server, on this machine or another, rather than inside this program.
+    fn is_remote(&self) -> bool;
+
+    /// The session behind it, for everything else that a server can do.
+    fn client(&self) -> &Client;
+}
+
+/// A process that was started at a [`Backend`]; dropping it ends nothing.
+pub trait Running: Send + Sync {
+    /// See [`Process::id`].
+    fn id(&self) -> &ProcessId;
+
+    /// See [`Process::pid`].
+    fn pid(&self) -> Option<u32>;
+
+    /// See [`Process::wake`].
+    fn wake(&self) -> watch::Receiver<u64>;
+
+    /// See [`Process::events_after`]; 0 is from the first event on.
+    fn events_after(&self, seq: u64) -> Events;
+
+    /// See [`Process::read`].
+    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<Read, Error>>;
+
+    /// See [`Process::write`].
+    fn write(&self, bytes: Bytes) -> BoxFuture<'_, Result<wire::WriteStatus, Error>>;
+
+    /// See [`Process::close_stdin`].
+    fn close_stdin(&self) -> BoxFuture<'_, Result<wire::CloseStdinStatus, Error>>;
+
+    /// See [`Process::signal`].
+    fn signal<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Error>>;
+
+    /// See [`Process::resize`].
+    fn resize(&self, size: wire::Size) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// See [`Process::terminate`].
+    fn terminate(&self, grace: Option<Duration>) -> BoxFuture<'_, Result<bool, Error>>;
+
+    /// See [`Process::wait`].
+    fn wait(&self) -> BoxFuture<'_, Result<Exit, Error>>;
+
+    /// See [`Process::exit`].
+    fn exit(&self) -> Option<Exit>;
+
+    /// See [`Process::closed`].
+    fn closed(&self) -> Option<Totals>;
+
+    /// The handle itself, for its streams and the rest.
+    fn process(&self) -> &Process;
+}
+
+/// A server, as a place.
+#[derive(Debug, Clone)]
+pub struct Remote(pub Client);
+
+impl Backend for Remote {
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
+        start_on(&self.0, start)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn client(&self) -> &Client {
+        &self.0
+    }
+}
+
+#[cfg(feature = "local")]
+impl Backend for crate::local::Local {
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
+        start_on(self.client(), start)
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    fn client(&self) -> &Client {
+        crate::local::Local::client(self)
+    }
+}
+
+fn start_on(client: &Client, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
+    Box::pin(async move { Ok(Arc::new(client.start(start).await?) as Arc<dyn Running>) })
+}
+
+impl Running for Process {
+    fn id(&self) -> &ProcessId {
+        self.id()
+    }
+
+    fn pid(&self) -> Option<u32> {
+        self.pid()
+    }
+
+    fn wake(&self) -> watch::Receiver<u64> {
+        self.wake()
+    }
+
+    fn events_after(&self, seq: u64) -> Events {
+        self.events_after(seq)
+    }
+
+    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<Read, Error>> {
+        Box::pin(self.read(after, max, wait))
+    }
+
+    fn write(&self, bytes: Bytes) -> BoxFuture<'_, Result<wire::WriteStatus, Error>> {
+        Box::pin(self.write(bytes))
+    }
+
+    fn close_stdin(&self) -> BoxFuture<'_, Result<wire::CloseStdinStatus, Error>> {
+        Box::pin(self.close_stdin())
+    }
+
+    fn signal<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.signal(name))
+    }
+
+    fn resize(&self, size: wire::Size) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.resize(size))
+    }
+
+    fn terminate(&self, grace: Option<Duration>) -> BoxFuture<'_, Result<bool, Error>> {
+        Box::pin(self.terminate(grace))
+    }
+
+    fn wait(&self) -> BoxFuture<'_, Result<Exit, Error>> {
+        Box::pin(self.wait())
+    }
+
+    fn exit(&self) -> Option<Exit> {
+        self.exit()
+    }
+
+    fn closed(&self) -> Option<Totals> {
+        self.closed()
+    }
+
+    fn process(&self) -> &Process {
+        self
+    }
+}

@@ -1,0 +1,305 @@
+//! `environments.toml`: names for the servers of a user, and which of them is the default.
+//!
+//! ```toml
+//! default = "build"             # an id, `local` or `none`; without it `local`
+//! include_local = true          # false: nothing runs on this machine
+//!
+//! [[environments]]
+//! id = "build"
+//! url = "wss://build.example:4000"    # or ws, unix, ssh, stdio:COMMAND
+//! token_file = "build.token"          # paths are relative to this file
+//! connect_timeout_sec = 5
+//!
+//! [[environments]]
+//! id = "box"
+//! program = "docker"                  # a program that speaks on its standard streams
+//! args = ["exec", "-i", "box", "exec-server", "serve", "--listen", "stdio"]
+//! ```
+//!
+//! Owns the rules of the file and of picking by name or URL. It opens no connection and reads no variable.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use toml::Table;
+
+use super::{EnvironmentError, Fault, keys::Keys};
+use crate::transport::{Launch, Target, TargetError};
+
+/// The name of this machine.
+pub const LOCAL: &str = "local";
+
+/// The word for no environment, in any case.
+pub const NONE: &str = "none";
+
+/// The id of an environment that was given as a URL.
+pub const REMOTE: &str = "remote";
+
+/// Longest id, in characters.
+const ID_MAX: usize = 64;
+
+const FILE_KEYS: &[&str] = &["default", "include_local", "environments"];
+
+const KEYS: &[&str] = &[
+    "id",
+    "url",
+    "program",
+    "args",
+    "env",
+    "cwd",
+    "connect_timeout_sec",
+    "initialize_timeout_sec",
+    "token_file",
+    "ca_file",
+    "client_cert",
+    "client_key",
+];
+
+/// Where processes are to run.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "made once in the life of a program")]
+pub enum Choice {
+    /// Nowhere: it was switched off.
+    None,
+    /// On this machine.
+    Local,
+    /// On a server.
+    Remote(RemoteSpec),
+}
+
+/// A server, and how it is reached.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RemoteSpec {
+    /// Its name; [`REMOTE`] for a plain URL.
+    pub id: String,
+    /// Where it is, or which program leads there.
+    pub target: Target,
+    /// A program of ours is the server, or leads there: if it cannot be started now, it cannot be later.
+    pub is_program: bool,
+    /// How long connecting may take; the client's default where absent.
+    pub connect_timeout: Option<Duration>,
+    /// How long the server may take to answer `initialize`; the client's default where absent.
+    pub initialize_timeout: Option<Duration>,
+    /// The file with the token; absolute.
+    pub token_file: Option<PathBuf>,
+    /// The certificates to trust instead of the system's, as PEM; absolute.
+    pub ca_file: Option<PathBuf>,
+    /// Our own certificate and its key, as PEM; absolute.
+    pub identity: Option<Identity>,
+}
+
+/// The files of a client certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// The environments of a file.
+#[derive(Debug, Clone)]
+pub struct Environments {
+    path: PathBuf,
+    default: Option<String>,
+    includes_local: bool,
+    /// In the order of the file.
+    specs: Vec<RemoteSpec>,
+}
+
+impl Environments {
+    /// No names but `local`, as if the file were empty.
+    pub fn empty(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), default: None, includes_local: true, specs: Vec::new() }
+    }
+
+    /// Reads a file; a missing one is empty.
+    pub fn load(path: &Path) -> Result<Self, EnvironmentError> {
+        let failed = |source| EnvironmentError::Read { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(failed)?;
+        match fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&text, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::empty(path)),
+            Err(source) => Err(failed(source)),
+        }
+    }
+
+    /// Reads the text of a file. `path` is its name in errors, and its directory is what relative paths start from.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, EnvironmentError> {
+        let table: Table = text.parse().map_err(|error: toml::de::Error| EnvironmentError::Syntax {
+            path: path.to_owned(),
+            line: error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count())),
+            reason: error.message().to_owned(),
+        })?;
+        let file = Keys { path, environment: None, table: &table };
+        file.known(FILE_KEYS)?;
+        let mut all = Self::empty(path);
+        all.includes_local = file.flag("include_local")?.unwrap_or(true);
+        for (at, entry) in file.entries("environments")?.enumerate() {
+            let spec = entry_at(path, at, entry)?;
+            if all.get(&spec.id).is_some() {
+                let keys = Keys { path, environment: Some(spec.id.clone()), table: entry };
+                return Err(keys.fault("id", Fault::Duplicate { id: spec.id }));
+            }
+            all.specs.push(spec);
+        }
+        if let Some(default) = file.text("default")? {
+            all.default = Some(all.known_default(default).map_err(|fault| file.fault("default", fault))?);
+        }
+        Ok(all)
+    }
+
+    /// Picks an environment by name or URL, blanks around it aside; empty is like absent: the default of the file, else `local`.
+    pub fn pick(&self, name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
+        let asked = name_or_url.map(str::trim).filter(|asked| !asked.is_empty());
+        let Some(asked) = asked.or(self.default.as_deref()) else {
+            return Ok(if self.includes_local { Choice::Local } else { Choice::None });
+        };
+        if let Some(choice) = Choice::without_file(asked)? {
+            return Ok(choice);
+        }
+        match self.get(asked) {
+            Some(spec) => Ok(Choice::Remote(spec.clone())),
+            None if asked == LOCAL && self.includes_local => Ok(Choice::Local),
+            None => {
+                Err(EnvironmentError::Unknown { name: asked.to_owned(), path: self.path.clone(), known: self.names() })
+            }
+        }
+    }
+
+    /// The server of this name.
+    pub fn get(&self, id: &str) -> Option<&RemoteSpec> {
+        self.specs.iter().find(|spec| spec.id == id)
+    }
+
+    /// Every name that can be picked, `local` first, then in the order of the file.
+    pub fn names(&self) -> Vec<String> {
+        let local = self.includes_local.then(|| LOCAL.to_owned());
+        local.into_iter().chain(self.specs.iter().map(|spec| spec.id.clone())).collect()
+    }
+
+    fn known_default(&self, default: &str) -> Result<String, Fault> {
+        let is_known = default.eq_ignore_ascii_case(NONE) || self.names().iter().any(|name| name == default);
+        let unknown = || Fault::UnknownDefault { id: default.to_owned(), known: self.names() };
+        is_known.then(|| default.to_owned()).ok_or_else(unknown)
+    }
+}
+
+impl Choice {
+    /// What needs no file: `none` and URLs; absent for what must be a name.
+    pub fn without_file(asked: &str) -> Result<Option<Self>, EnvironmentError> {
+        if asked.eq_ignore_ascii_case(NONE) {
+            return Ok(Some(Self::None));
+        }
+        // No name has a colon, and no URL is without.
+        if !asked.contains(':') {
+            return Ok(None);
+        }
+        let spec = RemoteSpec::at(REMOTE, asked);
+        spec.map(Self::Remote).map(Some).map_err(|error| EnvironmentError::Url { reason: error.to_string() })
+    }
+}
+
+impl RemoteSpec {
+    /// A server at a URL, with nothing else said of it.
+    pub fn at(id: impl Into<String>, url: &str) -> Result<Self, TargetError> {
+        let target = url.parse()?;
+        Ok(Self::new(id.into(), target, scheme(url).eq_ignore_ascii_case("stdio")))
+    }
+
+    fn new(id: String, target: Target, is_program: bool) -> Self {
+        Self {
+            id,
+            target,
+            is_program,
+            connect_timeout: None,
+            initialize_timeout: None,
+            token_file: None,
+            ca_file: None,
+            identity: None,
+        }
+    }
+}
+
+/// One entry of `[[environments]]`.
+fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, EnvironmentError> {
+    // Until its id is known to be good, it is told by its place.
+    let mut keys = Keys { path, environment: Some(format!("#{}", at + 1)), table };
+    let id = keys.text("id")?.ok_or_else(|| keys.fault("id", Fault::Missing))?;
+    check_id(id).map_err(|fault| keys.fault("id", fault))?;
+    keys.environment = Some(id.to_owned());
+    keys.known(KEYS)?;
+    let mut spec = server(&keys, id)?;
+    spec.connect_timeout = keys.seconds("connect_timeout_sec")?;
+    spec.initialize_timeout = keys.seconds("initialize_timeout_sec")?;
+    spec.token_file = keys.file("token_file")?;
+    spec.ca_file = keys.file("ca_file")?;
+    spec.identity = match (keys.file("client_cert")?, keys.file("client_key")?) {
+        (Some(cert), Some(key)) => Some(Identity { cert, key }),
+        (Some(_), None) => return Err(keys.fault("client_cert", Fault::Needs { other: "client_key" })),
+        (None, Some(_)) => return Err(keys.fault("client_key", Fault::Needs { other: "client_cert" })),
+        (None, None) => None,
+    };
+    check_use(&keys)?;
+    Ok(spec)
+}
+
+/// The way to the server: a URL or a program.
+fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
+    let (url, program) = (keys.text("url")?, keys.text("program")?);
+    if program.is_none()
+        && let Some(key) = ["args", "env", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
+    {
+        return Err(keys.fault(key, Fault::Needs { other: "program" }));
+    }
+    match (url, program) {
+        (Some(url), None) => {
+            RemoteSpec::at(id, url.trim()).map_err(|error| keys.fault("url", Fault::Url { reason: error.to_string() }))
+        }
+        (None, Some(program)) => {
+            let mut launch = Launch::new(keys.program(program)?).args(keys.texts("args")?);
+            launch.env = keys.pairs("env")?.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+            launch.cwd = keys.file("cwd")?;
+            Ok(RemoteSpec::new(id.to_owned(), launch.into(), true))
+        }
+        (Some(_), Some(_)) => Err(keys.fault("program", Fault::TwoWays)),
+        (None, None) => Err(keys.fault("url", Fault::NoWay)),
+    }
+}
+
+/// A token or a certificate that would never be shown is a mistake of somebody who believes to be safe.
+fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
+    let scheme = keys.text("url")?.map_or("", |url| scheme(url.trim()));
+    let rules: [(_, &[&str], _); 3] = [
+        ("token_file", &["ws", "wss", "unix"], "ws, wss and unix"),
+        ("ca_file", &["wss"], "wss"),
+        ("client_cert", &["wss"], "wss"),
+    ];
+    for (key, fitting, schemes) in rules {
+        let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
+        if keys.table.contains_key(key) && !fits {
+            return Err(keys.fault(key, Fault::Scheme { schemes }));
+        }
+    }
+    Ok(())
+}
+
+fn scheme(url: &str) -> &str {
+    url.split_once(':').map_or("", |(scheme, _)| scheme)
+}
+
+fn check_id(id: &str) -> Result<(), Fault> {
+    if id.eq_ignore_ascii_case(LOCAL) || id.eq_ignore_ascii_case(NONE) {
+        return Err(Fault::Reserved { id: id.to_owned() });
+    }
+    let is_good = (1..=ID_MAX).contains(&id.chars().count())
+        && id.trim() == id
+        // It would be taken for a URL.
+        && !id.contains(':')
+        && !id.contains(char::is_control);
+    is_good.then_some(()).ok_or(Fault::Id { most: ID_MAX })
+}

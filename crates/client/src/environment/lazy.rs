@@ -1,0 +1,251 @@
+//! Something that is opened at its first use: one attempt for all who wait, and another one after it failed or was lost.
+//!
+//! ```text
+//!           first use               done
+//!  Idle ──────────────▶ Opening ──────────▶ Open ──lost, next use──▶ Opening
+//!                        │   ▲
+//!                 failed ▼   │ next use, unless the failure is final
+//!                        Failed
+//! ```
+//! An attempt lives as long as somebody waits for it; the next caller begins a new one. It runs in whoever waits, so that no
+//! task is left behind. Knows neither clients nor servers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::{
+    FutureExt as _,
+    future::{Shared, WeakShared},
+};
+
+use crate::{error::Error, transport::BoxFuture};
+
+/// What can be opened.
+pub(super) trait Open: Clone + Send + Sync + 'static {
+    /// How it does now.
+    fn health(&self) -> Health;
+}
+
+/// How something open does.
+#[derive(Debug)]
+pub(super) enum Health {
+    /// It can be used.
+    Well,
+    /// It is being mended, and can be used as soon as that is done.
+    Mending,
+    /// It is of no use any more.
+    Lost(Error),
+}
+
+/// What is known of it, without touching anything.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Status {
+    /// It is connected.
+    Ready,
+    /// It was not asked for yet, or is being connected, again or for the first time.
+    Pending,
+    /// The last attempt failed, or the connection is lost; the next use tries again where that can help.
+    Disconnected {
+        /// Why.
+        error: Error,
+    },
+}
+
+type Attempt<T> = BoxFuture<'static, Result<T, Error>>;
+
+/// See the module.
+pub(super) struct Lazy<T: Open> {
+    open: Box<dyn Fn() -> Attempt<T> + Send + Sync>,
+    /// Whether a first attempt that failed like this would fail again and again.
+    is_final: fn(&Error) -> bool,
+    /// Shared with the attempt under way.
+    state: Arc<Mutex<State<T>>>,
+}
+
+struct State<T: Open> {
+    slot: Slot<T>,
+    /// It has worked once: no failure is final any more.
+    was_open: bool,
+}
+
+enum Slot<T: Open> {
+    Idle,
+    /// Dead when nobody waits any more.
+    Opening(WeakShared<Attempt<T>>),
+    Open(T),
+    Failed {
+        error: Error,
+        is_final: bool,
+    },
+}
+
+impl<T: Open> Lazy<T> {
+    pub(super) fn new(open: impl Fn() -> Attempt<T> + Send + Sync + 'static, is_final: fn(&Error) -> bool) -> Self {
+        let state = State { slot: Slot::Idle, was_open: false };
+        Self { open: Box::new(open), is_final, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The open thing, opened where it is not or is lost.
+    pub(super) async fn get(&self) -> Result<T, Error> {
+        let attempt = {
+            let mut state = lock(&self.state);
+            match &state.slot {
+                Slot::Open(thing) if !matches!(thing.health(), Health::Lost(_)) => return Ok(thing.clone()),
+                Slot::Failed { error, is_final: true } => return Err(error.clone()),
+                Slot::Opening(attempt) => match attempt.upgrade() {
+                    Some(attempt) => attempt,
+                    None => self.begin(&mut state),
+                },
+                Slot::Idle | Slot::Open(_) | Slot::Failed { .. } => self.begin(&mut state),
+            }
+        };
+        attempt.await
+    }
+
+    /// What is known; starts and mends nothing.
+    pub(super) fn status(&self) -> Status {
+        match &lock(&self.state).slot {
+            Slot::Idle | Slot::Opening(_) => Status::Pending,
+            Slot::Failed { error, .. } => Status::Disconnected { error: error.clone() },
+            Slot::Open(thing) => match thing.health() {
+                Health::Well => Status::Ready,
+                Health::Mending => Status::Pending,
+                Health::Lost(error) => Status::Disconnected { error },
+            },
+        }
+    }
+
+    fn begin(&self, state: &mut State<T>) -> Shared<Attempt<T>> {
+        let (opening, is_final, shared) = ((self.open)(), self.is_final, Arc::clone(&self.state));
+        let attempt = async move {
+            let result = opening.await;
+            let mut state = lock(&shared);
+            state.slot = match &result {
+                Ok(thing) => Slot::Open(thing.clone()),
+                Err(error) => Slot::Failed { error: error.clone(), is_final: !state.was_open && is_final(error) },
+            };
+            state.was_open |= result.is_ok();
+            result
+        };
+        let attempt: Shared<Attempt<T>> = (Box::pin(attempt) as Attempt<T>).shared();
+        // A fresh one is not finished, so there is something to look at.
+        state.slot = attempt.downgrade().map_or(Slot::Idle, Slot::Opening);
+        attempt
+    }
+}
+
+fn lock<T: Open>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+    // No code under the lock can panic half-way through a change.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// The number of the attempt that made it, and whether it is lost.
+    #[derive(Debug, Clone)]
+    struct Thing(u32, Arc<AtomicBool>);
+
+    impl Open for Thing {
+        fn health(&self) -> Health {
+            if self.1.load(Ordering::SeqCst) { Health::Lost(failure()) } else { Health::Well }
+        }
+    }
+
+    /// A place whose attempts wait for a permit each, and fail while it is down.
+    #[derive(Default)]
+    struct Place {
+        attempts: AtomicU32,
+        is_down: AtomicBool,
+        lost: Arc<AtomicBool>,
+    }
+
+    fn failure() -> Error {
+        Error::Connect { address: "there".to_owned(), reason: "down".to_owned() }
+    }
+
+    fn lazy(place: &Arc<Place>, gate: &Arc<Semaphore>, is_final: bool) -> Lazy<Thing> {
+        let (place, gate) = (Arc::clone(place), Arc::clone(gate));
+        let open = move || -> Attempt<Thing> {
+            let (place, gate) = (Arc::clone(&place), Arc::clone(&gate));
+            let number = place.attempts.fetch_add(1, Ordering::SeqCst) + 1;
+            Box::pin(async move {
+                gate.acquire().await.expect("it stays open").forget();
+                let thing = Thing(number, Arc::clone(&place.lost));
+                if place.is_down.load(Ordering::SeqCst) { Err(failure()) } else { Ok(thing) }
+            })
+        };
+        Lazy::new(open, if is_final { |_| true } else { |_| false })
+    }
+
+    fn set_up(permits: usize, is_final: bool) -> (Arc<Place>, Arc<Semaphore>, Lazy<Thing>) {
+        let (place, gate) = (Arc::new(Place::default()), Arc::new(Semaphore::new(permits)));
+        let lazy = lazy(&place, &gate, is_final);
+        (place, gate, lazy)
+    }
+
+    #[tokio::test]
+    async fn initial_connection_is_shared_by_all_waiters() {
+        let (place, gate, lazy) = set_up(0, false);
+        assert!(matches!(lazy.status(), Status::Pending));
+        assert_eq!(place.attempts.load(Ordering::SeqCst), 0, "asking for the status starts nothing");
+        let (mut first, mut second) = (Box::pin(lazy.get()), Box::pin(lazy.get()));
+        assert!((&mut first).now_or_never().is_none());
+        assert!((&mut second).now_or_never().is_none());
+        assert!(matches!(lazy.status(), Status::Pending));
+        // Whoever began the attempt may leave: the others still get it.
+        drop(first);
+        gate.add_permits(1);
+        assert_eq!(second.await.unwrap().0, 1);
+        assert_eq!(lazy.get().await.unwrap().0, 1);
+        assert!(matches!(lazy.status(), Status::Ready));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_nobody_waits_for_is_given_up() {
+        let (place, gate, lazy) = set_up(0, false);
+        assert!(lazy.get().now_or_never().is_none());
+        gate.add_permits(1);
+        assert_eq!(lazy.get().await.unwrap().0, 2);
+        assert_eq!(place.attempts.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn retryable_startup_failure_does_not_burn_environment() {
+        let (place, _gate, lazy) = set_up(8, false);
+        place.is_down.store(true, Ordering::SeqCst);
+        assert!(lazy.get().await.is_err());
+        assert!(matches!(lazy.status(), Status::Disconnected { .. }));
+        place.is_down.store(false, Ordering::SeqCst);
+        assert_eq!(lazy.get().await.unwrap().0, 2);
+    }
+
+    #[tokio::test]
+    async fn terminal_startup_failure_is_remembered() {
+        let (place, _gate, lazy) = set_up(8, true);
+        place.is_down.store(true, Ordering::SeqCst);
+        let first = lazy.get().await.unwrap_err().to_string();
+        place.is_down.store(false, Ordering::SeqCst);
+        assert_eq!(lazy.get().await.unwrap_err().to_string(), first);
+        assert_eq!(place.attempts.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn failed_reconnect_does_not_burn_environment() {
+        let (place, _gate, lazy) = set_up(8, true);
+        assert_eq!(lazy.get().await.unwrap().0, 1);
+        place.lost.store(true, Ordering::SeqCst);
+        assert!(matches!(lazy.status(), Status::Disconnected { .. }));
+        place.is_down.store(true, Ordering::SeqCst);
+        assert!(lazy.get().await.is_err());
+        place.is_down.store(false, Ordering::SeqCst);
+        place.lost.store(false, Ordering::SeqCst);
+        assert_eq!(lazy.get().await.unwrap().0, 3);
+        assert!(matches!(lazy.status(), Status::Ready));
+    }
+}

@@ -1,0 +1,119 @@
+//! A reader of one process: every event in order, once, from any number on.
+//!
+//! What the log still has comes from memory; what lies before it is read back from the server, and what the server no longer
+//! has is a gap. An event counts as taken when the next one is asked for: until then it is kept, here or there.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::Stream;
+
+use super::{Shared, event::Event, log::Found, recovery};
+use crate::{error::Error, transport::BoxFuture};
+
+/// The events of a process. Cancel safe: an event that was not returned is not lost.
+///
+/// The process is held back when its output is not taken, so drop this when you no longer read.
+pub struct Events {
+    shared: Arc<Shared>,
+    id: u64,
+    /// The last number that was returned.
+    position: u64,
+    /// Read back from the server, from before the log's beginning.
+    older: VecDeque<Event>,
+    reading: Option<BoxFuture<'static, Result<VecDeque<Event>, Error>>>,
+    is_over: bool,
+}
+
+impl Events {
+    pub(super) fn new(shared: Arc<Shared>, after: u64) -> Self {
+        let id = shared.log.add_cursor(after);
+        Self { shared, id, position: after, older: VecDeque::new(), reading: None, is_over: false }
+    }
+
+    /// The next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_next_event(cx)).await
+    }
+
+    /// The last number that was returned: where another reader would go on.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub(super) fn poll_next_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        loop {
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            if let Some(event) = self.older.pop_front() {
+                return Poll::Ready(Some(self.give(event)));
+            }
+            if let Some(reading) = &mut self.reading {
+                let read = ready!(reading.as_mut().poll(cx));
+                self.reading = None;
+                match read {
+                    Ok(events) => self.older = events,
+                    Err(error) => return Poll::Ready(Some(self.fail(error))),
+                }
+                continue;
+            }
+            let found = self.shared.log.poll(self.id, self.position, cx);
+            if self.shared.log.is_ack_due() {
+                self.shared.session().acks.notify_one();
+            }
+            match ready!(found) {
+                Found::Event(event) => return Poll::Ready(Some(self.give(event))),
+                Found::Before(first) => self.reading = Some(self.read_back(first)),
+                Found::End => self.is_over = true,
+                Found::Failed(error) => return Poll::Ready(Some(self.fail(error))),
+            }
+        }
+    }
+
+    fn give(&mut self, event: Event) -> Event {
+        if let Some((_, to)) = event.span() {
+            self.position = to;
+        }
+        event
+    }
+
+    fn fail(&mut self, error: Error) -> Event {
+        self.is_over = true;
+        Event::Failed(error)
+    }
+
+    /// Reads what lies between the cursor and the first number in memory.
+    fn read_back(&self, first: u64) -> BoxFuture<'static, Result<VecDeque<Event>, Error>> {
+        let (shared, position) = (Arc::clone(&self.shared), self.position);
+        Box::pin(async move { recovery::read_back(&shared, position, first).await })
+    }
+}
+
+impl Stream for Events {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.poll_next_event(cx)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.shared.log.remove_cursor(self.id, self.position);
+        if self.shared.log.is_ack_due() {
+            self.shared.session().acks.notify_one();
+        }
+    }
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Events").field("position", &self.position).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! A process's streams as byte streams, for everything that takes `AsyncRead` and `AsyncWrite`.
+//! It must not know calls: it stands on events and on the line of stdin.
+
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf as _, Bytes};
+use exec_server_protocol::process as wire;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::oneshot,
+};
+
+use super::{
+    Shared,
+    cursor::Events,
+    event::Event,
+    input::{Closed, Written},
+};
+
+/// One write: large enough that its envelope does not count.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// Standard input of a process. Bytes are on their way when a write returns; `flush` waits until the process has them,
+/// `shutdown` then closes its input.
+pub struct Stdin {
+    shared: Arc<Shared>,
+    under_way: VecDeque<oneshot::Receiver<Written>>,
+    closing: Option<oneshot::Receiver<Closed>>,
+    is_closed: bool,
+}
+
+impl Stdin {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, under_way: VecDeque::new(), closing: None, is_closed: false }
+    }
+
+    /// Settles what is answered; with `all`, waits for the rest.
+    fn poll_settle(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<io::Result<()>> {
+        while let Some(first) = self.under_way.front_mut() {
+            let written = match Pin::new(first).poll(cx) {
+                Poll::Ready(written) => written,
+                Poll::Pending if all => return Poll::Pending,
+                Poll::Pending => break,
+            };
+            self.under_way.pop_front();
+            match written {
+                Ok(Ok(wire::WriteStatus::Accepted)) => {}
+                Ok(Ok(status)) => return Poll::Ready(Err(refused(status))),
+                Ok(Err(error)) => return Poll::Ready(Err(error.into())),
+                Err(_) => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stdin {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_closed || self.closing.is_some() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        ready!(self.poll_settle(cx, false))?;
+        let bytes = Bytes::copy_from_slice(&buf[..buf.len().min(WRITE_BYTES)]);
+        let (written, must_serve) = ready!(self.shared.input.poll_write(cx, &bytes));
+        self.shared.serve_input(must_serve);
+        self.under_way.push_back(written);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_settle(cx, true)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_closed {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.poll_settle(cx, true))?;
+        if self.closing.is_none() {
+            if let Err(error) = self.shared.require(|capabilities| capabilities.close_stdin, "close stdin") {
+                return Poll::Ready(Err(error.into()));
+            }
+            let (closed, must_serve) = self.shared.input.close();
+            self.shared.serve_input(must_serve);
+            self.closing = Some(closed);
+        }
+        let Some(closing) = &mut self.closing else { return Poll::Ready(Ok(())) };
+        let closed = ready!(Pin::new(closing).poll(cx));
+        self.closing = None;
+        self.is_closed = true;
+        match closed {
+            // One that was closed before, or ended, is closed.
+            Ok(Ok(wire::CloseStdinStatus::RawMode)) => {
+                Poll::Ready(Err(io::Error::other("the terminal is in raw mode, where the end of input cannot be told")))
+            }
+            Ok(Ok(_)) => Poll::Ready(Ok(())),
+            Ok(Err(error)) => Poll::Ready(Err(error.into())),
+            Err(_) => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+}
+
+fn refused(status: wire::WriteStatus) -> io::Error {
+    match status {
+        wire::WriteStatus::Accepted => io::ErrorKind::Other.into(),
+        wire::WriteStatus::StdinClosed => {
+            io::Error::new(io::ErrorKind::BrokenPipe, "the process has no standard input, or has closed it")
+        }
+        wire::WriteStatus::UnknownProcess => io::Error::new(io::ErrorKind::NotFound, "there is no such process"),
+        wire::WriteStatus::Starting => io::Error::new(io::ErrorKind::WouldBlock, "the process is being started"),
+    }
+}
+
+/// Output of a process as bytes. A gap is an error of kind `InvalidData`, once; reading goes on behind it.
+pub struct Output {
+    events: Events,
+    streams: &'static [wire::Stream],
+    rest: Bytes,
+}
+
+impl Output {
+    pub(super) fn new(events: Events, streams: &'static [wire::Stream]) -> Self {
+        Self { events, streams, rest: Bytes::new() }
+    }
+}
+
+impl AsyncRead for Output {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        while self.rest.is_empty() {
+            match ready!(self.events.poll_next_event(cx)) {
+                Some(Event::Output { stream, bytes, .. }) if self.streams.contains(&stream) => self.rest = bytes,
+                Some(Event::Output { .. } | Event::Exited { .. }) => {}
+                Some(Event::Gap { bytes, .. }) => {
+                    let count = bytes.map_or_else(|| "some".to_owned(), |bytes| bytes.to_string());
+                    let text = format!("{count} bytes of output are gone");
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
+                }
+                Some(Event::Failed(error)) => return Poll::Ready(Err(error.into())),
+                Some(Event::Closed { .. }) | None => return Poll::Ready(Ok(())),
+            }
+        }
+        let count = self.rest.len().min(buf.remaining());
+        buf.put_slice(&self.rest[..count]);
+        self.rest.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl std::fmt::Debug for Stdin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stdin").field("under_way", &self.under_way.len()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Output").field("events", &self.events).finish_non_exhaustive()
+    }
+}

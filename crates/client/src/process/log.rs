@@ -1,0 +1,488 @@
+//! One log per process handle: filled by the connection, read by cursors, outliving every connection beneath it.
+//!
+//! Owns order and memory. An event is published only after the one before it; what is published stays until every cursor
+//! has taken it, and a little longer, for cursors that come late. The lowest cursor decides what is acknowledged, so a slow
+//! reader holds the process back and loses nothing.
+//!
+//! Must not know connections: it is told events and asked what may be acknowledged. Failure paths: a number that is skipped
+//! by a server that promises order, or more than the window allows, is a [`Breach`], which fails this process and no other.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use tokio::sync::{Notify, watch};
+
+use super::event::{Event, Exit, Totals};
+use crate::error::Error;
+
+/// Output kept behind the last cursor, for those who come late: 1 MiB, as much as a server keeps at least.
+const HISTORY_BYTES: u64 = 1 << 20;
+
+/// Events kept behind the last cursor. Small chunks would make 1 MiB expensive.
+const HISTORY_EVENTS: usize = 4096;
+
+/// Events that may wait for an earlier one, and their bytes: as the reference.
+const EARLY_EVENTS: usize = 256;
+const EARLY_BYTES: u64 = 1 << 20;
+
+/// Events not taken, whatever their size: about what a server's log of 16 MiB can hold.
+const EVENTS: usize = 1 << 20;
+
+/// A log that is filled by reading has no window of its own, and acknowledges as if it had this one: 4 MiB.
+const ACK_WINDOW_MAX: u64 = 4 << 20;
+
+/// The highest number of an event: those after it must exist too, and the one that tells a failure.
+const LAST_NUMBER: u64 = u64::MAX - 2;
+
+/// How much a server may send before it is acknowledged, and whether it promises order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Discipline {
+    /// Sends in order, and at most this many bytes beyond the last acknowledgement.
+    Acked { window: u64 },
+    /// Sends in order, and waits for nobody.
+    Observed,
+    /// Sends in any order, and knows no acknowledgement.
+    Reference,
+}
+
+/// A rule that the server broke, or a bound that it passed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Breach(pub(crate) &'static str);
+
+/// What became of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// It was new, or known already.
+    Fine,
+    /// A reference server is ahead of a reader that is there: read no more until it has caught up.
+    Full,
+}
+
+/// Bytes and events that a process may be ahead of its reader where no acknowledgement bounds them.
+const AHEAD_BYTES: u64 = 16 << 20;
+const AHEAD_EVENTS: usize = 1 << 16;
+
+/// The events of one process.
+#[derive(Debug)]
+pub(crate) struct Log {
+    state: Mutex<State>,
+    /// The highest number heard of; one more on a failure.
+    wake: watch::Sender<u64>,
+    /// Something was taken, or a reader left.
+    room: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    discipline: Discipline,
+    /// Published, in order, without holes.
+    events: VecDeque<Event>,
+    /// Output bytes in `events`.
+    bytes: u64,
+    /// The number that is published next.
+    next: u64,
+    /// Events that came before their turn.
+    early: BTreeMap<u64, Event>,
+    early_bytes: u64,
+    cursors: HashMap<u64, Slot>,
+    next_cursor: u64,
+    /// Callers who wait for the end and read nothing.
+    waiting: usize,
+    /// Everything up to here was taken by all who read.
+    taken: u64,
+    /// Output bytes published after `taken`.
+    untaken_bytes: u64,
+    /// The last number acknowledged, and the output bytes taken since.
+    acked: u64,
+    unacked_bytes: u64,
+    /// With its number.
+    exit: Option<(u64, Exit)>,
+    closed: Option<Totals>,
+    failed: Option<Error>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    position: u64,
+    waker: Option<Waker>,
+}
+
+/// What a cursor finds.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// The next event.
+    Event(Event),
+    /// The numbers after the cursor's are no longer here; the first that is.
+    Before(u64),
+    /// Nothing will follow.
+    End,
+    /// Nothing will follow, because of this.
+    Failed(Error),
+}
+
+impl Log {
+    /// A log that begins after `after`.
+    pub(crate) fn new(discipline: Discipline, after: u64) -> Self {
+        let state = State {
+            discipline,
+            events: VecDeque::new(),
+            bytes: 0,
+            next: after.saturating_add(1),
+            early: BTreeMap::new(),
+            early_bytes: 0,
+            cursors: HashMap::new(),
+            next_cursor: 0,
+            waiting: 0,
+            taken: after,
+            untaken_bytes: 0,
+            acked: after,
+            unacked_bytes: 0,
+            exit: None,
+            closed: None,
+            failed: None,
+        };
+        Self { state: Mutex::new(state), wake: watch::Sender::new(after), room: Notify::new() }
+    }
+
+    /// Hears an event: publishes it, and what waited for it; keeps it when it is early; ignores it when it is known.
+    pub(crate) fn hear(&self, event: Event) -> Result<Heard, Breach> {
+        let mut state = self.lock();
+        let Some((from, to)) = event.span() else { return Ok(Heard::Fine) };
+        if from > to || to == u64::MAX {
+            return Err(Breach("a number is impossible"));
+        }
+        if state.failed.is_some() || state.closed.is_some() || to < state.next {
+            return Ok(Heard::Fine);
+        }
+        if to > LAST_NUMBER {
+            return Err(Breach("the server used a number that nothing can follow"));
+        }
+        if from > state.next {
+            state.keep_early(from, event)?;
+        } else {
+            let next = state.next;
+            state.publish(trimmed(event, next));
+            state.publish_early();
+        }
+        let heard = state.bound()?;
+        state.let_go();
+        let wakers = state.wakers();
+        drop(state);
+        self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to);
+        wake(wakers);
+        Ok(heard)
+    }
+
+    /// The number after the last published one.
+    pub(crate) fn next(&self) -> u64 {
+        self.lock().next
+    }
+
+    /// Ends the log with a failure, once, unless it is closed.
+    pub(crate) fn fail(&self, error: Error) {
+        let mut state = self.lock();
+        if state.failed.is_some() || state.closed.is_some() {
+            return;
+        }
+        state.failed = Some(error);
+        state.early.clear();
+        state.early_bytes = 0;
+        let wakers = state.wakers();
+        drop(state);
+        self.room.notify_waiters();
+        self.wake.send_modify(|seen| *seen = seen.saturating_add(1));
+        wake(wakers);
+    }
+
+    /// The highest number heard of, watched.
+    pub(crate) fn wake(&self) -> watch::Receiver<u64> {
+        self.wake.subscribe()
+    }
+
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        self.exit_at().map(|(_, exit)| exit)
+    }
+
+    /// The exit and its number.
+    pub(crate) fn exit_at(&self) -> Option<(u64, Exit)> {
+        self.lock().exit.clone()
+    }
+
+    pub(crate) fn closed(&self) -> Option<Totals> {
+        self.lock().closed
+    }
+
+    pub(crate) fn failed(&self) -> Option<Error> {
+        self.lock().failed.clone()
+    }
+
+    /// Adds a reader after `position`; what it has not taken is kept from now on.
+    pub(crate) fn add_cursor(&self, position: u64) -> u64 {
+        let mut state = self.lock();
+        let id = state.next_cursor;
+        state.next_cursor += 1;
+        state.cursors.insert(id, Slot { position, waker: None });
+        id
+    }
+
+    /// Removes a reader; what it was given counts as taken.
+    pub(crate) fn remove_cursor(&self, id: u64, position: u64) {
+        let mut state = self.lock();
+        if state.cursors.remove(&id).is_some() && state.cursors.is_empty() {
+            state.take(position);
+        }
+        state.let_go();
+        drop(state);
+        self.room.notify_waiters();
+    }
+
+    /// Finds what follows `position`, and counts everything up to it as taken by this reader.
+    pub(crate) fn poll(&self, id: u64, position: u64, cx: &Context<'_>) -> Poll<Found> {
+        let mut state = self.lock();
+        if let Some(slot) = state.cursors.get_mut(&id) {
+            slot.position = position;
+            slot.waker = None;
+        }
+        let before = state.untaken_bytes;
+        state.let_go();
+        let has_more_room = state.untaken_bytes < before;
+        let found = state.find(position);
+        if let Poll::Pending = found
+            && let Some(slot) = state.cursors.get_mut(&id)
+        {
+            slot.waker = Some(cx.waker().clone());
+        }
+        drop(state);
+        if has_more_room {
+            self.room.notify_waiters();
+        }
+        found
+    }
+
+    /// Counts a caller who only waits: with no reader beside it, everything counts as taken.
+    pub(crate) fn begin_wait(&self) {
+        let mut state = self.lock();
+        state.waiting += 1;
+        state.let_go();
+        drop(state);
+        self.room.notify_waiters();
+    }
+
+    /// The counterpart of [`begin_wait`](Self::begin_wait).
+    pub(crate) fn end_wait(&self) {
+        self.lock().waiting -= 1;
+    }
+
+    /// Waits until a reference server may be read on.
+    pub(crate) async fn room(&self) {
+        self.wait_until(|state| !matches!(state.bound(), Ok(Heard::Full))).await;
+    }
+
+    /// Waits until fewer than `bytes` are published and not taken.
+    pub(crate) async fn room_below(&self, bytes: u64) {
+        self.wait_until(|state| state.untaken_bytes < bytes || state.failed.is_some()).await;
+    }
+
+    async fn wait_until(&self, mut is_met: impl FnMut(&mut State) -> bool) {
+        loop {
+            let changed = self.room.notified();
+            tokio::pin!(changed);
+            // Registered before the look, or a change in between would be missed.
+            changed.as_mut().enable();
+            if is_met(&mut self.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether there is something to acknowledge: a quarter of the window was taken, or the last event.
+    pub(crate) fn is_ack_due(&self) -> bool {
+        self.lock().is_ack_due()
+    }
+
+    /// The number to acknowledge, where one is due.
+    pub(crate) fn due_ack(&self) -> Option<u64> {
+        let mut state = self.lock();
+        if !state.is_ack_due() {
+            return None;
+        }
+        state.unacked_bytes = 0;
+        state.acked = state.taken;
+        Some(state.taken)
+    }
+
+    /// Forgets what was acknowledged on an earlier connection, so that it is said again on the next.
+    pub(crate) fn renew_ack(&self) {
+        let mut state = self.lock();
+        state.acked = 0;
+        state.unacked_bytes = u64::MAX / 2;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock can panic half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn publish(&mut self, event: Event) {
+        let Some((_, to)) = event.span() else { return };
+        match &event {
+            Event::Exited { seq, exit } => self.exit = Some((*seq, exit.clone())),
+            Event::Closed { totals, .. } => self.closed = Some(*totals),
+            Event::Output { .. } | Event::Gap { .. } | Event::Failed(_) => {}
+        }
+        self.bytes += event.weight();
+        self.untaken_bytes += event.weight();
+        self.next = to + 1;
+        self.events.push_back(event);
+    }
+
+    fn publish_early(&mut self) {
+        while let Some(entry) = self.early.first_entry()
+            && *entry.key() <= self.next
+        {
+            let event = entry.remove();
+            self.early_bytes -= event.weight();
+            if event.span().is_some_and(|(_, to)| to >= self.next) {
+                self.publish(trimmed(event, self.next));
+            }
+        }
+    }
+
+    fn keep_early(&mut self, from: u64, event: Event) -> Result<(), Breach> {
+        match self.discipline {
+            Discipline::Acked { .. } | Discipline::Observed => Err(Breach("the server skipped a number")),
+            Discipline::Reference => {
+                if event.weight() > EARLY_BYTES {
+                    return Err(Breach("one piece of output is larger than 1 MiB"));
+                }
+                if let std::collections::btree_map::Entry::Vacant(entry) = self.early.entry(from) {
+                    self.early_bytes += event.weight();
+                    entry.insert(event);
+                }
+                if self.early.len() > EARLY_EVENTS || self.early_bytes > EARLY_BYTES {
+                    return Err(Breach("too many events came before their turn"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Keeps memory within its bound.
+    fn bound(&mut self) -> Result<Heard, Breach> {
+        match self.discipline {
+            Discipline::Acked { window } => {
+                // Twice, because acknowledgements travel; and what is behind the last cursor is history.
+                if self.untaken_bytes > window.saturating_mul(2).saturating_add(HISTORY_BYTES)
+                    || self.events.len() > EVENTS
+                {
+                    return Err(Breach("the server sent more than its window allows"));
+                }
+                Ok(Heard::Fine)
+            }
+            Discipline::Observed | Discipline::Reference if !self.is_full() => Ok(Heard::Fine),
+            Discipline::Reference if !self.cursors.is_empty() => Ok(Heard::Full),
+            Discipline::Observed | Discipline::Reference => {
+                // Nobody reads, or nobody waits for the reader: the oldest go, and whoever comes later finds a gap.
+                while self.is_full()
+                    && let Some((_, to)) = self.events.front().and_then(Event::span)
+                {
+                    // Taken before it goes: what is gone can no longer be counted.
+                    self.take(to);
+                    self.pop();
+                }
+                Ok(Heard::Fine)
+            }
+        }
+    }
+
+    fn is_ack_due(&self) -> bool {
+        let Discipline::Acked { window } = self.discipline else { return false };
+        let is_at_end = self.closed.is_some() && self.taken + 1 == self.next;
+        self.taken > self.acked && (self.unacked_bytes >= window.min(ACK_WINDOW_MAX) / 4 || is_at_end)
+    }
+
+    fn is_full(&self) -> bool {
+        matches!(self.discipline, Discipline::Reference | Discipline::Observed)
+            && (self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS)
+    }
+
+    fn pop(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        self.bytes -= event.weight();
+        Some(event)
+    }
+
+    /// Moves what is taken to the lowest reader, or to the end where callers only wait; then forgets what is old.
+    fn let_go(&mut self) {
+        match self.cursors.values().map(|slot| slot.position).min() {
+            Some(lowest) => self.take(lowest),
+            None if self.waiting > 0 => self.take(self.next - 1),
+            None => {}
+        }
+        while self.bytes - self.untaken_bytes > HISTORY_BYTES || self.events.len() > HISTORY_EVENTS {
+            match self.events.front().and_then(Event::span) {
+                Some((_, to)) if to <= self.taken => self.pop(),
+                _ => break,
+            };
+        }
+    }
+
+    /// Counts everything up to `position` as taken.
+    fn take(&mut self, position: u64) {
+        let position = position.min(self.next - 1);
+        if position <= self.taken {
+            return;
+        }
+        let first = self.events.partition_point(|event| event.span().is_some_and(|(_, to)| to <= self.taken));
+        let taken = self.events.iter().skip(first);
+        let bytes: u64 =
+            taken.take_while(|event| event.span().is_some_and(|(_, to)| to <= position)).map(Event::weight).sum();
+        self.untaken_bytes = self.untaken_bytes.saturating_sub(bytes);
+        self.unacked_bytes = self.unacked_bytes.saturating_add(bytes);
+        self.taken = position;
+    }
+
+    fn find(&self, position: u64) -> Poll<Found> {
+        let at = self.events.partition_point(|event| event.span().is_some_and(|(_, to)| to <= position));
+        if let Some(event) = self.events.get(at) {
+            let from = event.span().map_or(0, |(from, _)| from);
+            return Poll::Ready(if from > position.saturating_add(1) && at == 0 {
+                Found::Before(from)
+            } else {
+                Found::Event(trimmed(event.clone(), position + 1))
+            });
+        }
+        if position < self.next - 1 {
+            return Poll::Ready(Found::Before(self.next));
+        }
+        match (&self.failed, self.closed) {
+            (_, Some(_)) => Poll::Ready(Found::End),
+            (Some(error), None) => Poll::Ready(Found::Failed(error.clone())),
+            (None, None) => Poll::Pending,
+        }
+    }
+
+    fn wakers(&mut self) -> Vec<Waker> {
+        self.cursors.values_mut().filter_map(|slot| slot.waker.take()).collect()
+    }
+}
+
+/// The part of an event from `from` on: only a gap can reach back.
+fn trimmed(event: Event, from: u64) -> Event {
+    match event {
+        Event::Gap { from_seq, to_seq, bytes } => Event::Gap { from_seq: from_seq.max(from), to_seq, bytes },
+        other => other,
+    }
+}
+
+fn wake(wakers: Vec<Waker>) {
+    for waker in wakers {
+        waker.wake();
+    }
+}

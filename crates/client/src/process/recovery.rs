@@ -1,0 +1,298 @@
+//! Getting back what no notification will bring: after a cut, before the log's beginning, and for a session taken over.
+//!
+//! The wire's own rules rebuild events from a `process/read`: output has numbers, the exit takes the number that is missing
+//! among them, the close takes the last. A contradiction fails that process alone.
+
+use std::{collections::VecDeque, sync::Weak, time::Duration};
+
+use exec_server_protocol::{base64, process as wire};
+
+use super::{
+    Shared,
+    event::{Event, Exit, Totals},
+    log::{Breach, Log},
+};
+use crate::{
+    error::Error,
+    link::Link,
+    requests,
+    routes::Feed,
+    session::{Generation, Key, Session},
+};
+
+/// How long a polling read waits for news.
+const POLL_WAIT: Duration = Duration::from_secs(30);
+
+/// Bytes not taken beyond which a polled process is not read on.
+const POLL_AHEAD: u64 = 1 << 20;
+
+/// Brings every log of the session up to date on a new link. An error means that the link is gone again.
+pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error> {
+    for (key, log, feed) in session.routes.all() {
+        if log.closed().is_some() || log.failed().is_some() || feed == Feed::Polled {
+            continue;
+        }
+        let caught_up = if key.session_id.is_some() {
+            subscribe(link, &key, log.next() - 1, feed == Feed::Pushed).await.map(drop)
+        } else if session.peer.server.generation == Generation::Reference {
+            read_missed(link, &key, &log).await
+        } else {
+            // Pushed again from the last acknowledgement on.
+            Ok(())
+        };
+        match caught_up {
+            Ok(()) => {}
+            Err(error @ Error::Disconnected { .. }) => return Err(error),
+            Err(error) => log.fail(error),
+        }
+    }
+    Ok(())
+}
+
+/// Asks for the events of a process of another session.
+pub(crate) async fn subscribe(link: &Link, key: &Key, after: u64, hold: bool) -> Result<wire::SubscribeResult, Error> {
+    link.call::<requests::ProcessSubscribe>(&wire::SubscribeParams {
+        process_id: key.process_id.clone(),
+        session_id: key.session_id.clone(),
+        after_seq: Some(after),
+        hold,
+    })
+    .await
+}
+
+/// Reads what a reference server kept while we were away; it pushes only what comes later.
+async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
+    loop {
+        let after = log.next() - 1;
+        let read = link.call::<requests::ProcessRead>(&read_params(key, after, Duration::ZERO)).await?;
+        let told = tell(log, after, read, None);
+        if let Err(breach) = told {
+            // As the reference: a process that cannot be followed is not left running unseen.
+            let params = wire::TerminateParams { process_id: key.process_id.clone(), session_id: None, grace_ms: None };
+            link.call::<requests::ProcessTerminate>(&params).await?;
+            return Err(Error::Protocol(breach.0.to_owned()));
+        }
+        if log.next() - 1 == after {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads the events between a cursor and the beginning of its log.
+pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Result<VecDeque<Event>, Error> {
+    let gap = || VecDeque::from([Event::Gap { from_seq: position + 1, to_seq: first - 1, bytes: None }]);
+    if shared.session().peer.server.generation == Generation::V0 {
+        return Ok(gap());
+    }
+    let params = read_params(&shared.key, position, Duration::ZERO);
+    let read = match shared.session().call::<requests::ProcessRead>(&params).await {
+        Ok(read) => read,
+        // A server that has forgotten the process has forgotten its output.
+        Err(Error::Server { .. }) => return Ok(gap()),
+        Err(error) => return Err(error),
+    };
+    let events =
+        rebuild(position, read, shared.log.exit_at()).map_err(|breach| Error::Protocol(breach.0.to_owned()))?;
+    // What memory has comes from memory, with all that a notification tells.
+    let mut events: VecDeque<Event> =
+        events.into_iter().filter(|event| event.span().is_some_and(|(from, _)| from < first)).collect();
+    match events.back_mut() {
+        Some(Event::Gap { to_seq, .. }) => *to_seq = (*to_seq).min(first - 1),
+        Some(_) => {}
+        None => return Ok(gap()),
+    }
+    Ok(events)
+}
+
+/// Feeds a log by reading alone, for a process of our own session whose notifications went to somebody before us.
+pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
+    loop {
+        let Some(log) = weak.upgrade() else { return };
+        log.room_below(POLL_AHEAD).await;
+        if log.closed().is_some() || log.failed().is_some() {
+            return;
+        }
+        let after = log.next() - 1;
+        // While the answer is awaited, the handle may go.
+        drop(log);
+        let Some(session) = session.upgrade() else { return };
+        let read = session.call::<requests::ProcessRead>(&read_params(&key, after, POLL_WAIT)).await;
+        let Some(log) = weak.upgrade() else { return };
+        let told = match read {
+            Ok(read) => {
+                let exit = if read.end.exited && log.exit().is_none() { exit_of(&session, &key).await } else { None };
+                tell(&log, after, read, exit).map_err(|breach| Error::Protocol(breach.0.to_owned()))
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = told {
+            log.fail(error);
+        }
+        session.acks.notify_one();
+    }
+}
+
+/// How a process ended, with all that a read leaves out; nothing where the server does not list.
+pub(crate) async fn exit_of(session: &Session, key: &Key) -> Option<Exit> {
+    find(session, key).await.ok().flatten().and_then(|info| info.exit).map(Exit::from)
+}
+
+/// The server's entry of a process; nothing where it has none.
+pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::ProcessInfo>, Error> {
+    let scope = if key.session_id.is_some() { wire::Scope::All } else { wire::Scope::Session };
+    let listed = session.call::<requests::ProcessList>(&wire::ListParams { scope }).await?;
+    let own = session.peer.session_id.as_ref();
+    let wanted = key.session_id.as_ref().or(own);
+    Ok(listed.processes.into_iter().find(|info| info.process_id == key.process_id && Some(&info.session_id) == wanted))
+}
+
+/// Gives the events of a read to a log; `exit` says more of the exit than the read does.
+fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<(), Breach> {
+    for mut event in rebuild(after, read, log.exit_at())? {
+        if let (Event::Exited { exit: known, .. }, Some(more)) = (&mut event, &exit) {
+            *known = more.clone();
+        }
+        log.hear(event)?;
+    }
+    Ok(())
+}
+
+fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {
+    wire::ReadParams {
+        process_id: key.process_id.clone(),
+        session_id: key.session_id.clone(),
+        after_seq: Some(after),
+        // With a bound, an older server would say `closed` beside a part of the output.
+        max_bytes: None,
+        wait_ms: Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+/// The events that a read of everything after `after` stands for; with number and exit where these are known already.
+pub(crate) fn rebuild(
+    after: u64,
+    read: wire::ReadResult,
+    known_exit: Option<(u64, Exit)>,
+) -> Result<Vec<Event>, Breach> {
+    let end = read.end;
+    if end.next_seq == u64::MAX {
+        return Err(Breach("a number is impossible"));
+    }
+    let mut events = Vec::new();
+    let mut holes = Vec::new();
+    let mut next = after + 1;
+    for chunk in read.chunks {
+        if chunk.seq == u64::MAX {
+            return Err(Breach("a number is impossible"));
+        }
+        if chunk.seq < next {
+            continue;
+        }
+        if end.closed && chunk.seq + 1 >= end.next_seq {
+            return Err(Breach("output has the number of the close"));
+        }
+        if chunk.seq > next {
+            holes.push((next, chunk.seq - 1));
+        }
+        let bytes = base64::decode(&chunk.chunk).map_err(|_| Breach("output is not base64"))?.into();
+        events.push(Event::Output { seq: chunk.seq, stream: chunk.stream, bytes, offset: None });
+        next = chunk.seq + 1;
+    }
+    let tail = if end.closed { end.next_seq.saturating_sub(1) } else { end.next_seq };
+    if tail > next {
+        holes.push((next, tail - 1));
+    }
+    if end.closed && tail > after {
+        events.push(Event::Closed { seq: tail, totals: Totals::default() });
+    }
+    let exit = match known_exit {
+        Some(known) => Some(known),
+        None if end.exited => {
+            let code = end.exit_code.ok_or(Breach("a process exited without a code"))?;
+            // What was evicted was evicted from the front, so the last hole is the exit's.
+            let seq = holes.last().ok_or(Breach("there is no number left for the exit"))?.1;
+            Some((seq, Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) }))
+        }
+        None => None,
+    };
+    let mut gap_bytes = end.gap.map(|gap| gap.bytes);
+    for (from, to) in holes {
+        let mut gap = |from_seq, to_seq| {
+            if from_seq <= to_seq {
+                events.push(Event::Gap { from_seq, to_seq, bytes: gap_bytes.take() });
+            }
+        };
+        match &exit {
+            Some((seq, exit)) if (from..=to).contains(seq) => {
+                gap(from, seq - 1);
+                gap(seq + 1, to);
+                events.push(Event::Exited { seq: *seq, exit: exit.clone() });
+            }
+            Some(_) | None => gap(from, to),
+        }
+    }
+    events.sort_by_key(|event| event.span().map_or(u64::MAX, |(from, _)| from));
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(chunks: &[u64], next_seq: u64, exit_code: Option<i32>, closed: bool) -> wire::ReadResult {
+        let chunk = |&seq: &u64| wire::ReadChunk { seq, stream: wire::Stream::Stdout, chunk: "eA==".to_owned() };
+        let end = wire::ReadEnd {
+            next_seq,
+            exited: exit_code.is_some(),
+            exit_code,
+            closed,
+            failure: None,
+            sandbox_denied: false,
+            first_seq: 0,
+            gap: None,
+        };
+        wire::ReadResult { chunks: chunks.iter().map(chunk).collect(), end }
+    }
+
+    fn spell(events: Result<Vec<Event>, Breach>) -> String {
+        let word = |event: &Event| match event {
+            Event::Output { seq, .. } => format!("o{seq}"),
+            Event::Gap { from_seq, to_seq, .. } => format!("g{from_seq}-{to_seq}"),
+            Event::Exited { seq, exit } => format!("x{seq}={}", exit.code),
+            Event::Closed { seq, .. } => format!("c{seq}"),
+            Event::Failed(_) => "f".to_owned(),
+        };
+        match events {
+            Ok(events) => events.iter().map(word).collect::<Vec<_>>().join(" "),
+            Err(breach) => breach.0.to_owned(),
+        }
+    }
+
+    #[test]
+    fn recovery_handles_dense_tail_output_and_newer_notification() {
+        assert_eq!(spell(rebuild(0, read(&[1, 2], 5, Some(3), true), None)), "o1 o2 x3=3 c4");
+        assert_eq!(spell(rebuild(2, read(&[3, 4, 6], 8, Some(0), true), None)), "o3 o4 x5=0 o6 c7");
+        assert_eq!(spell(rebuild(3, read(&[], 5, Some(0), true), Some((3, Exit::of_code(0))))), "c4");
+        assert_eq!(spell(rebuild(4, read(&[], 5, Some(0), true), None)), "there is no number left for the exit");
+        assert_eq!(spell(rebuild(2, read(&[3], 4, None, false), None)), "o3");
+        assert_eq!(spell(rebuild(2, read(&[3], 5, Some(9), false), None)), "o3 x4=9");
+    }
+
+    #[test]
+    fn recovery_rejects_output_at_closed_sequence() {
+        assert_eq!(spell(rebuild(0, read(&[1, 3], 4, Some(0), true), None)), "output has the number of the close");
+    }
+
+    #[test]
+    fn evicted_output_is_a_gap() {
+        assert_eq!(spell(rebuild(0, read(&[5, 6], 7, None, false), None)), "g1-4 o5 o6");
+        assert_eq!(spell(rebuild(0, read(&[5, 6], 9, Some(1), true), None)), "g1-4 o5 o6 x7=1 c8");
+        let known = Some((3, Exit::of_code(2)));
+        assert_eq!(spell(rebuild(0, read(&[5], 7, Some(2), true), known)), "g1-2 x3=2 g4-4 o5 c6");
+    }
+
+    #[test]
+    fn what_is_known_already_is_nothing_new() {
+        assert_eq!(spell(rebuild(4, read(&[], 5, Some(0), true), Some((3, Exit::of_code(0))))), "");
+    }
+}

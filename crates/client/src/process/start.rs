@@ -1,0 +1,187 @@
+//! What to start: a program, where, with which environment and streams. It must not know how it is sent.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use exec_server_protocol::{
+    ProcessId,
+    path::{self, PathArg},
+    process as wire,
+};
+
+use super::millis;
+
+/// A process to be started; see [`Client::start`](crate::Client::start).
+///
+/// ```
+/// # use exec_server_client::Start;
+/// let start = Start::new(["make", "-j8"]).cwd("/src/project").env("CC", "clang").pipe_stdin(true);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Start {
+    pub(crate) id: Option<ProcessId>,
+    pub(crate) argv: Vec<String>,
+    pub(crate) cwd: Option<PathArg>,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) env_policy: Option<wire::EnvPolicy>,
+    pub(crate) tty: bool,
+    pub(crate) size: Option<wire::Size>,
+    pub(crate) term: Option<String>,
+    pub(crate) pipe_stdin: bool,
+    pub(crate) arg0: Option<String>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) overflow: Option<wire::Overflow>,
+    pub(crate) terminate_on_drop: bool,
+}
+
+impl Start {
+    /// A program and its arguments, in the server's own directory, with the short list of the server's variables.
+    pub fn new<A: Into<String>>(argv: impl IntoIterator<Item = A>) -> Self {
+        Self {
+            id: None,
+            argv: argv.into_iter().map(Into::into).collect(),
+            cwd: None,
+            env: BTreeMap::new(),
+            env_policy: Some(inherit(wire::Inherit::Core, false)),
+            tty: false,
+            size: None,
+            term: None,
+            pipe_stdin: false,
+            arg0: None,
+            timeout: None,
+            idle_timeout: None,
+            overflow: None,
+            terminate_on_drop: false,
+        }
+    }
+
+    /// Names the process; without it, a name is made up. Unique in the session.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<ProcessId>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Sets the working directory: an absolute path on the server.
+    #[must_use]
+    pub fn cwd(mut self, dir: impl AsRef<Path>) -> Self {
+        let dir = dir.as_ref();
+        // Paths are bytes, JSON is text: only a URI carries every path. A URI, or what the server will refuse, goes as it is.
+        self.cwd = Some(PathArg::new(match dir.to_str() {
+            Some(text) if !dir.is_absolute() => text.to_owned(),
+            Some(_) | None => path::to_uri(dir),
+        }));
+        self
+    }
+
+    /// Sets a variable of the environment.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Inherits all, the short list, or none of the server's variables; names that look like secrets are left out of `all`.
+    #[must_use]
+    pub fn inherit(mut self, which: wire::Inherit) -> Self {
+        self.env_policy = Some(inherit(which, false));
+        self
+    }
+
+    /// Sets the whole policy by which the environment is made; `None` inherits nothing.
+    #[must_use]
+    pub fn env_policy(mut self, policy: Option<wire::EnvPolicy>) -> Self {
+        self.env_policy = policy;
+        self
+    }
+
+    /// Gives it a terminal, of this size or of 24 by 80.
+    #[must_use]
+    pub fn tty(mut self, size: Option<wire::Size>) -> Self {
+        self.tty = true;
+        self.size = size;
+        self
+    }
+
+    /// Sets `TERM` for a process on a terminal.
+    #[must_use]
+    pub fn term(mut self, term: impl Into<String>) -> Self {
+        self.term = Some(term.into());
+        self
+    }
+
+    /// Keeps a standard input that can be written; without it, a process without a terminal reads nothing.
+    #[must_use]
+    pub fn pipe_stdin(mut self, keep: bool) -> Self {
+        self.pipe_stdin = keep;
+        self
+    }
+
+    /// Sets what the program sees as its own name.
+    #[must_use]
+    pub fn arg0(mut self, name: impl Into<String>) -> Self {
+        self.arg0 = Some(name.into());
+        self
+    }
+
+    /// Ends it after this time; what it wrote is kept.
+    #[must_use]
+    pub fn timeout(mut self, after: Duration) -> Self {
+        self.timeout = Some(after);
+        self
+    }
+
+    /// Ends it after this time without output.
+    #[must_use]
+    pub fn idle_timeout(mut self, after: Duration) -> Self {
+        self.idle_timeout = Some(after);
+        self
+    }
+
+    /// Says what happens when its output is not taken.
+    #[must_use]
+    pub fn overflow(mut self, overflow: wire::Overflow) -> Self {
+        self.overflow = Some(overflow);
+        self
+    }
+
+    /// Ends the process when its last handle is dropped.
+    #[must_use]
+    pub fn terminate_on_drop(mut self, terminate: bool) -> Self {
+        self.terminate_on_drop = terminate;
+        self
+    }
+
+    pub(crate) fn params(&self, process_id: ProcessId, cwd: PathArg) -> wire::StartParams {
+        wire::StartParams {
+            process_id,
+            argv: self.argv.clone(),
+            cwd,
+            env: self.env.clone(),
+            env_policy: self.env_policy.clone(),
+            tty: self.tty,
+            pipe_stdin: self.pipe_stdin,
+            arg0: self.arg0.clone(),
+            size: self.size,
+            term: self.term.clone(),
+            timeout_ms: self.timeout.map(millis),
+            idle_timeout_ms: self.idle_timeout.map(millis),
+            overflow: self.overflow,
+            sandbox: None,
+            enforce_managed_network: false,
+            managed_network: None,
+            network_proxy: None,
+            shell_snapshot: None,
+        }
+    }
+}
+
+fn inherit(inherit: wire::Inherit, ignore_default_excludes: bool) -> wire::EnvPolicy {
+    wire::EnvPolicy {
+        inherit,
+        ignore_default_excludes,
+        exclude: Vec::new(),
+        set: BTreeMap::new(),
+        include_only: Vec::new(),
+    }
+}

@@ -1,0 +1,92 @@
+//! The typed half of the wire: for every method its params, its result, and whether it may be sent twice.
+//!
+//! A test compares this table with the protocol's own, so that no method is without a typed call. It must not know
+//! connections.
+
+use exec_server_protocol::{
+    Empty, command, environment,
+    initialize::{InitializeParams, InitializeResult},
+    process, session,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Whether a call that a broken connection interrupted may be sent again on the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// Sending it twice has the effect of sending it once.
+    Harmless,
+    /// Its effect could happen twice; an interrupted call ends with an unknown outcome.
+    Harmful,
+}
+
+/// A method of the wire.
+pub trait Method {
+    /// Its name.
+    const NAME: &'static str;
+    /// Whether it may be sent again.
+    const AGAIN: Again;
+    /// What is sent.
+    type Params: Serialize + Sync;
+    /// What is answered.
+    type Result: DeserializeOwned + Send;
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident $wire:literal $again:ident $params:ty => $result:ty;)*) => {
+        $(
+            #[doc = concat!("`", $wire, "`.")]
+            #[derive(Debug, Clone, Copy)]
+            pub struct $name;
+
+            impl Method for $name {
+                const NAME: &'static str = $wire;
+                const AGAIN: Again = Again::$again;
+                type Params = $params;
+                type Result = $result;
+            }
+        )*
+
+        /// The names of all typed methods.
+        pub const NAMES: &[&str] = &[$($wire),*];
+    };
+}
+
+methods! {
+    Initialize "initialize" Harmful InitializeParams => InitializeResult;
+    // The name of a process makes a second start of it an error, which tells that the first one worked.
+    ProcessStart "process/start" Harmless process::StartParams => process::StartResult;
+    ProcessRead "process/read" Harmless process::ReadParams => process::ReadResult;
+    // With a `writeId`, which this client always sends; see `process::input` for servers that ignore it.
+    ProcessWrite "process/write" Harmless process::WriteParams<'static> => process::WriteResult;
+    ProcessSignal "process/signal" Harmful process::SignalParams => process::SignalResult;
+    ProcessTerminate "process/terminate" Harmless process::TerminateParams => process::TerminateResult;
+    ProcessCloseStdin "process/closeStdin" Harmless process::CloseStdinParams => process::CloseStdinResult;
+    ProcessResize "process/resize" Harmless process::ResizeParams => process::ResizeResult;
+    ProcessList "process/list" Harmless process::ListParams => process::ListResult;
+    ProcessSubscribe "process/subscribe" Harmless process::SubscribeParams => process::SubscribeResult;
+    ProcessUnsubscribe "process/unsubscribe" Harmless process::UnsubscribeParams => process::UnsubscribeResult;
+    ProcessForget "process/forget" Harmless process::ForgetParams => process::ForgetResult;
+    SessionEnd "session/end" Harmless session::EndParams => session::EndResult;
+    EnvironmentInfo "environment/info" Harmless Empty => environment::InfoResult;
+    EnvironmentStatus "environment/status" Harmless Empty => environment::StatusResult;
+    CommandExec "command/exec" Harmful command::ExecParams => command::ExecResult;
+    CommandExecWrite "command/exec/write" Harmful command::WriteParams<'static> => command::WriteResult;
+    CommandExecTerminate "command/exec/terminate" Harmless command::TerminateParams => command::TerminateResult;
+}
+
+#[cfg(test)]
+mod tests {
+    use exec_server_protocol::method::METHODS;
+
+    use super::NAMES;
+
+    #[test]
+    fn every_method_of_the_table_has_a_typed_call() {
+        let served: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
+        let mut typed = NAMES.to_vec();
+        typed.sort_unstable();
+        let mut expected = served.clone();
+        expected.sort_unstable();
+        assert_eq!(typed, expected);
+    }
+}

@@ -1,0 +1,108 @@
+//! From the name of a process to its log. It must not know connections, nor what an event means.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
+
+use crate::{
+    process::log::{Discipline, Log},
+    session::Key,
+};
+
+/// How events of a process reach its log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Feed {
+    /// By notifications.
+    Pushed,
+    /// By notifications that nobody waits for: what is not taken in time is a gap.
+    Observed,
+    /// By reading; notifications are not for it.
+    Polled,
+}
+
+/// All logs of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Routes {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Known after the first handshake.
+    expected: Option<Discipline>,
+    own: Option<SessionId>,
+    routes: HashMap<Key, (Arc<Log>, Feed)>,
+}
+
+impl Routes {
+    /// Says what to expect of the server, and which session is ours.
+    pub(crate) fn set_discipline(&self, discipline: Discipline, own: Option<SessionId>) {
+        let mut state = self.lock();
+        state.expected = Some(discipline);
+        state.own = own;
+    }
+
+    /// Makes a log for a process, before anything is asked of the server; `None` if it has one already.
+    pub(crate) fn add(&self, key: Key, feed: Feed, after: u64) -> Option<Arc<Log>> {
+        let mut state = self.lock();
+        let discipline = match feed {
+            Feed::Pushed => state.expected.unwrap_or(Discipline::Reference),
+            Feed::Observed => Discipline::Observed,
+            // What we ask for ourselves is bounded by our asking.
+            Feed::Polled => Discipline::Acked { window: u64::MAX / 8 },
+        };
+        match state.routes.entry(key) {
+            std::collections::hash_map::Entry::Occupied(_) => None,
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let log = Arc::new(Log::new(discipline, after));
+                entry.insert((Arc::clone(&log), feed));
+                Some(log)
+            }
+        }
+    }
+
+    /// Forgets a process, if the log is still its own.
+    pub(crate) fn remove(&self, key: &Key, log: &Arc<Log>) {
+        let mut state = self.lock();
+        if state.routes.get(key).is_some_and(|(current, _)| Arc::ptr_eq(current, log)) {
+            state.routes.remove(key);
+        }
+    }
+
+    /// The log that an event is for; none where nobody listens.
+    pub(crate) fn pushed(&self, session_id: Option<SessionId>, process_id: ProcessId) -> Option<Arc<Log>> {
+        let state = self.lock();
+        let session_id = session_id.filter(|id| Some(id) != state.own.as_ref());
+        match state.routes.get(&Key { session_id, process_id }) {
+            Some((log, Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
+            Some((_, Feed::Polled)) | None => None,
+        }
+    }
+
+    /// Every log.
+    pub(crate) fn logs(&self) -> Vec<Arc<Log>> {
+        self.lock().routes.values().map(|(log, _)| Arc::clone(log)).collect()
+    }
+
+    /// Every log with its process.
+    pub(crate) fn all(&self) -> Vec<(Key, Arc<Log>, Feed)> {
+        let state = self.lock();
+        state.routes.iter().map(|(key, (log, feed))| (key.clone(), Arc::clone(log), *feed)).collect()
+    }
+
+    /// What is to be acknowledged now.
+    pub(crate) fn due_acks(&self) -> Vec<AckParams> {
+        let state = self.lock();
+        let due = state.routes.iter().filter_map(|(key, (log, _))| log.due_ack().map(|seq| (key, seq)));
+        due.map(|(key, seq)| AckParams { process_id: key.process_id.clone(), session_id: key.session_id.clone(), seq })
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock can panic half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

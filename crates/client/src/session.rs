@@ -1,0 +1,512 @@
+//! One session with a server, through as many connections as it takes.
+//!
+//! ```text
+//!  open ──▶ Up ──link ends──▶ Down ──resumed──▶ Up
+//!                              │
+//!                              └──refused, or too late──▶ Lost   (never left again)
+//! ```
+//! Owns the link of the moment, the routes from process names to logs, and the one task that keeps the link. Every call goes
+//! through [`Session::call`], which alone decides what is sent again.
+//!
+//! Failure paths: a call that was interrupted is sent again where that is harmless, else it ends with an unknown outcome;
+//! a session that the server does not know any more fails every process, and every later call, with the same reason.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use exec_server_protocol::{
+    ProcessId, SessionId,
+    capabilities::ServerCapabilities,
+    environment,
+    initialize::{InitializeResult, ServerInfo, Ttl},
+    limits, method,
+};
+use exec_server_rpc::Closed;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::{
+    sync::{Notify, OnceCell, watch},
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+use crate::{
+    backoff::Backoff,
+    error::{Error, chain},
+    hearing::Ear,
+    link::{self, Link, PING_EVERY, Refused},
+    process::{log::Discipline, recovery},
+    requests::{self, Again, Method},
+    routes::Routes,
+    transport::Connect,
+};
+
+/// How long a reference server's session can be resumed: 25 s, inside the 30 s of generation H.
+const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
+
+/// The largest window we believe: more would be a way to fill our memory.
+const WINDOW_MAX: u64 = 16 << 20;
+
+/// A link that lasted so long was no failure: the next one is made without a pause.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// Broken rules of the protocol, on links that did not last, after which a server is given up.
+const OFFENCES: u32 = 5;
+
+/// What a caller can set; see [`Builder`](crate::Builder).
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) name: String,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) initialize_timeout: Duration,
+    pub(crate) connect_retry_for: Duration,
+    pub(crate) ttl: Option<Ttl>,
+    pub(crate) resume: Option<SessionId>,
+    pub(crate) takeover: bool,
+    pub(crate) recover_for: Option<Duration>,
+    pub(crate) backoff: Backoff,
+    pub(crate) fail_fast: bool,
+    pub(crate) call_timeout: Option<Duration>,
+}
+
+/// The state of a session with its server.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum State {
+    /// Calls are served.
+    Connected,
+    /// The link is cut and is being mended; calls wait, processes go on.
+    Recovering {
+        /// Why the link was cut.
+        reason: String,
+    },
+    /// The session is lost, and so is every handle of it.
+    Lost {
+        /// Why.
+        error: Error,
+    },
+}
+
+/// How much of the wire a server speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Generation {
+    /// The first one: `command/exec`, no sessions, no reading back.
+    V0,
+    /// A server of the reference, without our additions.
+    Reference,
+    /// A server that acknowledges, and counts what it drops.
+    Current,
+}
+
+/// What is known of a server.
+#[derive(Debug, Clone)]
+pub struct ServerDescription {
+    /// How much of the wire it speaks.
+    pub generation: Generation,
+    /// Its name and version, where it says them.
+    pub info: Option<ServerInfo>,
+    /// What it adds to the reference; nothing is announced by the reference itself.
+    pub capabilities: ServerCapabilities,
+}
+
+#[derive(Clone)]
+enum Status {
+    Up(Arc<Link>),
+    Down { reason: String },
+    Lost(Error),
+}
+
+/// The links of a session, for work that must not keep the session itself.
+pub(crate) struct Links {
+    status: watch::Receiver<Status>,
+    fail_fast: bool,
+}
+
+impl Links {
+    /// Waits for a link that is younger than `after`; at once an error where none can come, or the caller does not wait.
+    pub(crate) async fn after(&mut self, after: u64) -> Result<Arc<Link>, Error> {
+        loop {
+            match &*self.status.borrow_and_update() {
+                Status::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
+                Status::Lost(error) => return Err(error.clone()),
+                Status::Down { reason } if self.fail_fast => {
+                    return Err(Error::Disconnected { reason: Some(reason.clone()) });
+                }
+                Status::Up(_) | Status::Down { .. } => {}
+            }
+            if self.status.changed().await.is_err() {
+                return Err(Error::Disconnected { reason: None });
+            }
+        }
+    }
+}
+
+/// What the first `initialize` told.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) session_id: Option<SessionId>,
+    pub(crate) server: ServerDescription,
+}
+
+/// See the module.
+pub(crate) struct Session {
+    connect: Box<dyn Connect>,
+    pub(crate) options: Options,
+    pub(crate) peer: Peer,
+    status: watch::Sender<Status>,
+    state: watch::Sender<State>,
+    pub(crate) routes: Arc<Routes>,
+    /// Logs have something to acknowledge.
+    pub(crate) acks: Arc<Notify>,
+    /// Background work: writes of stdin, cleaning up. Ends with the session.
+    tasks: Mutex<JoinSet<()>>,
+    /// What the host says of itself, asked for once.
+    pub(crate) info: OnceCell<Option<environment::InfoResult>>,
+}
+
+impl Session {
+    /// Connects for the first time, and starts the keeper.
+    pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
+        let routes = Arc::new(Routes::default());
+        let acks = Arc::new(Notify::new());
+        let retry_until = Instant::now() + options.connect_retry_for;
+        let mut backoff = options.backoff.clone();
+        let (link, result) = loop {
+            let ear = Ear::new(Arc::clone(&routes), Arc::clone(&acks));
+            match link::dial(&*connect, &options, options.resume.clone(), options.takeover, ear, 1).await {
+                Ok(opened) => break opened,
+                Err(refused) => {
+                    let pause = backoff.pause();
+                    if !refused.is_worth_retrying || Instant::now() + pause >= retry_until {
+                        return Err(refused.error);
+                    }
+                    time::sleep(pause).await;
+                }
+            }
+        };
+        let peer = Peer::new(result)?;
+        if let (Some(asked), given) = (&options.resume, &peer.session_id)
+            && given.as_ref() != Some(asked)
+        {
+            return Err(Error::Protocol(format!("the server answered with another session than {asked}")));
+        }
+        routes.set_discipline(peer.discipline(), peer.session_id.clone());
+        let link = Arc::new(link);
+        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
+        let session = Arc::new(Self {
+            connect,
+            options,
+            peer,
+            status: watch::Sender::new(Status::Up(Arc::clone(&link))),
+            state: watch::Sender::new(State::Connected),
+            routes,
+            acks,
+            tasks: Mutex::new(JoinSet::new()),
+            info: OnceCell::new(),
+        });
+        let mut keeper = JoinSet::new();
+        keeper.spawn(Arc::clone(&session).keep(link));
+        Ok((session, keeper))
+    }
+
+    /// Where the server is, without a token.
+    pub(crate) fn address(&self) -> String {
+        self.connect.address()
+    }
+
+    pub(crate) fn state(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Whether nothing can be hoped for any more, and why.
+    pub(crate) fn lost(&self) -> Option<Error> {
+        match &*self.status.borrow() {
+            Status::Lost(error) => Some(error.clone()),
+            Status::Up(_) | Status::Down { .. } => None,
+        }
+    }
+
+    /// The typed call of a method, through as many links as it takes.
+    pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
+        self.call_noting::<M>(params, &mut false).await
+    }
+
+    /// As [`call`](Self::call); says whether the call was sent more than once.
+    pub(crate) async fn call_noting<M: Method>(
+        &self,
+        params: &M::Params,
+        is_repeated: &mut bool,
+    ) -> Result<M::Result, Error> {
+        let calling = self.call_any(M::NAME, M::AGAIN, params, is_repeated);
+        let answer = match self.options.call_timeout {
+            None => calling.await?,
+            Some(within) => time::timeout(within, calling).await.unwrap_or_else(|_| {
+                let reason = Some(format!("no answer within {within:?}"));
+                Err(Error::UnknownOutcome { method: M::NAME, reason })
+            })?,
+        };
+        link::decode(M::NAME, &answer)
+    }
+
+    async fn call_any<P: Serialize>(
+        &self,
+        method: &'static str,
+        again: Again,
+        params: &P,
+        is_repeated: &mut bool,
+    ) -> Result<Box<RawValue>, Error> {
+        let mut after = 0;
+        let mut links = self.links();
+        loop {
+            let link = links.after(after).await?;
+            after = link.epoch;
+            match link.send(method, params).await {
+                Ok(sent) => match sent.answer().await.map_err(|error| link::link_error(method, error)) {
+                    Err(Error::Disconnected { .. }) if again == Again::Harmless => *is_repeated = true,
+                    Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
+                    other => return other,
+                },
+                // It was never sent: the next link will do, whatever the method.
+                Err(error) => match link::link_error(method, error) {
+                    Error::Disconnected { .. } => {}
+                    other => return Err(other),
+                },
+            }
+        }
+    }
+
+    /// The links of this session, one after the other.
+    pub(crate) fn links(&self) -> Links {
+        Links { status: self.status.subscribe(), fail_fast: self.options.fail_fast }
+    }
+
+    /// Ends the connection in order; the session stays with the server.
+    pub(crate) async fn close(&self) {
+        let link = match &*self.status.borrow() {
+            Status::Up(link) => Some(Arc::clone(link)),
+            Status::Down { .. } | Status::Lost(_) => None,
+        };
+        self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
+        if let Some(link) = link {
+            self.send_acks(&link).await.ok(); // The link may be gone: then the server keeps a little more.
+            // A server that does not answer a close must not hold its client.
+            time::timeout(Duration::from_secs(2), link.raw.finish()).await.ok();
+        }
+    }
+
+    /// Runs work that belongs to the session and ends with it.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(work);
+    }
+
+    /// The life of the links.
+    async fn keep(self: Arc<Self>, mut link: Arc<Link>) {
+        let mut backoff = self.options.backoff.clone();
+        let mut offences = 0;
+        loop {
+            let since = Instant::now();
+            let closed = self.attend(&link).await;
+            drop(link);
+            if self.lost().is_some() {
+                return;
+            }
+            let reason = chain(&*closed);
+            if since.elapsed() >= SETTLED {
+                backoff = self.options.backoff.clone();
+                offences = 0;
+            }
+            offences += u32::from(link::is_offence(&closed));
+            if offences >= OFFENCES {
+                self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
+                return;
+            }
+            match self.recover(reason, &mut backoff).await {
+                Some(next) => link = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Acknowledges what was taken until the link ends; returns why.
+    async fn attend(&self, link: &Link) -> Arc<Closed> {
+        let closed = link.raw.closed();
+        tokio::pin!(closed);
+        let mut look = time::interval(PING_EVERY);
+        look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        loop {
+            // All are cancel safe: a wake-up that is not taken stays.
+            tokio::select! {
+                closed = &mut closed => return closed,
+                () = self.acks.notified() => {}
+                _ = look.tick(), if link.raw.silent_for().is_some() => link.look_alive(),
+            }
+            // A failed one is the end of the link, which the next turn sees.
+            self.send_acks(link).await.ok();
+        }
+    }
+
+    async fn send_acks(&self, link: &Link) -> Result<(), Error> {
+        for params in self.routes.due_acks() {
+            link.notify(method::PROCESS_ACK, &params).await?;
+        }
+        Ok(())
+    }
+
+    /// Mends the link, or gives the session up.
+    ///
+    /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last.
+    async fn recover(&self, reason: String, backoff: &mut Backoff) -> Option<Arc<Link>> {
+        tracing::info!(server = self.connect.address(), reason, "connection lost");
+        let epoch = match &*self.status.borrow() {
+            Status::Up(link) => link.epoch + 1,
+            Status::Down { .. } | Status::Lost(_) => return None,
+        };
+        self.set(Status::Down { reason: reason.clone() });
+        let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.is_mendable()) else {
+            self.lose(Error::Disconnected { reason: Some(reason) });
+            return None;
+        };
+        let until = Instant::now() + self.recover_for();
+        loop {
+            let error = match time::timeout_at(until, self.resume(&session_id, epoch)).await {
+                Ok(Ok(link)) => return Some(link),
+                Ok(Err(refused)) if refused.is_worth_retrying => refused.error,
+                Ok(Err(refused)) => {
+                    self.lose(refused.error);
+                    return None;
+                }
+                Err(_) => Error::Disconnected { reason: Some(reason.clone()) },
+            };
+            if self.lost().is_some() {
+                return None;
+            }
+            let pause = backoff.pause();
+            if Instant::now() + pause >= until {
+                let reason = Some(format!("{reason}; not mended within {:?}: {error}", self.recover_for()));
+                self.lose(Error::Disconnected { reason });
+                return None;
+            }
+            time::sleep(pause).await;
+        }
+    }
+
+    /// One attempt to get the session back, and everything that was missed with it.
+    async fn resume(&self, session_id: &SessionId, epoch: u64) -> Result<Arc<Link>, Refused> {
+        let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.acks));
+        let capabilities = &self.peer.server.capabilities;
+        // Our own old connection may not have been missed by the server yet.
+        let takeover = capabilities.takeover;
+        let (link, result) =
+            link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, ear, epoch).await?;
+        let link = Arc::new(link);
+        if result.session_id.as_ref() != Some(session_id) {
+            let text = format!("the server answered with another session than {session_id}");
+            return Err(Refused { error: Error::Protocol(text), is_worth_retrying: false });
+        }
+        let again = |error| Refused { error, is_worth_retrying: true };
+        for log in self.routes.logs() {
+            log.renew_ack();
+        }
+        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.map_err(again)?;
+        recovery::catch_up(self, &link).await.map_err(again)?;
+        if self.lost().is_some() {
+            return Err(Refused { error: Error::Disconnected { reason: None }, is_worth_retrying: false });
+        }
+        self.set(Status::Up(Arc::clone(&link)));
+        self.acks.notify_one();
+        Ok(link)
+    }
+
+    /// How long a cut may last: what the caller says, else what the session lives without us.
+    fn recover_for(&self) -> Duration {
+        if let Some(given) = self.options.recover_for {
+            return given;
+        }
+        match (self.peer.server.generation, self.options.ttl) {
+            (Generation::V0, _) => Duration::ZERO,
+            (Generation::Reference, _) => REFERENCE_RECOVERY,
+            (Generation::Current, None) => limits::SESSION_TTL,
+            (Generation::Current, Some(Ttl::Ms(ms))) => Duration::from_millis(ms),
+            (Generation::Current, Some(Ttl::Unlimited)) => limits::SESSION_TTL_MAX,
+        }
+    }
+
+    /// Ends with its last handle: nothing of it goes on by itself.
+    pub(crate) fn abandon(&self) {
+        self.set(Status::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
+        lock(&self.tasks).abort_all();
+    }
+
+    /// Gives the session up: every call and every process ends with this error.
+    pub(crate) fn lose(&self, error: Error) {
+        self.set(Status::Lost(error.clone()));
+        for log in self.routes.logs() {
+            log.fail(error.clone());
+        }
+    }
+
+    /// Lost is never left again.
+    fn set(&self, status: Status) {
+        let state = match &status {
+            Status::Up(_) => State::Connected,
+            Status::Down { reason } => State::Recovering { reason: reason.clone() },
+            Status::Lost(error) => State::Lost { error: error.clone() },
+        };
+        let mut is_set = false;
+        self.status.send_if_modified(|current| {
+            is_set = !matches!(current, Status::Lost(_));
+            if is_set {
+                *current = status;
+            }
+            is_set
+        });
+        if is_set {
+            self.state.send_replace(state);
+        }
+    }
+}
+
+impl Peer {
+    fn new(result: InitializeResult) -> Result<Self, Error> {
+        let generation = match (&result.session_id, &result.capabilities) {
+            (Some(_), Some(capabilities)) if capabilities.ack => Generation::Current,
+            (Some(_), _) => Generation::Reference,
+            (None, _) if result.protocol_version.is_some() => Generation::V0,
+            (None, _) => {
+                let reason = "neither a session nor a protocol version".to_owned();
+                return Err(Error::Decode { method: requests::Initialize::NAME.to_owned(), reason });
+            }
+        };
+        let capabilities = result.capabilities.unwrap_or_default();
+        let server = ServerDescription { generation, info: result.server, capabilities };
+        Ok(Self { session_id: result.session_id, server })
+    }
+
+    /// What may be expected of this server's events.
+    pub(crate) fn discipline(&self) -> Discipline {
+        match self.server.generation {
+            Generation::Current => {
+                Discipline::Acked { window: self.server.capabilities.ack_window_bytes.clamp(1 << 16, WINDOW_MAX) }
+            }
+            Generation::V0 | Generation::Reference => Discipline::Reference,
+        }
+    }
+}
+
+/// The key of a process: its session where that is another one, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// `None`: the client's own session.
+    pub(crate) session_id: Option<SessionId>,
+    pub(crate) process_id: ProcessId,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code under these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,145 @@
+//! Connects to a [`Target`], and says in words what went wrong and what to do about it.
+//!
+//! Where a caller can act on it, the failure is a kind of its own; the rest is text. Never shows a token.
+
+use std::{io, path::Path, time::Duration};
+
+use exec_server_protocol::limits;
+use exec_server_rpc::{
+    Framing, Role, Stream,
+    handshake::{self, HandshakeError},
+};
+use zeroize::Zeroizing;
+
+use super::{
+    BoxFuture, Connect, Connection, net,
+    target::{Scheme, Target, UnixSocket, Way, WebSocket},
+    tls::{self, Tls},
+    token::Token,
+};
+use crate::error::{Error, chain};
+
+/// Opens connections to a [`Target`].
+#[derive(Debug, Clone)]
+pub struct Dialer {
+    /// Where to.
+    pub target: Target,
+    /// Shown to the server; goes before the one of the target. Programs, also ssh, are not given one.
+    pub token: Option<Token>,
+    /// For `wss://`.
+    pub tls: Tls,
+}
+
+impl Dialer {
+    /// Dials with the token of the target, and trusts what the system trusts.
+    #[must_use]
+    pub fn new(target: Target) -> Self {
+        Self { target, token: None, tls: Tls::default() }
+    }
+
+    async fn web_socket(&self, socket: &WebSocket) -> Result<Connection, Error> {
+        let tcp = net::tcp(&socket.host, socket.port).await.map_err(|error| self.unreachable(&error))?;
+        let mut stream = Stream::from(tcp);
+        if socket.scheme == Scheme::Tls {
+            let secured = tls::secure(&self.tls, stream, &socket.host).await;
+            stream = secured.map_err(|error| self.failed(chain(&error)))?;
+        }
+        self.upgrade(stream, &socket.authority, &socket.path_and_query).await
+    }
+
+    async fn unix_socket(&self, socket: &UnixSocket) -> Result<Connection, Error> {
+        let stream = net::unix(&socket.path).await.map_err(|error| self.no_socket(&socket.path, &error))?;
+        self.upgrade(stream.into(), "localhost", &socket.path_and_query).await
+    }
+
+    async fn upgrade(&self, stream: Stream, host: &str, path_and_query: &str) -> Result<Connection, Error> {
+        let token = self.token.as_ref().or(self.target.token());
+        let bearer = token.map(|token| Zeroizing::new(["Bearer ", token.reveal()].concat()));
+        let headers: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
+        let upgraded = handshake::connect(stream, host, path_and_query, &headers).await;
+        let stream = upgraded.map_err(|error| self.not_upgraded(error))?;
+        let framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
+        Ok(Connection { stream, framing, carrier: None })
+    }
+
+    fn failed(&self, reason: impl Into<String>) -> Error {
+        Error::Connect { address: self.address(), reason: reason.into() }
+    }
+
+    fn unreachable(&self, error: &io::Error) -> Error {
+        self.failed(match error.kind() {
+            io::ErrorKind::ConnectionRefused => {
+                "connection refused; is the server running, and is this its port?".to_owned()
+            }
+            io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                format!("{error}; is the machine up, and does a firewall let us through?")
+            }
+            _ => error.to_string(),
+        })
+    }
+
+    fn no_socket(&self, path: &Path, error: &io::Error) -> Error {
+        self.failed(match error.kind() {
+            io::ErrorKind::NotFound => format!("there is no socket `{}`; is the server running?", path.display()),
+            io::ErrorKind::ConnectionRefused => "nobody listens there any more; is the server running?".to_owned(),
+            io::ErrorKind::PermissionDenied => "permission denied; is it the server of another user?".to_owned(),
+            _ => error.to_string(),
+        })
+    }
+
+    fn not_upgraded(&self, error: HandshakeError) -> Error {
+        const IS_IT: &str = "is it an exec-server?";
+        let is_tcp = matches!(self.target.way, Way::WebSocket(_));
+        self.failed(match error {
+            HandshakeError::Refused { status: 401 } => return Error::Unauthorized { address: self.address() },
+            HandshakeError::Refused { status: 403 } if is_tcp => {
+                "answered HTTP 403: it is not to be called by this name; use an address of its own, or allow the name \
+                 there with `--allow-host`"
+                    .to_owned()
+            }
+            HandshakeError::Refused { status: 403 } => "answered HTTP 403: it serves another user".to_owned(),
+            HandshakeError::Refused { status: status @ (301 | 302 | 303 | 307 | 308) } => {
+                format!("answered HTTP {status}, which points elsewhere; give the final address")
+            }
+            HandshakeError::Refused { status: status @ (502 | 504) } => {
+                format!("answered HTTP {status}: a proxy that has no server behind it")
+            }
+            HandshakeError::Refused { status: 503 } => "answered HTTP 503: it is busy, or shutting down".to_owned(),
+            HandshakeError::Refused { status } => format!("answered HTTP {status}; {IS_IT}"),
+            HandshakeError::InvalidResponse => {
+                format!("the answer is not HTTP; {IS_IT} One with TLS is reached by `wss://`")
+            }
+            HandshakeError::NotUpgraded { header } => format!("the answer has a wrong or no `{header}`; {IS_IT}"),
+            HandshakeError::Io(error) => match (tls::refusal(&error), error.kind()) {
+                (Some(reason), _) => reason,
+                (None, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+                    format!("it hung up on the upgrade to WebSocket; {IS_IT}")
+                }
+                (None, _) => error.to_string(),
+            },
+            error @ HandshakeError::InvalidRequest { .. } => chain(&error),
+        })
+    }
+}
+
+impl Connect for Dialer {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        match &self.target.way {
+            Way::WebSocket(socket) => Box::pin(self.web_socket(socket)),
+            Way::Unix(socket) => Box::pin(self.unix_socket(socket)),
+            Way::Stdio(launch) => launch.connect(),
+            Way::Ssh(ssh) => ssh.connect(),
+        }
+    }
+
+    fn address(&self) -> String {
+        self.target.to_string()
+    }
+
+    fn patience(&self) -> Duration {
+        match &self.target.way {
+            Way::Ssh(ssh) => ssh.patience(),
+            Way::WebSocket(_) | Way::Unix(_) | Way::Stdio(_) => Duration::ZERO,
+        }
+    }
+}

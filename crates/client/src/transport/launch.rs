@@ -1,0 +1,192 @@
+//! A program that is a server, or leads to one, over its standard input and output.
+//!
+//! Owns what is started and how; the running of it is `program`'s.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use exec_server_protocol::limits;
+use exec_server_rpc::Framing;
+
+use super::{
+    BoxFuture, Carrier, Connect, Connection,
+    program::{self, Running, Scope},
+};
+use crate::error::Error;
+
+/// Never inherited by a program: it is ours to show to a server, not the program's to know.
+pub(super) const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
+
+/// A program to start, which then speaks newline JSON on its standard streams.
+///
+/// It gets our environment with `env` on top, but never our `EXEC_SERVER_TOKEN` unless `env` names it. It runs in a
+/// process group of its own, so that a Ctrl-C meant for us does not reach it; its standard error goes to the log.
+/// When the connection ends it gets the end of its input, a second later SIGTERM, and two seconds later SIGKILL; so does
+/// everything else in its group.
+///
+/// ```
+/// use exec_server_client::transport::Launch;
+///
+/// let launch = Launch::new("exec-server").args(["serve", "--listen", "stdio"]).cwd("/tmp");
+/// # assert_eq!(launch.args.len(), 3);
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launch {
+    /// The program: a path, or a name that is looked up in `PATH`.
+    pub program: OsString,
+    /// Its arguments, without the program's name.
+    pub args: Vec<OsString>,
+    /// Variables on top of our own environment; the last one of a name counts.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its working directory; ours if absent.
+    pub cwd: Option<PathBuf>,
+}
+
+impl Launch {
+    /// Starts `program` without arguments.
+    pub fn new(program: impl Into<OsString>) -> Self {
+        Self { program: program.into(), args: Vec::new(), env: Vec::new(), cwd: None }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets the working directory.
+    #[must_use]
+    pub fn cwd(mut self, cwd: impl AsRef<Path>) -> Self {
+        self.cwd = Some(cwd.as_ref().to_owned());
+        self
+    }
+
+    fn name(&self) -> String {
+        self.program.to_string_lossy().into_owned()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = command(&self.program);
+        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        if let Some(cwd) = &self.cwd {
+            command.current_dir(cwd);
+        }
+        command
+    }
+
+    /// The system says "not found" of the working directory and of the program alike.
+    fn failed(&self, error: &io::Error) -> Error {
+        let reason = match &self.cwd {
+            Some(cwd) if !cwd.is_dir() => format!("working directory `{}` is not a directory here", cwd.display()),
+            _ if error.kind() == io::ErrorKind::NotFound => "no such program; check its name and `PATH`".to_owned(),
+            _ => error.to_string(),
+        };
+        Error::Spawn { program: self.name(), reason }
+    }
+}
+
+/// A command that does not get our token.
+pub(super) fn command(program: &OsStr) -> Command {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the programs that carry a connection; `program` ends and reaps them"
+    )]
+    let mut command = Command::new(program);
+    command.env_remove(TOKEN_VARIABLE);
+    command
+}
+
+impl Connect for Launch {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(async {
+            let (stream, running) =
+                program::spawn(self.command(), Scope::Group).map_err(|error| self.failed(&error))?;
+            let carrier = Launched { name: self.name(), running };
+            Ok(Connection {
+                stream,
+                framing: Framing::Lines { max: limits::MESSAGE_BYTES },
+                carrier: Some(Box::new(carrier)),
+            })
+        })
+    }
+
+    fn address(&self) -> String {
+        self.to_string()
+    }
+}
+
+struct Launched {
+    name: String,
+    running: Running,
+}
+
+impl Carrier for Launched {
+    fn explain(&self) -> BoxFuture<'_, Option<Error>> {
+        Box::pin(async {
+            let exit = self.running.exit().await?;
+            let reason = format!("it ended before it answered{}", self.running.last_words(exit));
+            Some(Error::Spawn { program: self.name.clone(), reason })
+        })
+    }
+
+    fn end(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.running.end())
+    }
+}
+
+/// The program alone: arguments may hold what is nobody's business.
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stdio:{}", self.program.display())
+    }
+}
+
+/// Without the values of variables, for the same reason.
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Launch")
+            .field("program", &self.program)
+            .field("args", &self.args.len())
+            .field("env", &names)
+            .field("cwd", &self.cwd)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the command says of our token's variable: not mentioned, removed, or set.
+    fn token_of(command: &Command) -> Option<Option<&OsStr>> {
+        command.get_envs().find(|(name, _)| *name == TOKEN_VARIABLE).map(|(_, value)| value)
+    }
+
+    #[test]
+    fn our_token_is_inherited_by_no_program() {
+        assert_eq!(token_of(&Launch::new("p").command()), Some(None));
+        let given = Launch::new("p").env(TOKEN_VARIABLE, "its own").command();
+        assert_eq!(token_of(&given), Some(Some("its own".as_ref())));
+    }
+}

@@ -1,0 +1,134 @@
+//! Opens sockets: TCP to the first address of a name that answers, and Unix sockets whatever the length of their path.
+//! Must not know what is said over them.
+
+use std::{fs::File, io, net::SocketAddr, os::fd::AsRawFd as _, path::Path, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::{
+    net::{TcpStream, UnixStream, lookup_host},
+    time,
+};
+
+/// How long an address may be silent before the next one is tried beside it, as RFC 8305 recommends. Longer, and a host
+/// whose IPv6 leads nowhere feels slow; shorter, and a far host is asked twice.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Longest path in a Unix address: 108 bytes less the NUL.
+const UNIX_PATH_MAX: usize = 107;
+
+/// Connects to a host by name or address.
+pub(super) async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    first_of(alternating(addresses), HEAD_START, TcpStream::connect).await
+}
+
+/// Connects to a socket in the file system.
+pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
+    if path.as_os_str().len() <= UNIX_PATH_MAX {
+        return UnixStream::connect(path).await;
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    // The open directory stands for all of the path but its last part.
+    let dir = File::open(dir)?;
+    UnixStream::connect(Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)).await
+}
+
+/// Takes both families in turn, beginning with the one that the resolver prefers.
+fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let is_first_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv6() == is_first_v6);
+    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut mixed = Vec::new();
+    loop {
+        let pair = [first.next(), second.next()];
+        if pair == [None, None] {
+            return mixed;
+        }
+        mixed.extend(pair.into_iter().flatten());
+    }
+}
+
+/// The first success. The next one is tried when one fails, or after `head_start` without an answer; what was tried before
+/// goes on. If all fail, the last failure.
+async fn first_of<A, T, F: Future<Output = io::Result<T>>>(
+    candidates: Vec<A>,
+    head_start: Duration,
+    connect: impl Fn(A) -> F,
+) -> io::Result<T> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut untried = candidates.into_iter();
+    let mut trying = FuturesUnordered::new();
+    loop {
+        trying.extend(untried.next().map(&connect));
+        if trying.is_empty() {
+            return Err(failure);
+        }
+        let has_more = untried.len() > 0;
+        // Both are cancel safe: attempts stay in their set.
+        tokio::select! {
+            Some(result) = trying.next() => match result {
+                Ok(connected) => return Ok(connected),
+                Err(error) => failure = error,
+            },
+            () = time::sleep(head_start), if has_more => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each candidate does: after how long, and whether it is reached.
+    type Script = (u64, bool);
+
+    /// Returns the index of the winner and when it won, in milliseconds.
+    async fn check(scripts: &[Script]) -> (io::Result<usize>, u128) {
+        let start = time::Instant::now();
+        let candidates: Vec<(usize, Script)> = scripts.iter().copied().enumerate().collect();
+        let connect = |(index, (after, is_there)): (usize, Script)| async move {
+            time::sleep(Duration::from_millis(after)).await;
+            if is_there { Ok(index) } else { Err(io::Error::other(index.to_string())) }
+        };
+        (first_of(candidates, HEAD_START, connect).await, start.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_address_holds_up_no_other() {
+        const NEVER: u64 = 1_000_000;
+        for (scripts, winner, at) in [
+            (&[(10, true), (0, true)][..], 0, 10),
+            (&[(NEVER, true), (10, true)], 1, 260),
+            (&[(300, true), (NEVER, true)], 0, 300),
+            (&[(5, false), (10, true)], 1, 15),
+            (&[(NEVER, true), (5, false), (7, true)], 2, 262),
+        ] {
+            let (result, elapsed) = check(scripts).await;
+            assert_eq!((result.unwrap(), elapsed), (winner, at), "{scripts:?}");
+        }
+        let (result, elapsed) = check(&[(5, false), (6, false)]).await;
+        assert_eq!((result.unwrap_err().to_string().as_str(), elapsed), ("1", 11));
+        assert_eq!(check(&[]).await.0.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let parse = |texts: &[&str]| -> Vec<SocketAddr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let mixed = alternating(parse(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]));
+        assert_eq!(mixed, parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"]));
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_reached_however_long_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let open = File::open(&deep).unwrap();
+        let short = format!("/proc/self/fd/{}/s", open.as_raw_fd());
+        let _listener = tokio::net::UnixListener::bind(short).unwrap();
+        unix(&deep.join("s")).await.unwrap();
+        assert_eq!(unix(&deep.join("none")).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,306 @@
+//! `ssh://`: the system's ssh runs `exec-server dial-stdio` on another machine.
+//!
+//! Everything about keys, agents, jumps and names is left to ssh and its configuration. Must not know what is said over it.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    process::Command,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use exec_server_protocol::limits;
+use exec_server_rpc::{Framing, url};
+
+use super::{
+    BoxFuture, Carrier, Connect, Connection, launch,
+    program::{self, Exit, Running, Scope},
+    target::{TargetError, is_host},
+};
+use crate::error::Error;
+
+mod preamble;
+
+/// Passed to ssh after [`Ssh::options`], which therefore win, and before the configuration, which does not.
+///
+/// Mending needs a link that is noticed to be dead: nothing is sent over an idle one otherwise. A tunnel of bytes has no
+/// use for forwardings, which fail where another ssh has them already, nor for commands of other purposes.
+const OPTIONS: [&str; 6] = [
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=3",
+    "ConnectTimeout=15",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+];
+
+/// Starts ssh, `$0`, so that a Ctrl-C or Ctrl-\ meant for the remote process does not cut the link: ssh leaves ignored
+/// signals ignored. It stays in our process group, or it could not ask for a password on the terminal.
+const LAUNCHER: &str = "trap '' INT QUIT
+command -v \"$0\" >/dev/null || { echo 'no such program here' >&2; exit 125; }
+exec \"$0\" \"$@\"";
+
+/// What [`LAUNCHER`] ends with, and says, where there is no ssh.
+const NO_SSH: (Exit, &str) = (Exit::Code(125), "no such program here");
+
+/// Finds the program also where a shell that reads no profile does not look.
+const FIND: &str = "echo; for p in exec-server \"$HOME/.local/bin/exec-server\" \"$HOME/.cargo/bin/exec-server\"; \
+     do command -v \"$p\" >/dev/null && exec \"$p\" dial-stdio; done; exit 127";
+
+/// Time to type a password: what a server of ssh gives by default.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server on another machine, reached by the system's ssh: its configuration, keys, agent and questions apply.
+///
+/// Parsed from `ssh://[user@]host[:port][/path-to-exec-server]`; `/~/bin/exec-server` is below the home directory there.
+/// Without a path it is the `exec-server` in `PATH`, `~/.local/bin` or `~/.cargo/bin` of the host.
+///
+/// The first connection may ask for a password on the terminal. Once the server was heard, a broken link is mended without
+/// questions (`BatchMode`): they would come in the midst of somebody's work, and the answer could go to the wrong reader.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Ssh {
+    /// The local program; `ssh` by default.
+    pub program: OsString,
+    /// More arguments for it, such as `-F` and a file, or `-o` and a setting; they win over those that we pass.
+    pub options: Vec<OsString>,
+    user: Option<String>,
+    host: String,
+    port: Option<u16>,
+    /// The program on the far side; below the home directory if it begins with `~/`.
+    server: Option<String>,
+    heard: Heard,
+}
+
+/// Whether the server has answered. A copy starts afresh: it is another client's.
+#[derive(Debug, Default)]
+struct Heard(Arc<AtomicBool>);
+
+impl Ssh {
+    /// Reads what follows `ssh://`.
+    pub(super) fn parse(rest: &str) -> Result<Self, TargetError> {
+        if rest.contains(['?', '#']) {
+            return Err(TargetError::new("`ssh://` takes no query; write `?` and `#` as `%3F` and `%23`"));
+        }
+        let (login, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, authority) = match login.rsplit_once('@') {
+            Some((user, authority)) => (Some(user), authority),
+            None => (None, login),
+        };
+        if user.is_some_and(|user| !is_user(user)) {
+            return Err(TargetError::new("the user is not a plain name; passwords are ssh's to ask for"));
+        }
+        let (host, port) = url::split_authority(authority, 0)?;
+        if !is_host(host, authority.starts_with('[')) {
+            return Err(TargetError::new("the host is neither a name nor an address"));
+        }
+        let bare = if authority.starts_with('[') { host.len() + 2 } else { host.len() };
+        let port = (authority.len() > bare).then_some(port);
+        if port == Some(0) {
+            return Err(TargetError::new("port 0 cannot be connected to"));
+        }
+        Ok(Self {
+            program: "ssh".into(),
+            options: Vec::new(),
+            user: user.map(str::to_owned),
+            host: host.to_owned(),
+            port,
+            server: server_path(path)?,
+            heard: Heard::default(),
+        })
+    }
+
+    /// `user@host`, as ssh takes it.
+    fn login(&self) -> String {
+        match &self.user {
+            Some(user) => format!("{user}@{}", self.host),
+            None => self.host.clone(),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = launch::command("sh".as_ref());
+        command.args(["-c", LAUNCHER]).arg(&self.program).args(["-T", "-x", "-a"]).args(&self.options);
+        for option in OPTIONS {
+            command.args(["-o", option]);
+        }
+        if self.heard.0.load(Ordering::Relaxed) {
+            command.args(["-o", "BatchMode=yes"]);
+        }
+        if let Some(port) = self.port {
+            command.args(["-p", &port.to_string()]);
+        }
+        command.args(["--", &self.login(), &self.remote_command()]);
+        command
+    }
+
+    /// For whatever shell the user has there. The blank line ends what a profile may have printed without a line end;
+    /// readers of newline JSON skip it.
+    fn remote_command(&self) -> String {
+        match &self.server {
+            None => format!("exec sh -c {}", quoted(FIND)),
+            Some(server) => match server.strip_prefix("~/") {
+                Some(path) => format!("echo; exec \"$HOME\"/{} dial-stdio", quoted(path)),
+                None => format!("echo; exec {} dial-stdio", quoted(server)),
+            },
+        }
+    }
+
+    /// What the end of ssh means, before the server has answered.
+    fn judge(&self, exit: Exit, running: &Running) -> String {
+        let login = self.login();
+        let last = running.tail().last().unwrap_or_default();
+        if (exit, last.as_str()) == NO_SSH {
+            return "it is not installed on this machine".to_owned();
+        }
+        // A csh has no status of its own for it.
+        let is_missing = exit == Exit::Code(127) || (exit == Exit::Code(1) && last.ends_with("Command not found."));
+        match (exit, &self.server) {
+            _ if is_missing => self.install(),
+            (Exit::Code(126), _) => {
+                let words = running.last_words(exit);
+                format!("exec-server on {login} cannot be executed; is it made for that kind of machine?{words}")
+            }
+            (Exit::Code(255), _) if !last.is_empty() => running.tail().text(),
+            _ => format!("it ended before the server on {login} answered{}", running.last_words(exit)),
+        }
+    }
+
+    fn install(&self) -> String {
+        let login = self.login();
+        if let Some(server) = &self.server {
+            return format!("there is no `{server}` on {login}; leave the path out to use the one in PATH there");
+        }
+        let port = self.port.map(|port| format!("-p {port} ")).unwrap_or_default();
+        format!(
+            "there is no `exec-server` on {login}, neither in PATH nor in ~/.local/bin; for the same kind of machine \
+             this installs it: ssh {port}{login} 'mkdir -p .local/bin && cat >.local/bin/exec-server && \
+             chmod +x .local/bin/exec-server' <\"$(command -v exec-server)\"; \
+             if it is elsewhere, name the place: {self}/path/to/exec-server"
+        )
+    }
+}
+
+/// No character that a command of somebody's ssh configuration could take for more than a name.
+fn is_user(user: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+' | b'@');
+    !user.is_empty() && !user.starts_with('-') && user.bytes().all(is_name)
+}
+
+/// The program that a path of the URL stands for.
+fn server_path(path: &str) -> Result<Option<String>, TargetError> {
+    if path.is_empty() || path == "/" {
+        return Ok(None);
+    }
+    let path = String::from_utf8(url::percent_decode(path)?).map_err(|_| TargetError::new("the path is not UTF-8"))?;
+    if path.contains(char::is_control) {
+        return Err(TargetError::new("control character in the path"));
+    }
+    if path.ends_with('/') {
+        return Err(TargetError::new("the path is a directory; it must be that of the program"));
+    }
+    let below_home = path.strip_prefix('/').filter(|rest| rest.starts_with("~/"));
+    Ok(Some(below_home.map_or_else(|| path.clone(), str::to_owned)))
+}
+
+/// One word for sh, bash, zsh and fish. A backslash counts in fish between single quotes too, so that none stays there.
+fn quoted(word: &str) -> String {
+    let mut text = String::from("'");
+    for char in word.chars() {
+        match char {
+            '\'' => text.push_str("'\\''"),
+            '\\' => text.push_str("'\\\\'"),
+            char => text.push(char),
+        }
+    }
+    text.push('\'');
+    text
+}
+
+impl Connect for Ssh {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(async {
+            let failed =
+                |error: std::io::Error| Error::Spawn { program: self.carrier_name(), reason: error.to_string() };
+            let (mut stream, running) = program::spawn(self.command(), Scope::Leader).map_err(failed)?;
+            let (tail, heard) = (Arc::clone(running.tail()), Arc::clone(&self.heard.0));
+            stream.reader = Box::new(preamble::Skipping::new(stream.reader, tail, heard));
+            let carrier = Tunnel { ssh: self.clone(), running };
+            Ok(Connection {
+                stream,
+                framing: Framing::Lines { max: limits::MESSAGE_BYTES },
+                carrier: Some(Box::new(carrier)),
+            })
+        })
+    }
+
+    fn address(&self) -> String {
+        self.to_string()
+    }
+
+    fn patience(&self) -> Duration {
+        if self.heard.0.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE }
+    }
+}
+
+impl Ssh {
+    fn carrier_name(&self) -> String {
+        format!("{} {}", self.program.display(), self.login())
+    }
+}
+
+/// A running ssh.
+struct Tunnel {
+    ssh: Ssh,
+    running: Running,
+}
+
+impl Carrier for Tunnel {
+    fn explain(&self) -> BoxFuture<'_, Option<Error>> {
+        Box::pin(async {
+            let exit = self.running.exit().await?;
+            Some(Error::Spawn { program: self.ssh.carrier_name(), reason: self.ssh.judge(exit, &self.running) })
+        })
+    }
+
+    fn end(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.running.end())
+    }
+}
+
+impl FromStr for Ssh {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        Self::parse(text.strip_prefix("ssh://").ok_or(TargetError::new("the scheme is not `ssh`"))?)
+    }
+}
+
+impl fmt::Display for Ssh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ssh://")?;
+        if let Some(user) = &self.user {
+            write!(f, "{user}@")?;
+        }
+        if self.host.contains(':') { write!(f, "[{}]", self.host) } else { f.write_str(&self.host) }?;
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        match &self.server {
+            Some(server) if server.starts_with('/') => f.write_str(server),
+            Some(server) => write!(f, "/{server}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Clone for Heard {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}

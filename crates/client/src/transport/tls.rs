@@ -1,0 +1,205 @@
+//! `wss://`: whom we trust, who we are, and what a failed handshake means. Must not know what is said over it.
+
+use std::path::{Path, PathBuf};
+
+/// Whom to trust on a `wss://` connection, and who we are. By default the system's authorities are trusted and no
+/// certificate is shown.
+///
+/// The files are read for each connection, so that a renewed certificate counts from the next one on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Authorities to trust in place of the system's, PEM.
+    ca_file: Option<PathBuf>,
+    /// Our certificate with its chain, and its key, PEM.
+    client_cert: Option<(PathBuf, PathBuf)>,
+}
+
+impl Tls {
+    /// Trusts the authorities in this PEM file, and none of the system's.
+    #[must_use]
+    pub fn ca_file(mut self, path: impl AsRef<Path>) -> Self {
+        self.ca_file = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Shows this certificate, with its chain, to servers that ask for one; both files are PEM.
+    #[must_use]
+    pub fn client_cert(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
+        self.client_cert = Some((cert.as_ref().to_owned(), key.as_ref().to_owned()));
+        self
+    }
+}
+
+#[cfg(feature = "tls")]
+pub(super) use with_rustls::{refusal, secure};
+#[cfg(not(feature = "tls"))]
+pub(super) use without::{refusal, secure};
+
+#[cfg(feature = "tls")]
+mod with_rustls {
+    use std::{io, path::PathBuf, sync::Arc};
+
+    use exec_server_rpc::Stream;
+    use rustls::{
+        AlertDescription, CertificateError, ClientConfig, InvalidMessage, RootCertStore,
+        crypto::aws_lc_rs::default_provider,
+    };
+    use rustls_pki_types::{
+        CertificateDer, PrivateKeyDer, ServerName,
+        pem::{self, PemObject as _},
+    };
+    use tokio_rustls::TlsConnector;
+
+    use super::Tls;
+    use crate::error::chain;
+
+    /// Why a connection is not secured.
+    #[derive(Debug, thiserror::Error)]
+    pub(in crate::transport) enum TlsError {
+        #[error("read `{}`", path.display())]
+        File { path: PathBuf, source: pem::Error },
+        #[error("there is no certificate in `{}`", path.display())]
+        NoCertificate { path: PathBuf },
+        #[error("this system has no certificate authorities; name a CA file")]
+        NoSystemRoots,
+        #[error("host is neither a name nor an address of a certificate")]
+        Name,
+        #[error("set TLS up")]
+        Setup(#[from] rustls::Error),
+        #[error("set TLS up: the runtime is shutting down")]
+        Cancelled,
+        #[error("{reason}")]
+        Refused { reason: String },
+        #[error("secure the connection")]
+        Handshake(#[source] io::Error),
+    }
+
+    /// Secures a fresh connection to `host`. Has no deadline of its own.
+    pub(in crate::transport) async fn secure(tls: &Tls, stream: Stream, host: &str) -> Result<Stream, TlsError> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Name)?;
+        let tls = tls.clone();
+        // Reads files, the system's authorities among them.
+        let config = tokio::task::spawn_blocking(move || config(&tls)).await.map_err(|_| TlsError::Cancelled)??;
+        let Stream { reader, writer, probe, leftover: _ } = stream;
+        let connecting = TlsConnector::from(Arc::new(config)).connect(name, tokio::io::join(reader, writer));
+        let secured = connecting.await.map_err(|error| match refusal(&error) {
+            Some(reason) => TlsError::Refused { reason },
+            None => TlsError::Handshake(error),
+        })?;
+        let (reader, writer) = tokio::io::split(secured);
+        let mut stream = Stream::new(reader, writer);
+        stream.probe = probe;
+        Ok(stream)
+    }
+
+    fn config(tls: &Tls) -> Result<ClientConfig, TlsError> {
+        let mut roots = RootCertStore::empty();
+        match &tls.ca_file {
+            Some(path) => {
+                for certificate in certificates(path.clone())? {
+                    roots.add(certificate)?;
+                }
+            }
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                for error in &found.errors {
+                    tracing::debug!("system certificates: {}", chain(error));
+                }
+                roots.add_parsable_certificates(found.certs);
+                if roots.is_empty() {
+                    return Err(TlsError::NoSystemRoots);
+                }
+            }
+        }
+        // Given here, so that a program that has another default provider, or none, keeps it.
+        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        let Some((cert, key)) = &tls.client_cert else { return Ok(builder.with_no_client_auth()) };
+        let private =
+            PrivateKeyDer::from_pem_file(key).map_err(|source| TlsError::File { path: key.clone(), source })?;
+        Ok(builder.with_client_auth_cert(certificates(cert.clone())?, private)?)
+    }
+
+    fn certificates(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        let read = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        match read {
+            Ok(certificates) if certificates.is_empty() => Err(TlsError::NoCertificate { path }),
+            Ok(certificates) => Ok(certificates),
+            Err(source) => Err(TlsError::File { path, source }),
+        }
+    }
+
+    /// What a failure on a secured stream means, where TLS is the reason. With TLS 1.3 a server refuses our certificate
+    /// only after the handshake.
+    pub(in crate::transport) fn refusal(error: &io::Error) -> Option<String> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        Some(match error {
+            rustls::Error::InvalidCertificate(reason) => certificate(reason),
+            rustls::Error::AlertReceived(
+                AlertDescription::CertificateRequired
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA
+                | AlertDescription::DecryptError
+                | AlertDescription::AccessDenied,
+            ) => format!("the server wants a client certificate that it trusts ({error})"),
+            rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+                "the answer is not TLS; is it a plain `ws://` server?".to_owned()
+            }
+            error => format!("TLS failed: {}", short(&error.to_string())),
+        })
+    }
+
+    fn certificate(reason: &CertificateError) -> String {
+        match reason {
+            // A bad signature is that of another authority with the same name.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                "the server's certificate comes from an authority that is not trusted here; name the file of its CA"
+                    .to_owned()
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                let reason = short(&reason.to_string());
+                format!("the server's certificate is for another name; connect by a name that is in it ({reason})")
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the server's certificate has expired, or the clock of this machine is wrong".to_owned()
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the server's certificate is not valid yet, or the clock of this machine is wrong".to_owned()
+            }
+            reason => format!("the server's certificate is refused: {}", short(&reason.to_string())),
+        }
+    }
+
+    /// Certificates are the other side's words: neither long ones nor control characters reach a terminal.
+    fn short(text: &str) -> String {
+        text.chars().take(200).map(|char| if char.is_control() { '?' } else { char }).collect()
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod without {
+    use std::io;
+
+    use exec_server_rpc::Stream;
+
+    use super::Tls;
+
+    /// Why a connection is not secured.
+    #[derive(Debug, thiserror::Error)]
+    #[error("this program was built without TLS: use `ws://` through a tunnel, or `ssh://`")]
+    pub(in crate::transport) struct TlsError;
+
+    pub(in crate::transport) async fn secure(tls: &Tls, _: Stream, _: &str) -> Result<Stream, TlsError> {
+        tracing::debug!(ca_file = ?tls.ca_file, client_cert = tls.client_cert.is_some(), "no TLS in this program");
+        Err(TlsError)
+    }
+
+    pub(in crate::transport) fn refusal(_: &io::Error) -> Option<String> {
+        None
+    }
+}

@@ -1,0 +1,86 @@
+//! Splits a line into words as a shell does, without being one: quotes and backslashes count, nothing is expanded.
+
+use exec_server_rpc::url::InvalidUrl;
+
+/// Splits `text` at blanks.
+///
+/// Between single quotes every character is itself. Between double quotes a backslash escapes `"`, `\`, `$` and the
+/// backtick, and is itself before all others. Elsewhere it escapes the next character, whatever that is.
+pub(super) fn split(text: &str) -> Result<Vec<String>, InvalidUrl> {
+    let mut words = Vec::new();
+    // `None` between words: `''` is a word, a run of blanks is not.
+    let mut word: Option<String> = None;
+    let mut chars = text.chars();
+    while let Some(char) = chars.next() {
+        match char {
+            '\0' => return Err(InvalidUrl { what: "NUL character in the command" }),
+            ' ' | '\t' | '\n' | '\r' => words.extend(word.take()),
+            '\'' => single_quoted(&mut chars, word.get_or_insert_default())?,
+            '"' => double_quoted(&mut chars, word.get_or_insert_default())?,
+            '\\' => match chars.next() {
+                Some(char) => word.get_or_insert_default().push(char),
+                None => return Err(InvalidUrl { what: "backslash at the end" }),
+            },
+            char => word.get_or_insert_default().push(char),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// Reads up to the closing quote.
+fn single_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), InvalidUrl> {
+    loop {
+        match chars.next() {
+            Some('\'') => return Ok(()),
+            Some(char) => word.push(char),
+            None => return Err(InvalidUrl { what: "single quote is not closed" }),
+        }
+    }
+}
+
+/// Reads up to the closing quote.
+fn double_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), InvalidUrl> {
+    const UNCLOSED: InvalidUrl = InvalidUrl { what: "double quote is not closed" };
+    loop {
+        match chars.next().ok_or(UNCLOSED)? {
+            '"' => return Ok(()),
+            '\\' => match chars.next().ok_or(UNCLOSED)? {
+                char @ ('"' | '\\' | '$' | '`') => word.push(char),
+                char => word.extend(['\\', char]),
+            },
+            char => word.push(char),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_a_shell_that_expands_nothing() {
+        for (text, expected) in [
+            ("", Some(vec![])),
+            (" \t ", Some(vec![])),
+            ("a  b\tc", Some(vec!["a", "b", "c"])),
+            ("'a b'c\"d e\"f\\ g", Some(vec!["a bcd ef g"])),
+            ("'' \"\"", Some(vec!["", ""])),
+            (r#"'\"$x`'"#, Some(vec![r#"\"$x`"#])),
+            (r#""\"\\\$\`\x""#, Some(vec![r#""\$`\x"#])),
+            ("$HOME ~ *; | & > `x` #c", Some(vec!["$HOME", "~", "*;", "|", "&", ">", "`x`", "#c"])),
+            ("größe 'ä ö'", Some(vec!["größe", "ä ö"])),
+            ("'open", None),
+            ("\"open", None),
+            ("\"open\\", None),
+            ("end\\", None),
+            ("nul\0", None),
+        ] {
+            assert_eq!(
+                split(text).ok(),
+                expected.map(|words| words.into_iter().map(str::to_owned).collect()),
+                "{text}"
+            );
+        }
+    }
+}

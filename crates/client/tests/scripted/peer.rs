@@ -1,0 +1,269 @@
+//! One connection as the scripted server has it: reads what the client says, answers, or misbehaves.
+//! It must not know processes beyond their names.
+
+use std::{collections::VecDeque, time::Duration};
+
+use exec_server_client::protocol::{base64, capabilities::ServerCapabilities};
+use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Stream};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use super::{SESSION, within};
+
+/// Which server is played.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One of ours, with this window.
+    Current { window: u64 },
+    /// The head of the reference: has `environment/info`, keeps write ids.
+    H,
+    /// The older reference: has neither.
+    S,
+    /// The first one.
+    V0,
+}
+
+/// One of ours, with the window of the release.
+pub(crate) const CURRENT: Kind = Kind::Current { window: 4 << 20 };
+
+impl Kind {
+    /// What it answers to `initialize`.
+    pub(crate) fn greeting(self) -> Value {
+        match self {
+            Self::Current { window } => {
+                let capabilities = ServerCapabilities { ack_window_bytes: window, ..ServerCapabilities::served() };
+                json!({"sessionId": SESSION, "protocolVersion": "exec-server.v0", "capabilities": capabilities})
+            }
+            Self::H | Self::S => json!({"sessionId": SESSION}),
+            Self::V0 => json!({"protocolVersion": "exec-server.v0"}),
+        }
+    }
+}
+
+/// A request of the client.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) id: i64,
+    pub(crate) method: String,
+    pub(crate) params: Value,
+}
+
+/// The server's end of a connection.
+pub(crate) struct Peer {
+    receiver: Receiver,
+    outbox: Outbox,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    kind: Kind,
+    /// Acknowledgements that were passed over on the way to something else.
+    acks: VecDeque<(String, u64)>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl Peer {
+    pub(super) fn new(stream: Stream, framing: Framing) -> Self {
+        let receiver = Receiver::new(framing, stream.reader, stream.leftover);
+        let outbox = Outbox::new(framing);
+        Self { receiver, outbox, writer: stream.writer, kind: super::peer::CURRENT, acks: VecDeque::new() }
+    }
+
+    /// The next message, acknowledgements too; `None` when the client has closed.
+    pub(crate) async fn recv(&mut self) -> Option<Value> {
+        loop {
+            match within(self.receiver.recv()).await {
+                Ok(Inbound::Message(bytes)) => return Some(serde_json::from_slice(&bytes).unwrap()),
+                Ok(Inbound::Ping(payload)) => {
+                    self.outbox.pong(&payload);
+                    within(self.outbox.flush_to(&mut self.writer)).await.ok();
+                }
+                Ok(Inbound::Pong(_)) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// The next message that is not an acknowledgement.
+    async fn message(&mut self) -> Value {
+        loop {
+            let message = self.recv().await.expect("the client goes on");
+            match self.as_ack(&message) {
+                Some(ack) => self.acks.push_back(ack),
+                None => return message,
+            }
+        }
+    }
+
+    fn as_ack(&self, message: &Value) -> Option<(String, u64)> {
+        let params = &message["params"];
+        let is_ack = message["method"] == "process/ack";
+        is_ack.then(|| (params["processId"].as_str().unwrap().to_owned(), params["seq"].as_u64().unwrap()))
+    }
+
+    /// The next acknowledgement: of which process, and up to where.
+    pub(crate) async fn ack(&mut self) -> (String, u64) {
+        if let Some(ack) = self.acks.pop_front() {
+            return ack;
+        }
+        let message = self.recv().await.expect("the client goes on");
+        self.as_ack(&message).unwrap_or_else(|| panic!("not an acknowledgement: {message}"))
+    }
+
+    /// Whether the client says nothing, however long a moment lasts.
+    pub(crate) async fn is_silent(&mut self) -> bool {
+        self.acks.is_empty() && timeout(Duration::from_millis(1), self.receiver.recv()).await.is_err()
+    }
+
+    /// Whether the client has left.
+    pub(crate) async fn is_left(&mut self) -> bool {
+        self.recv().await.is_none()
+    }
+
+    /// The next request, whatever it is.
+    pub(crate) async fn any_request(&mut self) -> Request {
+        let message = self.message().await;
+        let id = message["id"].as_i64().unwrap_or_else(|| panic!("not a request: {message}"));
+        Request { id, method: message["method"].as_str().unwrap().to_owned(), params: message["params"].clone() }
+    }
+
+    /// The next request, which must be of this method.
+    pub(crate) async fn request(&mut self, method: &str) -> Request {
+        let request = self.any_request().await;
+        assert_eq!(request.method, method, "{request:?}");
+        request
+    }
+
+    /// Answers the next request, which must be of this method; returns its params.
+    pub(crate) async fn serve(&mut self, method: &str, result: Value) -> Value {
+        let request = self.request(method).await;
+        self.answer(&request, result).await;
+        request.params
+    }
+
+    /// The handshake as this kind of server does it; returns the params of `initialize`.
+    pub(crate) async fn initialize(&mut self, kind: Kind) -> Value {
+        self.kind = kind;
+        let params = self.serve("initialize", kind.greeting()).await;
+        self.initialized().await;
+        params
+    }
+
+    /// The client's last word of the handshake.
+    pub(crate) async fn initialized(&mut self) {
+        let message = self.message().await;
+        assert_eq!(message, json!({"method": "initialized", "params": {}}));
+    }
+
+    /// Serves a start; returns its params.
+    pub(crate) async fn serve_start(&mut self) -> Value {
+        let mut request = self.any_request().await;
+        if request.method == "environment/info" {
+            self.answer_info(&request).await;
+            request = self.any_request().await;
+        }
+        let id = request.params["processId"].clone();
+        let result = match (request.method.as_str(), self.kind) {
+            ("process/start", Kind::Current { .. }) => json!({"processId": id, "sandboxType": "none", "pid": 4321}),
+            ("process/start", Kind::H) => json!({"processId": id, "sandboxType": "none"}),
+            ("process/start", Kind::S) => json!({"processId": id}),
+            ("command/exec", Kind::V0) => {
+                json!({"processId": id, "pid": 77, "running": true, "exitCode": null, "stdout": null, "stderr": null})
+            }
+            other => panic!("not a start: {other:?}"),
+        };
+        self.answer(&request, result).await;
+        request.params
+    }
+
+    /// What this kind of server says of its host.
+    pub(crate) async fn answer_info(&mut self, request: &Request) {
+        match self.kind {
+            Kind::Current { .. } | Kind::H => {
+                let shell = json!({"name": "sh", "path": "/bin/sh"});
+                self.answer(request, json!({"shell": shell, "cwd": "file:///srv"})).await;
+            }
+            Kind::S | Kind::V0 => self.refuse(request, -32601, None, "unknown method environment/info").await,
+        }
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer(&mut self, request: &Request, result: Value) {
+        self.send(&json!({"id": request.id, "result": result})).await;
+    }
+
+    /// Answers a request with an error.
+    pub(crate) async fn refuse(&mut self, request: &Request, code: i64, kind: Option<&str>, message: &str) {
+        let mut error = json!({"code": code, "message": message});
+        if let Some(kind) = kind {
+            error["data"] = json!({"kind": kind});
+        }
+        self.send(&json!({"id": request.id, "error": error})).await;
+    }
+
+    /// Sends a notification.
+    pub(crate) async fn notify(&mut self, method: &str, params: Value) {
+        self.send(&json!({"method": method, "params": params})).await;
+    }
+
+    /// Sends output of a process.
+    pub(crate) async fn output(&mut self, id: &str, seq: u64, bytes: impl AsRef<[u8]>) {
+        self.output_on(id, seq, "stdout", bytes).await;
+    }
+
+    /// Sends output of a process on one of its streams.
+    pub(crate) async fn output_on(&mut self, id: &str, seq: u64, stream: &str, bytes: impl AsRef<[u8]>) {
+        let chunk = base64::encode(bytes.as_ref());
+        self.notify("process/output", json!({"processId": id, "seq": seq, "stream": stream, "chunk": chunk})).await;
+    }
+
+    /// Tells the exit of a process.
+    pub(crate) async fn exited(&mut self, id: &str, seq: u64, code: i32) {
+        self.notify("process/exited", json!({"processId": id, "seq": seq, "exitCode": code})).await;
+    }
+
+    /// Tells the close of a process.
+    pub(crate) async fn closed(&mut self, id: &str, seq: u64) {
+        self.notify("process/closed", json!({"processId": id, "seq": seq})).await;
+    }
+
+    /// Sends a message; the client may be gone.
+    pub(crate) async fn send(&mut self, message: &Value) {
+        self.outbox.message(0, |buf| serde_json::to_writer(buf, message).unwrap());
+        within(self.outbox.flush_to(&mut self.writer)).await.ok();
+    }
+
+    /// Sends bytes as they are, whatever they mean; the client may be gone.
+    pub(crate) async fn raw(&mut self, bytes: impl AsRef<[u8]>) {
+        within(self.writer.write_all(bytes.as_ref())).await.ok();
+    }
+
+    /// Says that nothing more will come, and stays to be spoken to.
+    pub(crate) async fn half_close(&mut self) {
+        within(self.writer.shutdown()).await.unwrap();
+    }
+
+    /// Cuts the connection.
+    pub(crate) fn cut(self) {
+        drop(self);
+    }
+}
+
+/// The answer to a `process/read`: chunks by their numbers, and how it stands.
+pub(crate) fn read_result(chunks: &[(u64, &str)], next_seq: u64, exit_code: Option<i32>, closed: bool) -> Value {
+    let chunk =
+        |(seq, text): &(u64, &str)| json!({"seq": seq, "stream": "stdout", "chunk": base64::encode(text.as_bytes())});
+    json!({
+        "chunks": chunks.iter().map(chunk).collect::<Vec<_>>(),
+        "nextSeq": next_seq,
+        "exited": exit_code.is_some(),
+        "exitCode": exit_code,
+        "closed": closed,
+        "failure": null,
+    })
+}

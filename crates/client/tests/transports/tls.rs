@@ -1,0 +1,190 @@
+//! `wss://` against a server with certificates made on the spot.
+#![cfg(feature = "tls")]
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use exec_server_client::{
+    Error, ErrorKind,
+    transport::{Connect as _, Connection, Dialer, Tls},
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::aws_lc_rs::default_provider,
+    server::{NoClientAuth, WebPkiClientVerifier, danger::ClientCertVerifier},
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use crate::{upgrade, within};
+
+/// An authority, and files of what it vouches for.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: TempDir,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
+        Self { issuer, dir }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.dir.path().join("ca.pem")
+    }
+
+    /// Files of a certificate for this name, and of its key.
+    fn vouch(&self, name: &str) -> (PathBuf, PathBuf) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let paths = (self.dir.path().join(format!("{name}.pem")), self.dir.path().join(format!("{name}.key")));
+        fs::write(&paths.0, certificate.pem()).unwrap();
+        fs::write(&paths.1, key.serialize_pem()).unwrap();
+        paths
+    }
+}
+
+/// A server's side: its certificate, and the authority whose clients it takes.
+fn acceptor((cert, key): &(PathBuf, PathBuf), clients: Option<&Authority>) -> TlsAcceptor {
+    let provider = Arc::new(default_provider());
+    let verifier: Arc<dyn ClientCertVerifier> = match clients {
+        None => Arc::new(NoClientAuth),
+        Some(authority) => {
+            let mut roots = RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_file(authority.ca()).unwrap()).unwrap();
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build().unwrap()
+        }
+    };
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![CertificateDer::from_pem_file(cert).unwrap()],
+            PrivateKeyDer::from_pem_file(key).unwrap(),
+        )
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// Dials a server by `host`; on success one message went each way, and the request's head comes back.
+async fn check(host: &str, acceptor: TlsAcceptor, tls: Tls) -> Result<String, Error> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut dialer = Dialer::new(format!("wss://{host}:{port}/?token=s3cret").parse().unwrap());
+    dialer.tls = tls;
+    let serving = async {
+        let (socket, _) = listener.accept().await.unwrap();
+        match acceptor.accept(socket).await {
+            Ok(secured) => Some(upgrade::serve(secured).await.0),
+            Err(_) => None,
+        }
+    };
+    let dialing = async {
+        let connection: Connection = dialer.connect().await?;
+        assert!(connection.stream.probe.is_some(), "the kernel is asked about the peer below TLS");
+        upgrade::greet(connection).await;
+        Ok(())
+    };
+    let (head, dialed) = within(async { tokio::join!(serving, dialing) }).await;
+    if let Err(error) = &dialed {
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+    }
+    dialed.map(|()| head.expect("the server took the client"))
+}
+
+fn check_refused(result: Result<String, Error>, word: &str) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    assert!(error.to_string().contains(word), "`{word}` in: {error}");
+}
+
+#[tokio::test]
+async fn the_own_authority_is_trusted_and_no_other() {
+    let ours = Authority::new("ours");
+    let server = ours.vouch("localhost");
+    let head = check("localhost", acceptor(&server, None), Tls::default().ca_file(ours.ca())).await.unwrap();
+    assert!(head.contains("\r\nAuthorization: Bearer s3cret\r\n") && head.starts_with("GET / "), "{head}");
+    for name in ["other", "ours"] {
+        let other = Authority::new(name);
+        let refused = check("localhost", acceptor(&server, None), Tls::default().ca_file(other.ca())).await;
+        check_refused(refused, "name the file of its CA");
+    }
+}
+
+#[tokio::test]
+async fn an_address_may_be_what_the_certificate_is_for() {
+    let authority = Authority::new("authority");
+    let server = authority.vouch("127.0.0.1");
+    check("127.0.0.1", acceptor(&server, None), Tls::default().ca_file(authority.ca())).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_name_is_refused() {
+    let authority = Authority::new("authority");
+    let server = authority.vouch("elsewhere.example");
+    let refused = check("localhost", acceptor(&server, None), Tls::default().ca_file(authority.ca())).await;
+    check_refused(refused, "another name");
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_shown_where_it_is_asked_for() {
+    let (servers, clients) = (Authority::new("servers"), Authority::new("clients"));
+    let server = servers.vouch("localhost");
+    let (cert, key) = clients.vouch("me");
+    let tls = Tls::default().ca_file(servers.ca());
+    let mine = tls.clone().client_cert(cert, key);
+    check("localhost", acceptor(&server, Some(&clients)), mine).await.unwrap();
+    let nobody = check("localhost", acceptor(&server, Some(&clients)), tls.clone()).await;
+    check_refused(nobody, "client certificate");
+    for name in ["others", "clients"] {
+        let others = Authority::new(name);
+        let (cert, key) = others.vouch("stranger");
+        let stranger = check("localhost", acceptor(&server, Some(&clients)), tls.clone().client_cert(cert, key)).await;
+        check_refused(stranger, "client certificate");
+    }
+}
+
+#[tokio::test]
+async fn files_that_are_no_certificates_are_named() {
+    let authority = Authority::new("authority");
+    let server = authority.vouch("localhost");
+    let (cert, key) = authority.vouch("me");
+    let empty = authority.dir.path().join("empty.pem");
+    fs::write(&empty, "nothing").unwrap();
+    let tls = Tls::default().ca_file(authority.ca());
+    for (tls, word) in [
+        (Tls::default().ca_file(&empty), "no certificate in"),
+        (Tls::default().ca_file(authority.dir.path().join("none.pem")), "none.pem"),
+        (tls.clone().client_cert(&empty, &key), "no certificate in"),
+        (tls.clone().client_cert(&cert, &empty), "empty.pem"),
+        (tls.client_cert(&cert, &server.1), "set TLS up"),
+    ] {
+        check_refused(check("localhost", acceptor(&server, None), tls).await, word);
+    }
+}
+
+#[tokio::test]
+async fn a_plain_server_is_recognized() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authority = Authority::new("authority");
+    let mut dialer = Dialer::new(format!("wss://{}", listener.local_addr().unwrap()).parse().unwrap());
+    dialer.tls = Tls::default().ca_file(authority.ca());
+    let serving = async {
+        use tokio::io::AsyncWriteExt as _;
+        let (mut socket, _) = listener.accept().await.unwrap();
+        socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        socket
+    };
+    let (connected, _socket) = within(async { tokio::join!(dialer.connect(), serving) }).await;
+    check_refused(connected.map(|_| String::new()), "plain `ws://`");
+}

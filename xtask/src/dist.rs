@@ -1,0 +1,389 @@
+//! `cargo xtask dist`: the files that a user gets, checked before they are shown.
+//!
+//! Owns the layout of the package and how its one static program is made; knows nothing of what the program does but how to
+//! ask it for its own pages. The folder is made aside and moved into its place whole:
+//!
+//! ```text
+//! dist/exec-server                            the program alone, to copy to a host
+//! dist/exec-server-VERSION-TRIPLE.tar.gz      program, pages, completions, licences; installs by itself, too
+//! dist/install.sh, dist/SHA256SUMS
+//! ```
+//!
+//! The program is linked with musl where the toolchain and the C compiler have it, else with a static glibc. That one carries
+//! `files` and `dns` of the name service inside, so `/etc/hosts` and `/etc/resolv.conf` work on a host without any library.
+//! Other services that a host's `nsswitch.conf` names are loaded from that host, and skipped where they are not there or
+//! belong to another glibc: a name that only `resolve` or `mdns` knows may be found by `ping` and not by this program.
+
+mod third_party;
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{cargo, server::Setup};
+
+/// Of this crate and, by the workspace, of the program.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Commands that have a manual page of their own; the program knows the text.
+const PAGES: &[&str] = &["run", "ps", "logs", "attach", "kill", "wait", "forget", "serve", "dial-stdio"];
+
+/// Where a shell looks for its completions below a prefix.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "share/bash-completion/completions/exec-server"),
+    ("zsh", "share/zsh/site-functions/_exec-server"),
+    ("fish", "share/fish/vendor_completions.d/exec-server.fish"),
+];
+
+const DOCUMENTS: &[&str] = &["README.md", "CHANGELOG.md", "PROTOCOL.md", "LICENSE-APACHE", "LICENSE-MIT"];
+
+/// Options of `cargo xtask dist`.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Build for this target [default: the host's, with musl where it is installed]
+    #[arg(long, value_name = "TRIPLE")]
+    target: Option<String>,
+    /// Where to put the files [default: `dist` in cargo's target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let host = rustc(&["-vV"])?;
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("`rustc -vV` names no host")?;
+    let target = match &options.target {
+        Some(target) => target.clone(),
+        None => default_target(host)?,
+    };
+    let out = match &options.out {
+        Some(out) => std::path::absolute(out)?,
+        None => cargo::target_dir().join("dist"),
+    };
+    ensure_ours(&out)?;
+    let program = build(&target, host)?;
+    ensure_static(&fs::read(&program)?).with_context(|| format!("check `{}`", program.display()))?;
+
+    // Who else is of this architecture runs here; for the rest the host's own build writes the pages.
+    let runs_here = architecture(&target) == architecture(host);
+    let speaker = if runs_here { program.clone() } else { cargo::server_binary(None)? };
+    let parent = out.parent().context("the root is no place for `dist`")?;
+    fs::create_dir_all(parent)?;
+    let making = tempfile::Builder::new().prefix(".dist-").tempdir_in(parent)?;
+    fs::set_permissions(making.path(), fs::Permissions::from_mode(0o755))?;
+    let name = format!("exec-server-{VERSION}-{target}");
+    let aside = tempfile::tempdir()?;
+    let tree = aside.path().join(&name);
+    fill(&tree, &program, &speaker, &target)?;
+    pack(&tree, &making.path().join(format!("{name}.tar.gz")), commit_date()?)?;
+    copy(&program, &making.path().join("exec-server"), 0o755)?;
+    copy(&cargo::root().join("install.sh"), &making.path().join("install.sh"), 0o755)?;
+    write_sums(making.path())?;
+    if runs_here {
+        check_program(&making.path().join("exec-server"))?;
+        check_install(making.path(), &tree)?;
+    } else {
+        eprintln!("dist: not run, because this machine is no {}", architecture(&target));
+    }
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("remove the old `{}`", out.display()))?;
+    }
+    fs::rename(making.keep(), &out).with_context(|| format!("move the files to `{}`", out.display()))?;
+    print_sizes(&out)
+}
+
+/// What `rustc` of this toolchain prints.
+fn rustc(args: &[&str]) -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = stdout_of(Command::new(rustc).current_dir(cargo::root()).args(args))?;
+    Ok(String::from_utf8(output)?)
+}
+
+/// Musl needs its standard library in the toolchain, and a C compiler for the cryptography of TLS.
+fn default_target(host: &str) -> Result<String> {
+    let architecture = architecture(host);
+    let musl = format!("{architecture}-unknown-linux-musl");
+    let library = Path::new(rustc(&["--print", "sysroot"])?.trim_end()).join("lib/rustlib").join(&musl).join("lib");
+    let compilers = [format!("{architecture}-linux-musl-gcc"), "musl-gcc".to_owned()];
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let has_compiler =
+        std::env::split_paths(&search).any(|folder| compilers.iter().any(|name| folder.join(name).is_file()));
+    Ok(if library.is_dir() && has_compiler { musl } else { host.to_owned() })
+}
+
+fn architecture(triple: &str) -> &str {
+    triple.split('-').next().unwrap_or(triple)
+}
+
+/// The static program. Only its own crate gets the flag, and libraries are chosen when it is linked: all dependencies are
+/// those of the release build, so that after one only this crate is compiled again. Cargo keeps both programs apart.
+fn build(target: &str, host: &str) -> Result<PathBuf> {
+    eprintln!("dist: building for {target}");
+    let begun = Instant::now();
+    let mut command = cargo::cargo(&["rustc", "--release", "--locked", "-p", "exec-server", "--bin", "exec-server"]);
+    let mut folder = cargo::target_dir();
+    if target != host {
+        command.args(["--target", target]);
+        folder.push(target);
+    }
+    cargo::check(command.args(["--", "-C", "target-feature=+crt-static"]).stdout(Stdio::null()))?;
+    eprintln!("dist: built in {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(folder.join("release/exec-server"))
+}
+
+/// Refuses a program that would look for a loader or a library on the host it is copied to.
+fn ensure_static(elf: &[u8]) -> Result<()> {
+    const DYNAMIC: u64 = 2;
+    const INTERPRETER: u64 = 3;
+    const NEEDED: u64 = 1;
+    let number = |offset: u64, bytes: usize| -> Result<u64> {
+        let from = usize::try_from(offset)?;
+        let part = elf.get(from..from + bytes).context("it ends too early")?;
+        Ok(part.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    };
+    ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "not a 64-bit little-endian ELF file");
+    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    for entry in (0..count).map(|index| table + index * size) {
+        match number(entry, 4)? {
+            INTERPRETER => bail!("it is linked dynamically: it names an interpreter"),
+            DYNAMIC => {
+                let (begin, bytes) = (number(entry + 8, 8)?, number(entry + 32, 8)?);
+                for tag in (begin..begin + bytes).step_by(16) {
+                    ensure!(number(tag, 8)? != NEEDED, "it is linked dynamically: it needs a library");
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Lays out what the package holds, as it lies below a prefix.
+fn fill(tree: &Path, program: &Path, speaker: &Path, target: &str) -> Result<()> {
+    copy(program, &tree.join("bin/exec-server"), 0o755)?;
+    copy(&cargo::root().join("install.sh"), &tree.join("install.sh"), 0o755)?;
+    for (shell, place) in COMPLETIONS {
+        write(&tree.join(place), &said(speaker, &["completions", shell])?)?;
+    }
+    let pages = tree.join("share/man/man1");
+    write(&pages.join("exec-server.1"), &said(speaker, &["man"])?)?;
+    for page in PAGES {
+        write(&pages.join(format!("exec-server-{page}.1")), &said(speaker, &["man", page])?)?;
+    }
+    let documents = tree.join("share/doc/exec-server");
+    for name in DOCUMENTS {
+        copy(&cargo::root().join(name), &documents.join(name), 0o644)?;
+    }
+    write(&documents.join("THIRD-PARTY.md"), third_party::notices(target)?.as_bytes())?;
+    write_sums(tree)
+}
+
+/// What the program prints for these arguments, which is never nothing.
+fn said(program: &Path, args: &[&str]) -> Result<Vec<u8>> {
+    let said = stdout_of(Command::new(program).args(args))?;
+    ensure!(!said.is_empty(), "`{}` printed nothing for {args:?}", program.display());
+    Ok(said)
+}
+
+fn stdout_of(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{command:?}`"))?;
+    Ok(successful(output).with_context(|| format!("`{command:?}`"))?.stdout)
+}
+
+fn successful(output: Output) -> Result<Output> {
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "it ended with {}: {}", output.status, error.trim_end());
+    Ok(output)
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    let folder = path.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(folder)?;
+    fs::write(path, content).with_context(|| format!("write `{}`", path.display()))
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    write(to, &fs::read(from).with_context(|| format!("read `{}`", from.display()))?)?;
+    Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
+}
+
+/// Files below a folder by their path from there, sorted.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    fn collect(folder: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+        for entry in fs::read_dir(folder.join(below))? {
+            let entry = entry?;
+            let path = below.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                collect(folder, &path, found)?;
+            } else {
+                found.push(path);
+            }
+        }
+        Ok(())
+    }
+    let mut found = Vec::new();
+    collect(folder, Path::new(""), &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+/// `SHA256SUMS` of every other file of a folder, in the format of the tool that checks it.
+fn write_sums(folder: &Path) -> Result<()> {
+    let names = files(folder)?;
+    let sums = stdout_of(Command::new("sha256sum").current_dir(folder).arg("--").args(names))?;
+    write(&folder.join("SHA256SUMS"), &sums)
+}
+
+/// The same bytes for the same tree, whoever packs it and when.
+fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
+    let (parent, name) = (tree.parent().context("a folder")?, tree.file_name().context("a name")?);
+    let mut tar = Command::new("tar");
+    tar.current_dir(parent).env("LC_ALL", "C").arg(format!("--mtime=@{date}"));
+    // Modes as of umask 022, so that those of the one who packs do not show.
+    tar.args([
+        "--sort=name",
+        "--format=ustar",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--mode=u+rw,go+r,go-w,a+X",
+    ]);
+    let tar = stdout_of(tar.args(["-cf", "-"]).arg(name))?;
+    // Without `-n` the header would hold the time.
+    let mut gzip = Command::new("gzip")
+        .args(["-9", "-n"])
+        .stdin(Stdio::piped())
+        .stdout(fs::File::create(to)?)
+        .spawn()
+        .context("start `gzip`")?;
+    gzip.stdin.take().context("standard input is a pipe")?.write_all(&tar)?;
+    let status = gzip.wait()?;
+    ensure!(status.success(), "`gzip` failed: {status}");
+    Ok(())
+}
+
+/// When the packed commit was made, in seconds since 1970; `SOURCE_DATE_EPOCH` where the source is no clone.
+fn commit_date() -> Result<u64> {
+    let date = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(date) => date,
+        Err(_) => {
+            let mut git = Command::new("git");
+            let date = stdout_of(git.current_dir(cargo::root()).args(["log", "-1", "--format=%ct"]));
+            String::from_utf8(date.context("find the date of the commit; else set `SOURCE_DATE_EPOCH`")?)?
+        }
+    };
+    date.trim_end().parse().with_context(|| format!("not a date in seconds: `{}`", date.trim_end()))
+}
+
+/// The program serves, and reaches its server by a host's name: what a static C library could get wrong.
+fn check_program(program: &Path) -> Result<()> {
+    let setup = Setup::new(program)?.arg("--kill-on-exit");
+    let server = setup.start()?;
+    let url = server.address.url.replacen("127.0.0.1", "localhost", 1);
+    let mut client = Command::new(program);
+    client.args(["run", "-n", "--", "echo", "hello"]).env("EXEC_SERVER_URL", url);
+    let said = stdout_of(&mut client).context("run a command through `localhost`")?;
+    ensure!(said == b"hello\n", "the command printed {said:?}");
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    eprintln!("dist: the program is static, runs and finds `localhost`");
+    Ok(())
+}
+
+/// The installer takes this very folder, puts all of the package in its place and takes all of it back.
+fn check_install(folder: &Path, tree: &Path) -> Result<()> {
+    let home = tempfile::Builder::new().prefix("exec-server-dist-").tempdir()?;
+    let installer = |args: &[&str]| {
+        let mut command = Command::new("sh");
+        command.arg(folder.join("install.sh")).args(args).env_remove("PREFIX").env("HOME", home.path());
+        stdout_of(&mut command)
+    };
+    installer(&[]).context("install")?;
+    let prefix = home.path().join(".local");
+    let mut packed = files(tree)?;
+    packed.retain(|path| path.starts_with("bin") || path.starts_with("share"));
+    let installed = files(&prefix)?;
+    ensure!(installed == packed, "`install.sh` must know each file: packed {packed:?}, installed {installed:?}");
+    let said = said(&prefix.join("bin/exec-server"), &["--version"])?;
+    ensure!(said == format!("exec-server {VERSION}\n").as_bytes(), "the installed program is another: {said:?}");
+    installer(&["--uninstall"]).context("uninstall")?;
+    let left = files(home.path())?;
+    ensure!(left.is_empty(), "left after an uninstall: {left:?}");
+    eprintln!("dist: installs and uninstalls");
+    Ok(())
+}
+
+/// A folder that is replaced must hold nothing but what an earlier run made.
+fn ensure_ours(out: &Path) -> Result<()> {
+    if !out.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(out).with_context(|| format!("list `{}`", out.display()))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let package = name.starts_with("exec-server-") && name.ends_with(".tar.gz");
+        let known = package || ["exec-server", "install.sh", "SHA256SUMS"].contains(&&*name);
+        ensure!(known, "`{}` holds `{name}`, which is not of `dist`: choose another folder", out.display());
+    }
+    Ok(())
+}
+
+fn print_sizes(out: &Path) -> Result<()> {
+    let mut total = 0;
+    for name in files(out)? {
+        let size = fs::metadata(out.join(&name))?.len();
+        println!("{size:>10}  {}", out.join(&name).display());
+        total += size;
+    }
+    println!("{total:>10}  in all");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_package_is_the_same_whenever_it_is_packed() {
+        let folder = tempfile::tempdir().unwrap();
+        let packed = |place: &str, mode: u32, names: [&str; 2]| {
+            let tree = folder.path().join(place).join("tree");
+            for name in names {
+                write(&tree.join(name), name.as_bytes()).unwrap();
+                fs::set_permissions(tree.join(name), fs::Permissions::from_mode(mode)).unwrap();
+                fs::File::open(tree.join(name)).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+            }
+            pack(&tree, &folder.path().join("packed"), 1_700_000_000).unwrap();
+            fs::read(folder.path().join("packed")).unwrap()
+        };
+        let (first, second) = (packed("a", 0o600, ["bin/x", "share/y"]), packed("b", 0o664, ["share/y", "bin/x"]));
+        assert!(!first.is_empty());
+        assert_eq!(first, second);
+    }
+
+    #[test]
+    fn a_program_that_needs_a_library_is_refused() {
+        // The tests themselves are linked as usual.
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let error = ensure_static(&own).unwrap_err().to_string();
+        assert!(error.starts_with("it is linked dynamically"), "{error}");
+        assert!(ensure_static(&own[..64]).is_err());
+        assert!(ensure_static(b"#!/bin/sh\n").is_err());
+    }
+
+    #[test]
+    fn a_folder_with_files_of_others_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        ensure_ours(&folder.path().join("new")).unwrap();
+        fs::write(folder.path().join("SHA256SUMS"), "").unwrap();
+        fs::write(folder.path().join("exec-server-0.1.0-x.tar.gz"), "").unwrap();
+        ensure_ours(folder.path()).unwrap();
+        fs::write(folder.path().join("thesis.txt"), "").unwrap();
+        assert!(ensure_ours(folder.path()).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! C1 and C2: the command line client under faults. Many `exec-server run` while the link is cut or the server killed.
+//!
+//! Each run must end as if nothing had happened: its output, its standard error, its exit code and what its program read.
+
+use std::{net::SocketAddr, thread, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Figures, Setting,
+    lanes::{self, Lanes},
+    proxy::{Fuse, Proxy},
+    relay::Tally,
+};
+use crate::{
+    random::Random,
+    server::{Server, Setup},
+};
+
+/// C1: links are cut at any byte in either direction, also in handshakes, starts and ends.
+pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
+    let (wanted, parallel) = (setting.pick(60, 1000, 20_000), setting.pick(6, 20, 20));
+    let mut random = setting.random("C1");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let proxy = Proxy::with_fuses(server.address.socket, random.fork(), fuse)?;
+    let url = through(&server.address.url, server.address.socket, proxy.address);
+    let nemesis = |lanes: &Lanes| {
+        while proxy.cuts() < wanted && !lanes.is_over() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        proxy.disarm();
+        Ok(proxy.cuts())
+    };
+    let (cuts, tally) = Lanes::new()
+        .run(&setting.binary, &url, (parallel, random), nemesis)
+        .with_context(|| format!("after {} cuts; the server says: {}", proxy.cuts(), setup.log_tail()))?;
+    ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
+    lanes::finish(&setup, server)?;
+    Ok(vec![figures(cuts, parallel, tally)])
+}
+
+/// C2: the server is killed at any moment and started again on its port and state directory.
+pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
+    const PARALLEL: u64 = 4;
+    let wanted = setting.pick(10, 200, 2000);
+    let mut random = setting.random("C2");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let url = server.address.url.clone();
+    let mut times = random.fork();
+    let nemesis = |lanes: &Lanes| kill_often(&setup, server, &mut times, wanted, lanes);
+    let ((server, killed), tally) = Lanes::new()
+        .run(&setting.binary, &url, (PARALLEL, random), nemesis)
+        .with_context(|| format!("the server says: {}", setup.log_tail()))?;
+    ensure!(killed >= wanted, "only {killed} of {wanted} kills in the time there is");
+    lanes::finish(&setup, server)?;
+    Ok(vec![figures(killed, PARALLEL, tally)])
+}
+
+fn figures(injected: u64, parallel: u64, tally: Tally) -> Figures {
+    Figures::default()
+        .set("injected", injected)
+        .set("survived", injected)
+        .set("parallel", parallel)
+        .set("runs", tally.runs)
+        .set("bytes", tally.bytes)
+        .set("quiet_lines", tally.quiet)
+}
+
+/// The same URL at the proxy's port.
+fn through(url: &str, server: SocketAddr, proxy: SocketAddr) -> String {
+    url.replacen(&server.to_string(), &proxy.to_string(), 1)
+}
+
+/// Half of the cuts hit what the client sends. One in six comes within the first bytes: the upgrade, `initialize`, the resume
+/// and what is sent again; more of them would make the client wait longer and longer instead of working.
+fn fuse(random: &mut Random) -> Fuse {
+    let bytes = match random.between(0, 6) {
+        0 => random.between(1, 2500),
+        1 | 2 => random.between(2500, 64 << 10),
+        _ => random.between(64 << 10, 1 << 20),
+    };
+    let to_client = random.one_in(2);
+    Fuse::random(random, bytes, to_client)
+}
+
+fn kill_often(
+    setup: &Setup,
+    mut server: Server,
+    random: &mut Random,
+    wanted: u64,
+    lanes: &Lanes,
+) -> Result<(Server, u64)> {
+    let mut killed = 0;
+    while killed < wanted && !lanes.is_over() {
+        // Now and then time enough for whole runs, and for the pauses between attempts to become short again.
+        let longest = if random.one_in(4) { 1500 } else { 250 };
+        thread::sleep(Duration::from_millis(random.between(5, longest)));
+        server.kill()?;
+        killed += 1;
+        while killed < wanted && random.one_in(8) {
+            let launched = setup.launch()?;
+            thread::sleep(Duration::from_millis(random.between(0, 25)));
+            launched.kill()?;
+            killed += 1;
+        }
+        server = setup.start().with_context(|| format!("after {killed} kills"))?;
+    }
+    Ok((server, killed))
+}

@@ -1,0 +1,289 @@
+//! A program under `exec-server run`, what it is fed, and the oracle of what comes back.
+//!
+//! The program (a child mode of xtask) copies standard input to standard output, numbers its steps on standard error and ends
+//! with a code made from its id. It checks its input itself, record by record: what a client sent twice or not at all is seen
+//! on the far side, whatever the near side believes. Here nothing is known of links, servers and their faults.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write as _},
+    os::fd::BorrowedFd,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::stdio;
+
+use crate::{
+    children::{self, RECORD, Records},
+    random::Random,
+};
+
+/// Input after which the program says a line on standard error.
+const STEP: u64 = 16 << 10;
+
+/// The code of a program whose input was damaged; no id promises it.
+const DAMAGED: i32 = 250;
+
+/// How the quiet line of `run` begins and ends.
+const QUIET: (&[u8], &[u8]) = (b"exec-server: connection lost (", b"); reconnecting\n");
+
+/// Longer than any run may stand still: the longest pause between two attempts to connect is 5 s, and two cores are shared.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The child mode.
+pub(crate) fn child(id: u64) -> Result<()> {
+    let mut records = Records::new(id);
+    let (mut stdin, mut stdout, mut stderr) = (io::stdin().lock(), raw(stdio::stdout())?, raw(stdio::stderr())?);
+    let mut buffer = vec![0; 64 << 10];
+    let mut total = 0_u64;
+    loop {
+        let count = stdin.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        stdout.write_all(&buffer[..count])?;
+        records.push(&buffer[..count]);
+        for step in total / STEP + 1..=(total + count as u64) / STEP {
+            stderr.write_all(step_line(id, step).as_bytes())?;
+        }
+        total += count as u64;
+    }
+    if let Err(error) = records.finish(total / RECORD) {
+        writeln!(stderr, "input damaged: {error:#}")?;
+        std::process::exit(DAMAGED);
+    }
+    stderr.write_all(last_line(id, total).as_bytes())?;
+    std::process::exit(i32::try_from(children::exit_code(id))?)
+}
+
+/// A standard stream without the buffer of the standard library.
+fn raw(stream: BorrowedFd<'_>) -> Result<File> {
+    Ok(File::from(stream.try_clone_to_owned()?))
+}
+
+fn step_line(id: u64, step: u64) -> String {
+    format!("relay {id} step {step}\n")
+}
+
+fn last_line(id: u64, total: u64) -> String {
+    format!("relay {id} took {total} bytes\n")
+}
+
+/// Everything that a program of this id says on standard error when it gets `total` bytes.
+fn talk(id: u64, total: u64) -> Vec<u8> {
+    let mut text: String = (1..=total / STEP).map(|step| step_line(id, step)).collect();
+    text += &last_line(id, total);
+    text.into_bytes()
+}
+
+/// One program and how it is fed.
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    /// Records at most; fewer when `over` is set before.
+    pub(crate) count: u64,
+    /// Sizes of writes and pauses between them.
+    pub(crate) random: Random,
+    /// Longest pause between two writes.
+    pub(crate) pause: Duration,
+}
+
+/// What a run that went well has moved.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) runs: u64,
+    /// Bytes of input, each of which came back as output.
+    pub(crate) bytes: u64,
+    /// Quiet lines about a broken link.
+    pub(crate) quiet: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.bytes += other.bytes;
+        self.quiet += other.quiet;
+    }
+}
+
+/// Starts the program by `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all that comes back. `seen` gets
+/// the pid of `run` while it lives.
+pub(crate) fn carry_out(run: &mut Command, job: Job, over: &AtomicBool, seen: &AtomicU64) -> Result<Tally> {
+    let id = job.id;
+    let program = children::program()?;
+    let mut child = run
+        .args(["--", &program, "child", "relay", &id.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start `{run:?}`"))?;
+    seen.store(u64::from(child.id()), Ordering::Relaxed);
+    let stdin = child.stdin.take().context("standard input is a pipe")?;
+    let mut stdout = child.stdout.take().context("standard output is a pipe")?;
+    let mut stderr = child.stderr.take().context("standard error is a pipe")?;
+    let moved = AtomicU64::new(0);
+    let (fed, records, said, code) = thread::scope(|scope| {
+        let moved = &moved;
+        let feeding = scope.spawn(move || feed(stdin, job, over, moved));
+        let reading = scope.spawn(move || {
+            let mut records = Records::new(id);
+            let read = read_all(&mut stdout, moved, |bytes| records.push(bytes));
+            read.map(|()| records)
+        });
+        let hearing = scope.spawn(move || {
+            let mut said = Vec::new();
+            read_all(&mut stderr, moved, |bytes| said.extend_from_slice(bytes)).map(|()| said)
+        });
+        let code = wait(&mut child, moved);
+        let fed = feeding.join().expect("the feeder does not panic");
+        let records = reading.join().expect("the reader does not panic");
+        let said = hearing.join().expect("the listener does not panic");
+        (fed, records, said, code)
+    });
+    seen.store(0, Ordering::Relaxed);
+    let said = said?;
+    let judged = judge(id, fed, &records?, &said, code?);
+    judged.map_err(|error| error.context(format!("run {id} said on standard error: {}", excerpt(&said))))
+}
+
+/// Writes records until there are enough or the run is over; returns how many.
+fn feed(mut stdin: ChildStdin, mut job: Job, over: &AtomicBool, moved: &AtomicU64) -> Result<u64> {
+    let mut next = 0;
+    let mut bytes = Vec::new();
+    while next < job.count && !over.load(Ordering::Relaxed) {
+        // Mostly small, now and then more than a pipe holds.
+        let most = if job.random.one_in(8) { 12_000 } else { 600 };
+        let end = job.count.min(next + job.random.between(1, most));
+        bytes.clear();
+        for counter in next..end {
+            bytes.extend_from_slice(&job.id.to_le_bytes());
+            bytes.extend_from_slice(&counter.to_le_bytes());
+        }
+        stdin.write_all(&bytes).with_context(|| format!("feed record {next}"))?;
+        next = end;
+        moved.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        if !job.pause.is_zero() {
+            thread::sleep(job.pause * u32::try_from(job.random.between(0, 1000))? / 1000);
+        }
+    }
+    Ok(next)
+}
+
+fn read_all(from: &mut impl Read, moved: &AtomicU64, mut take: impl FnMut(&[u8])) -> Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = from.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        take(&buffer[..count]);
+        moved.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+/// The exit code, unless nothing moves for too long: then the run is ended, so that its pipes end as well.
+fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
+    let (mut last, mut since) = (moved.load(Ordering::Relaxed), Instant::now());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return status.code().ok_or_else(|| anyhow!("`run` itself was ended: {status}"));
+        }
+        let now = moved.load(Ordering::Relaxed);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        if since.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("nothing moved for {} s after {last} bytes", PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(3));
+    }
+}
+
+fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -> Result<Tally> {
+    // A feeder that failed met a `run` that had ended; its code and words say more.
+    let count = match fed {
+        Ok(count) => count,
+        Err(error) => return Err(error.context(format!("`run` ended with {code} before its input did"))),
+    };
+    records.finish(count).with_context(|| format!("output, and exit code {code}"))?;
+    let (words, quiet) = without_quiet_lines(said);
+    let expected = talk(id, count * RECORD);
+    if words != expected {
+        let at = words.iter().zip(&expected).take_while(|(is, should)| is == should).count();
+        let from = at.saturating_sub(40);
+        let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[from..bytes.len().min(at + 120)]).into_owned();
+        bail!("standard error differs at byte {at}: `{}` instead of `{}`", part(&words), part(&expected));
+    }
+    let promised = children::exit_code(id);
+    ensure!(i64::from(code) == promised, "exit code {code} instead of {promised}");
+    Ok(Tally { runs: 1, bytes: count * RECORD, quiet })
+}
+
+/// What the program said, and how many lines of `run` stood between. One of them may stand inside a line of the program, because
+/// a piece of output may end there.
+fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
+    let (begin, end) = QUIET;
+    let (mut rest, mut words, mut quiet) = (said, Vec::with_capacity(said.len()), 0);
+    while let Some(at) = find(rest, begin) {
+        let line = &rest[at..];
+        let Some(length) = find(line, end).map(|at| at + end.len()) else { break };
+        words.extend_from_slice(&rest[..at]);
+        rest = &line[length..];
+        quiet += 1;
+    }
+    words.extend_from_slice(rest);
+    (words, quiet)
+}
+
+fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes.windows(part.len()).position(|window| window == part)
+}
+
+/// Lines that are not the program's steps, the last of them.
+fn excerpt(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.contains(" step ")).collect();
+    lines[lines.len().saturating_sub(8)..].join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(id: u64, counters: impl Iterator<Item = u64>) -> Records {
+        let mut records = Records::new(id);
+        for counter in counters {
+            records.push(&[id.to_le_bytes(), counter.to_le_bytes()].concat());
+        }
+        records
+    }
+
+    #[test]
+    fn quiet_lines_are_taken_out_wherever_they_stand() {
+        let line = b"exec-server: connection lost (reset); reconnecting\n".as_slice();
+        let said = [line, b"relay 1 st", line, line, b"ep 1\nrelay"].concat();
+        assert_eq!(without_quiet_lines(&said), (b"relay 1 step 1\nrelay".to_vec(), 3));
+        let other = b"exec-server: connection lost (reset); something else".as_slice();
+        assert_eq!(without_quiet_lines(other), (other.to_vec(), 0));
+    }
+
+    #[test]
+    fn each_kind_of_damage_is_seen() {
+        let (id, count) = (7, 3000);
+        let said = talk(id, count * RECORD);
+        let code = i32::try_from(children::exit_code(id)).unwrap();
+        let whole = || records(id, 0..count);
+        assert_eq!(judge(id, Ok(count), &whole(), &said, code).unwrap().bytes, count * RECORD);
+        assert!(judge(id, Ok(count), &whole(), &said, 0).is_err());
+        assert!(judge(id, Ok(count), &whole(), &said[1..], code).is_err());
+        assert!(judge(id, Ok(count), &records(id, 1..count), &said, code).is_err());
+        let twice = records(id, (0..count).chain([5]));
+        assert!(judge(id, Ok(count), &twice, &said, code).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! The README's script, taken out of the document and run against a real server.
+//!
+//! Owns a Python environment under the target folder. Needs Python 3 with `venv`, and the package index once.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::world::World;
+use crate::{cargo, server::Setup};
+
+pub(super) fn run(world: &World) -> Result<Vec<String>> {
+    let python = python()?;
+    let script = readme_script()?;
+    // Sessions of foreign clients end with the server here.
+    let setup = Setup::new(&world.binary)?.arg("--kill-on-exit");
+    let server = setup.start()?;
+    let file = setup.scratch().join("readme.py");
+    fs::write(&file, &script)?;
+    let url = &server.address.url;
+    let mut passed = Vec::new();
+    for (name, check) in CHECKS {
+        check(&Readme { python: &python, file: &file, url }).with_context(|| format!("`{name}`"))?;
+        passed.push((*name).to_owned());
+    }
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    Ok(passed)
+}
+
+/// The README's script and what it needs to run.
+struct Readme<'a> {
+    python: &'a Path,
+    file: &'a Path,
+    url: &'a str,
+}
+
+impl Readme<'_> {
+    fn run(&self, argv: &[&str]) -> Result<Output> {
+        Command::new(self.python).arg(self.file).arg(self.url).args(argv).output().context("start Python")
+    }
+}
+
+type Check = fn(&Readme<'_>) -> Result<()>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("the README's script is ten lines", |readme| {
+        let lines = fs::read_to_string(readme.file)?.lines().count();
+        ensure!(lines == 10, "it has {lines} lines");
+        Ok(())
+    }),
+    ("the README's script runs a command", |readme| {
+        let output = readme.run(&["echo", "hello"])?;
+        ensure!(output.status.success() && output.stdout == b"hello\n", "{output:?}");
+        Ok(())
+    }),
+    ("the README's script gets much output whole", |readme| {
+        let output = readme.run(&["seq", "1", "400000"])?;
+        let expected: String = (1..=400_000).map(|number| format!("{number}\n")).collect();
+        ensure!(output.stdout == expected.as_bytes(), "{} of {} bytes", output.stdout.len(), expected.len());
+        Ok(())
+    }),
+    ("the README's script says what went wrong", |readme| {
+        let output = readme.run(&["no-such-program"])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && said.contains("no-such-program"), "{output:?}");
+        Ok(())
+    }),
+];
+
+/// The one Python block of the README.
+fn readme_script() -> Result<String> {
+    let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
+    let (_, rest) = readme.split_once("```python\n").context("README.md has no Python block")?;
+    let (script, _) = rest.split_once("```").context("the Python block of README.md does not end")?;
+    Ok(script.to_owned())
+}
+
+/// A Python with the package `websockets`, made once.
+fn python() -> Result<PathBuf> {
+    let venv = cargo::target_dir().join("interop/venv");
+    let python = venv.join("bin/python3");
+    let installed = Command::new(&python).args(["-c", "import websockets.sync.client"]).output();
+    if installed.is_ok_and(|output| output.status.success()) {
+        return Ok(python);
+    }
+    fs::create_dir_all(cargo::target_dir().join("interop"))?;
+    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
+    cargo::check(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "websockets>=13",
+    ]))
+    .context("install the Python package `websockets`")?;
+    Ok(python)
+}
