@@ -75,7 +75,7 @@ fn test() -> Result<()> {
     let temporary = tempfile::Builder::new().prefix("exec-server-ci-").tempdir()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let tests = run_and_reap(&mut in_folder(&["test", "--workspace"], temporary.path()));
-    let left = nothing_left(Some(temporary.path()));
+    let left = nothing_left(temporary.path());
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)
 }
@@ -111,16 +111,13 @@ fn in_folder(args: &[&str], folder: &Path) -> Command {
 }
 
 /// Fails if a process that lost its parent to us, or a file in the folder, is still there after a moment.
-pub(crate) fn nothing_left(folder: Option<&Path>) -> Result<()> {
+pub(crate) fn nothing_left(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         reap()?;
         let processes: Vec<_> =
             orphans().map(|pid| format!("{} {pid}", server::comm(pid).unwrap_or_default())).collect();
-        let files: Vec<_> = match folder {
-            Some(folder) => fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect(),
-            None => Vec::new(),
-        };
+        let files: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
         if processes.is_empty() && files.is_empty() {
             println!("left behind: nothing");
             return Ok(());

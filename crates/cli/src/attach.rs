@@ -6,6 +6,7 @@
 use std::{
     io::{self, IsTerminal as _},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -13,6 +14,8 @@ use exec_server_client::{
     Client, Process,
     protocol::process::{ProcessInfo, Size},
 };
+
+use tokio::time;
 
 use crate::{
     args, codes,
@@ -25,6 +28,9 @@ use crate::{
 
 /// How many of the latest events are shown again. A terminal gives some hundred bytes at a time: enough for several screens.
 const REPLAYED: u64 = 1024;
+
+/// How long a program has to see the first of two sizes; a person does not.
+const BETWEEN_SIZES: Duration = Duration::from_millis(80);
 
 /// Attaches, and ends as the process does.
 pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
@@ -49,20 +55,26 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     if info.tty {
         terminal::clear();
     }
-    let is_typed = io::stdin().is_terminal();
+    let (is_typed, is_raw) = (io::stdin().is_terminal(), terminal.is_some());
     let carry = Carry {
         client: client.clone(),
         events: process.events_after(after),
         process: process.clone(),
-        // The end of a file that was piped in is not the end of what others may type.
-        input: Input { is_read: true, closes: is_typed, has_keys: is_typed },
+        replayed_to: latest,
+        // Ctrl-D closes it. Neither the end of a file that was piped in nor a terminal that is gone is an end for others.
+        input: Input { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
         signals,
         role: Role::Guest,
         terminal,
     };
     let redraw = redraw(&process, terminal::size().filter(|_| info.tty && !info.exited));
-    // Beside the carrying, which shows what comes of it.
-    let (carried, ()) = tokio::join!(carry.run(), redraw);
+    let carrying = carry.run();
+    tokio::pin!(carrying);
+    // Beside the carrying, which shows what comes of it; given up when that ends first.
+    let carried = tokio::select! {
+        carried = &mut carrying => carried,
+        () = redraw => carrying.await,
+    };
     let name = ids::clean(process.id().as_str());
     match carried? {
         Outcome::Ended(ended) => {
@@ -84,9 +96,11 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
 /// Makes a program draw its screen again: it is told of a size that is not ours, and then of ours.
 async fn redraw(process: &Process, size: Option<Size>) {
     if let Some(size) = size {
-        let other = Size { rows: size.rows.saturating_sub(1).max(1), ..size };
+        let other = Size { rows: if size.rows > 1 { size.rows - 1 } else { 2 }, ..size };
         // It may have ended.
         process.resize(other).await.ok();
+        // Told of both at once, it would see no other size, and nothing says when it has looked.
+        time::sleep(BETWEEN_SIZES).await;
         process.resize(size).await.ok();
     }
 }

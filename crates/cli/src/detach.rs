@@ -1,6 +1,7 @@
 //! `exec-server run --detach`: starts a program, says its id, and leaves it without a time limit.
 //! Must not carry any bytes.
 
+use anyhow::bail;
 use exec_server_client::protocol::initialize::Ttl;
 use serde::Serialize;
 
@@ -27,6 +28,12 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
         None => (Server::per_user(&args.connect)?, Place::PerUser),
     };
     let client = server.open(|builder| builder.ttl(Ttl::Unlimited)).await?;
+    if !client.server().capabilities.ttl {
+        bail!(
+            "the server at {} does not keep processes without a connection: run it without `--detach`",
+            client.address()
+        );
+    }
     let start = run::name(args, &client).await.and_then(|id| start::build(args, place, id));
     let started = match start {
         Ok(start) => client.start(start).await,

@@ -19,7 +19,9 @@ use tokio::io::AsyncWriteExt as _;
 use crate::{
     args, codes,
     connect::Visit,
-    env_token, runtime,
+    env_token,
+    ids::{self, NoProcess},
+    runtime,
     streams::{Output, Role, say_gap},
 };
 
@@ -128,12 +130,8 @@ pub(crate) async fn attach(client: &Client, info: &ProcessInfo, after: u64, hold
     let options = Attach { session_id: Some(info.session_id.clone()), after, hold };
     match client.attach(&info.process_id, options).await {
         Ok(process) => Ok(process),
-        Err(error) if codes::is_gone(&error) => {
-            Err(crate::ids::NoProcess::Unknown { asked: info.process_id.to_string() }.into())
-        }
-        Err(error) => {
-            Err(error).with_context(|| format!("attach to `{}`", crate::ids::clean(info.process_id.as_str())))
-        }
+        Err(error) if codes::is_gone(&error) => Err(NoProcess::Unknown { asked: info.process_id.to_string() }.into()),
+        Err(error) => Err(error).with_context(|| format!("attach to `{}`", ids::clean(info.process_id.as_str()))),
     }
 }
 

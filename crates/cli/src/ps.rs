@@ -178,7 +178,7 @@ w                42   blocked quota  1m   20K     01234567  cat
 ";
         assert_eq!(text, expected);
         let narrow = table(&[process("a", &["sleep", "1000"])], Duration::ZERO, 50);
-        assert_eq!(narrow.lines().last(), Some("a   42   running  0s   20K     01234567  sleep …"));
+        assert_eq!(narrow.lines().last(), Some("a   42   running  0s   20K     01234567  sleep 10…"));
     }
 
     #[test]

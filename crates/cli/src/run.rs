@@ -3,7 +3,7 @@
 //! Here means a server inside this process, over the same holder as everybody else's; its session ends with us. On a server
 //! the session ends with the program, too; a client that dies leaves it to its time-to-live. With `--detach` see `detach`.
 
-use std::{io::IsTerminal as _, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 use exec_server_client::{
@@ -40,6 +40,10 @@ pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<Pr
     let Some(name) = &args.name else {
         return Ok(ids::generate(args.argv.first().map_or("", String::as_str)));
     };
+    if !client.server().capabilities.list {
+        // An older server knows only the names of the session, and refuses one that is taken.
+        return Ok(name.as_str().into());
+    }
     let all = client.list(Scope::All).await.with_context(|| format!("look whether `{name}` is in use"))?;
     if ids::is_in_use(name, &all) {
         anyhow::bail!(
@@ -100,14 +104,17 @@ async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) ->
     for name in pending {
         process.signal(name).await.ok(); // It may have ended.
     }
-    // Keys are heeded where leaving is possible, and only from a keyboard: a pipe may hold any bytes.
-    let has_keys = place == Place::Remote && terminal.is_some() && std::io::stdin().is_terminal();
+    // Keys are heeded where leaving is possible, and only from a keyboard: a pipe may hold any bytes. A raw terminal has no
+    // end but its own.
+    let is_raw = terminal.is_some();
+    let input = Input { is_read: !args.no_stdin, closes: !is_raw, has_keys: is_raw && place == Place::Remote, is_raw };
     let id = process.id().clone();
     let carry = Carry {
         client: client.clone(),
         events: process.events(),
         process,
-        input: Input { is_read: !args.no_stdin, closes: true, has_keys },
+        replayed_to: 0,
+        input,
         signals,
         role: Role::Owner,
         terminal,

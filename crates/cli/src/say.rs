@@ -25,10 +25,9 @@ pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
 /// One line of talk on stderr.
 pub(crate) fn talk(text: impl Display) {
     // A raw terminal does not go back to the first column by itself.
-    let (text, end) =
-        if terminal::is_raw() { (text.to_string().replace('\n', "\r\n"), "\r\n") } else { (text.to_string(), "\n") };
-    // As above.
-    write!(io::stderr(), "{text}{end}").ok();
+    let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
+    // In one piece, because the program's own output may come between two. As above.
+    io::stderr().write_all(line.as_bytes()).ok();
 }
 
 /// An error with everything that led to it, on one line.

@@ -7,7 +7,7 @@ mod common;
 
 use std::process::Stdio;
 
-use cli_common::{Home, end_of, finish, finish_child, read_until, signal, text};
+use cli_common::{Home, end_of, finish, finish_child, read_until, signal, spawn, text};
 use common::{Client, TestServer, binary, marked, wait_for, wait_gone};
 use rustix::process::Signal;
 use serde_json::json;
@@ -71,7 +71,7 @@ fn logs_follow_to_the_end_and_begin_where_they_are_told_to() {
     let program =
         format!("echo one; echo two >&2; until test -e {}; do sleep 0.02; done; echo three; exit 4", gate.display());
     home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &program]);
-    let mut follow = home.command(&["logs", "-f", "job"]).spawn().expect("run exec-server");
+    let mut follow = spawn(&mut home.command(&["logs", "-f", "job"]));
     read_until(follow.stdout.as_mut().expect("stdout is a pipe"), "one\n");
     std::fs::write(&gate, "").expect("open the gate");
     let output = finish_child(follow);
@@ -105,7 +105,7 @@ fn large_logs_are_whole_and_a_reader_that_leaves_is_no_trouble() {
         let output = home.run(args);
         assert_eq!((output.stdout.len(), text(&output.stderr).as_str()), (30_000_000, ""), "{args:?}");
         assert!(output.stdout.iter().all(|byte| *byte == 0));
-        let mut child = home.command(args).spawn().expect("run exec-server");
+        let mut child = spawn(&mut home.command(args));
         let mut stdout = child.stdout.take().expect("stdout is a pipe");
         read_until(&mut stdout, "\0");
         drop(stdout);
@@ -195,7 +195,7 @@ fn a_server_that_is_just_ending_fails_nobody() {
         let mut short = std::process::Command::new(binary());
         short.args(["serve", "--exit-when-idle", "1ms", "--state-dir"]).arg(home.state_dir());
         short.arg("--listen").arg(format!("unix://{}/x.sock", home.path().display()));
-        let mut short = short.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start exec-server");
+        let mut short = spawn(short.stdout(Stdio::null()).stderr(Stdio::null()));
         let id = home.ok(&["run", "-d", "--name", &format!("job-{round}"), "--", "echo", "hi"]);
         assert_eq!(home.run(&["wait", &id]).status.code(), Some(0), "{round}");
         // Whoever serves now is not the next round's.

@@ -12,7 +12,9 @@ use std::{
     thread,
 };
 
-use cli_common::{Home, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, text};
+use cli_common::{
+    Home, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, state, text,
+};
 use common::{TestServer, wait_for};
 use rustix::process::Signal;
 use serde_json::json;
@@ -118,7 +120,7 @@ fn signals_reach_the_program() {
     for (name, number) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("USR1", Signal::USR1), ("USR2", Signal::USR2)]
     {
         let program = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
-        let mut child = world.command(&["run", "--", "sh", "-c", &program]).spawn().expect("run exec-server");
+        let mut child = spawn(&mut world.command(&["run", "--", "sh", "-c", &program]));
         let mut stdout = child.stdout.take().expect("stdout is a pipe");
         read_until(&mut stdout, "ready\n");
         signal(child.id(), number);
@@ -130,14 +132,9 @@ fn signals_reach_the_program() {
 #[test]
 fn a_suspended_run_stops_its_program_and_continues_it() {
     let world = World::new();
-    let mut child =
-        world.command(&["run", "--", "sh", "-c", "echo $$; exec sleep 1000"]).spawn().expect("run exec-server");
+    let mut child = spawn(&mut world.command(&["run", "--", "sh", "-c", "echo $$; exec sleep 1000"]));
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     let pid: u32 = read_until(&mut stdout, "\n").trim().parse().expect("a pid");
-    let state = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
-    };
     signal(child.id(), Signal::TSTP);
     wait_for("both to stop", || [child.id(), pid].iter().all(|pid| state(*pid).as_deref() == Some("T")));
     signal(child.id(), Signal::CONT);
@@ -177,30 +174,29 @@ fn directory_and_environment_are_the_servers_unless_said_otherwise() {
 fn the_token_comes_from_the_url_a_file_or_the_environment_and_is_never_said() {
     let world = World::new();
     let token = world.server.token().to_owned();
-    let run = |set: &dyn Fn(&mut Command), flags: &[&str]| {
+    let run = |variable: Option<&str>, flags: &[&str]| {
         let mut command = world.command_at(&world.url_without_token(), &[&["run"], flags, &["--", "env"]].concat());
-        set(&mut command);
+        command.envs(variable.map(|value| ("EXEC_SERVER_TOKEN", value)));
         let output = finish(command);
         assert!(!text(&output.stdout).contains(&token) && !text(&output.stderr).contains(&token));
         (output.status.code(), text(&output.stderr))
     };
-    assert_eq!(run(&|command| drop(command.env("EXEC_SERVER_TOKEN", &token)), &[]), (Some(0), String::new()));
+    assert_eq!(run(Some(&token), &[]), (Some(0), String::new()));
     let file = world.home.path().join("token");
     std::fs::write(&file, &token).expect("write");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("close the file");
     let flags = ["--token-file", file.to_str().expect("a plain path")];
-    assert_eq!(run(&|_| (), &flags), (Some(0), String::new()));
-    let wrong = |command: &mut Command| drop(command.env("EXEC_SERVER_TOKEN", "wrong-token"));
-    assert_eq!(run(&wrong, &flags), (Some(0), String::new()), "the file goes before the variable");
-    let (code, said) = run(&wrong, &[]);
+    assert_eq!(run(None, &flags), (Some(0), String::new()));
+    assert_eq!(run(Some("wrong-token"), &flags), (Some(0), String::new()), "the file goes before the variable");
+    let (code, said) = run(Some("wrong-token"), &[]);
     assert_eq!(code, Some(255));
     assert!(said.contains("token") && !said.contains("wrong-token"), "{said}");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("open the file");
-    let (code, said) = run(&|_| (), &flags);
+    let (code, said) = run(None, &flags);
     assert!(code == Some(255) && said.contains("chmod 600"), "{said}");
-    // Two runs that hold it, seen from outside.
+    // One that holds it, seen from outside.
     let mut command = world.command_at(&world.url_without_token(), &["run", "--", "cat"]);
-    let mut child = command.env("EXEC_SERVER_TOKEN", &token).stdin(Stdio::piped()).spawn().expect("run exec-server");
+    let mut child = spawn(command.env("EXEC_SERVER_TOKEN", &token).stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     stdin.write_all(b"up\n").expect("write");
     read_until(child.stdout.as_mut().expect("stdout is a pipe"), "up\n");
@@ -236,13 +232,13 @@ fn mischief(answer: &'static [u8]) -> u16 {
     thread::spawn(move || {
         for mut socket in listener.incoming().filter_map(Result::ok) {
             thread::spawn(move || {
-                socket.write_all(answer).ok(); // It may be gone.
-                if answer.is_empty() {
-                    // Says nothing for as long as anybody listens.
-                    socket.read_to_end(&mut Vec::new()).ok();
-                } else {
-                    socket.read(&mut [0; 4096]).ok();
+                // It may be gone.
+                socket.write_all(answer).ok();
+                if !answer.is_empty() {
+                    socket.shutdown(std::net::Shutdown::Write).ok();
                 }
+                // Says nothing more for as long as anybody listens.
+                socket.read_to_end(&mut Vec::new()).ok();
             });
         }
     });
@@ -286,11 +282,8 @@ fn a_server_that_is_none_is_told_in_words_and_in_time() {
 #[test]
 fn a_name_is_in_use_while_its_process_runs() {
     let world = World::new();
-    let mut first = world
-        .command(&["run", "--name", "job", "--", "sh", "-c", "echo up; cat"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("run exec-server");
+    let mut command = world.command(&["run", "--name", "job", "--", "sh", "-c", "echo up; cat"]);
+    let mut first = spawn(command.stdin(Stdio::piped()));
     read_until(first.stdout.as_mut().expect("stdout is a pipe"), "up\n");
     let (_, said, code) = world.run(&["run", "--name", "job", "--", "true"]);
     assert_eq!(code, Some(255));
@@ -306,7 +299,7 @@ fn a_run_goes_on_through_a_killed_server_with_one_quiet_line() {
     let home = Home::new();
     let url = server.url().to_owned();
     let mut command = home.command(&["run", "--connect", &url, "--", "sh", "-c", "echo before; cat; exit 9"]);
-    let mut child = command.stdin(Stdio::piped()).spawn().expect("run exec-server");
+    let mut child = spawn(command.stdin(Stdio::piped()));
     read_until(child.stdout.as_mut().expect("stdout is a pipe"), "before\n");
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     server.kill();
@@ -329,7 +322,7 @@ fn a_second_interrupt_leaves_a_program_whose_server_is_away() {
     let url = server.url().to_owned();
     let mut command =
         home.command(&["run", "--name", "job", "--connect", &url, "--", "sh", "-c", "echo up; exec sleep 1000"]);
-    let mut child = command.spawn().expect("run exec-server");
+    let mut child = spawn(&mut command);
     read_until(child.stdout.as_mut().expect("stdout is a pipe"), "up\n");
     let mut stderr = child.stderr.take().expect("stderr is a pipe");
     server.kill();
@@ -348,7 +341,7 @@ fn a_second_interrupt_leaves_a_program_whose_server_is_away() {
 #[test]
 fn a_closed_stdout_ends_the_program_like_a_pipe_does() {
     let world = World::new();
-    let mut child = world.command(&["run", "--", "yes"]).spawn().expect("run exec-server");
+    let mut child = spawn(&mut world.command(&["run", "--", "yes"]));
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     read_until(&mut stdout, "y\ny\n");
     drop(stdout);

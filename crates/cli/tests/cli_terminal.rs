@@ -4,7 +4,7 @@
 mod cli_common;
 mod common;
 
-use cli_common::{Home, Terminal, end_of, signal};
+use cli_common::{Home, Terminal, end_of, signal, state};
 use common::{TestServer, wait_for};
 use rustix::process::Signal;
 
@@ -73,8 +73,12 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
     terminal.see("<first>\r\n");
     terminal.see("drawn\r\n");
     assert!(terminal.is_raw());
-    terminal.keys(b"second\r");
-    terminal.see("30 100\r\n<second>\r\n");
+    let mut seen = String::new();
+    wait_for("our size", || {
+        terminal.keys(b"second\r");
+        seen += &terminal.see("<second>\r\n");
+        seen.contains("30 100\r\n")
+    });
     terminal.keys(b"\x1dend\r");
     terminal.see("<\x1dend>\r\n");
     terminal.keys(b"end\r");
@@ -132,10 +136,6 @@ fn a_suspended_client_gives_the_terminal_back_until_it_goes_on() {
     let mut terminal = Terminal::new(24, 80);
     let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
     terminal.see("ready\r\n");
-    let state = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
-    };
     signal(child.id(), Signal::TSTP);
     wait_for("it to stop", || state(child.id()).as_deref() == Some("T"));
     assert!(!terminal.is_raw());
@@ -174,4 +174,23 @@ fn a_process_without_a_terminal_shows_what_comes_and_takes_lines() {
     assert!(!seen.contains("old") && !terminal.is_raw(), "{seen}");
     std::fs::write(&gate, "").expect("open the gate");
     assert_eq!(end_of(&mut child).code(), Some(6));
+}
+
+#[test]
+fn a_terminal_that_is_gone_ends_what_is_on_it() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let url = server.url();
+    let mut terminal = Terminal::new(24, 80);
+    let program = format!("trap 'echo bye; exit 3' HUP; {SHOW}");
+    let args = ["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", &program];
+    let mut owner = terminal.start(home.command(&args));
+    terminal.see("ready\r\n");
+    let mut other = Terminal::new(24, 80);
+    let mut guest = other.start(home.command(&["attach", "--connect", url, "work"]));
+    other.see("ready\r\n");
+    drop(other);
+    assert_eq!(end_of(&mut guest).code(), Some(129), "a guest leaves");
+    assert_eq!(state(owner.id()).as_deref(), Some("S"));
+    drop(terminal);
+    assert_eq!(end_of(&mut owner).code(), Some(3), "the program is told as by the kernel");
 }

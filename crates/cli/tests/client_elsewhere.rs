@@ -55,9 +55,10 @@ fn nothing_of_the_clients_side_is_seen_there() {
         .env("ONLY_HERE", "yes")
         .current_dir(here.path())
         .stdin(Stdio::null())
-        .status()
+        .output()
         .expect("start a copy of this program");
-    assert!(outcome.success(), "the copy says what is wrong");
+    let said = [&*outcome.stdout, &*outcome.stderr].map(String::from_utf8_lossy).concat();
+    assert!(outcome.status.success() && said.contains("1 passed"), "the copy says what is wrong:\n{said}");
     let left: Vec<_> =
         fs::read_dir(here.path()).expect("list").map(|entry| entry.expect("an entry").file_name()).collect();
     assert_eq!(left.len(), 3, "the client has left something at home: {left:?}");

@@ -3,7 +3,7 @@
 mod client;
 mod common;
 
-use client::{bounded, client_of, output_until, sh, soon, spell, tell, until};
+use client::{Proxy, assert_same, bounded, client_of, follow, output_until, sh, soon, spell, tell, until};
 use common::TestServer;
 use exec_server_client::{
     Attach, Client, ErrorKind, State,
@@ -89,6 +89,35 @@ fn a_resumed_session_goes_on_after_a_number() {
         assert_eq!(spell(&mut events).await, "2 stdout two");
         process.write("\n").await.expect("write");
         assert_eq!(spell(&mut events).await, "3 exited 0");
+    });
+}
+
+#[test]
+fn a_resumed_session_has_all_that_was_written_meanwhile() {
+    bounded(async {
+        let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+        let first = client_at(&server).await;
+        let session = first.session_id().expect("a session");
+        let made = server.dir().join("made");
+        let script = format!("seq 1 3000000; : >{}; exit 8", made.display());
+        first.start(sh(&script).id("p")).await.expect("start");
+        // Nobody takes anything, so that it stands still until its session has no connection and its output goes to disk.
+        first.close().await;
+        until("all of its output", async || made.exists()).await;
+
+        let proxy = Proxy::start(server.address()).await;
+        let second = client_of().resume(session).connect(&proxy.through(server.url())).await.expect("resume");
+        let process = second.attach(&"p".into(), Attach::default()).await.expect("attach");
+        let mut events = process.events();
+        let mut said = output_until(&mut events, "\n1000\n").await.into_bytes();
+        proxy.cut();
+        let told = follow(events).await;
+        said.extend_from_slice(&told.stdout);
+        assert_eq!((told.exit.code, told.exit.cause, told.gone), (8, Some(Cause::Exit), 0));
+        let expected: String = (1..=3_000_000).map(|number| format!("{number}\n")).collect();
+        assert_same("the numbers", &said, expected.as_bytes());
+        assert_eq!(proxy.links(), 2);
+        second.end_session().await.expect("end the session");
     });
 }
 

@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // Beside the other and not after it: a cursor that stands still holds the process back.
         stderr.read_to_string(&mut words),
     );
-    (out?, err?);
+    out.and(err)?;
     let late = collect(process.events()).await?;
 
     let readers = [
@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // A handle's end is not the process's, and a looker's end is nobody's business; the sessions go because we say so.
     looker.end_session().await?;
     owner.end_session().await?;
-    eprintln!("two_readers: every reader has the same {} lines", LINES);
+    eprintln!("two_readers: every reader has the same {LINES} lines");
     Ok(())
 }
 

@@ -114,7 +114,7 @@ impl Client {
         let cwd = cwd(&start, info.as_ref(), session.peer.server.generation);
         let key = Key { session_id: None, process_id: process_id.clone() };
         // Listened for before it is asked for: its first words may come before the answer.
-        let Some(log) = session.routes.add(key.clone(), Feed::Pushed, 0) else {
+        let Some(log) = session.routes.add(key.clone(), Feed::Starting, 0) else {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
                 kind: Some(Kind::DuplicateProcess),
@@ -130,6 +130,7 @@ impl Client {
         starting.is_asked = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
         let pid = started?;
         std::mem::forget(starting);
+        session.routes.confirm(&key);
         let is_h = is_reference && info.is_some();
         let origin = Origin { key, log, is_tty: start.tty, pid, is_h, terminate_on_drop: start.terminate_on_drop };
         Ok(Process::new(Arc::clone(&self.handle), origin))

@@ -17,7 +17,7 @@ use exec_server_rpc::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use tokio::time;
+use tokio::{sync::Mutex, time};
 
 use crate::{
     error::{Error, chain},
@@ -26,6 +26,12 @@ use crate::{
     session::Options,
     transport::{Carrier, Connect},
 };
+
+/// How long a server may take to answer a close.
+pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+
+/// The end of what a server says of a session that has a connection.
+const ATTACHED: &str = "is already attached to another connection";
 
 /// How often a peer over TCP is pinged, and after how long without a sign of life of its machine the link counts as cut.
 pub(crate) const PING_EVERY: Duration = Duration::from_secs(10);
@@ -36,13 +42,27 @@ pub(crate) struct Link {
     pub(crate) raw: RawClient,
     pub(crate) epoch: u64,
     /// Ends with the link.
-    carrier: Option<Box<dyn Carrier>>,
+    carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
 
 /// An answer to `initialize` that was not the hoped-for one, or no answer.
 pub(crate) struct Refused {
     pub(crate) error: Error,
     pub(crate) is_worth_retrying: bool,
+    /// The server broke the rules of the protocol; one that does so again and again is given up.
+    pub(crate) is_offence: bool,
+}
+
+impl Refused {
+    /// What another attempt may change.
+    pub(crate) fn for_now(error: Error) -> Self {
+        Self { error, is_worth_retrying: true, is_offence: false }
+    }
+
+    /// What no attempt can change.
+    pub(crate) fn for_good(error: Error) -> Self {
+        Self { error, is_worth_retrying: false, is_offence: false }
+    }
 }
 
 impl Link {
@@ -66,15 +86,54 @@ impl Link {
         }
     }
 
+    /// Ends the connection in order, and what carries it.
+    pub(crate) async fn end(&self) {
+        // A server that does not answer a close must not hold its client.
+        time::timeout(CLOSE_WITHIN, self.raw.finish()).await.ok();
+        self.raw.abandon(Closed::Eof);
+        if let Some(mut carrier) = self.carrier.lock().await.take() {
+            carrier.end().await;
+        }
+    }
+
     /// A typed call on this link alone.
     pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
-        let fail = |error| link_error(M::NAME, error);
+        let fail = |error| self.error(M::NAME, error);
         let sent = self.send(M::NAME, params).await.map_err(fail)?;
         decode(M::NAME, &sent.answer().await.map_err(fail)?)
     }
 
     pub(crate) async fn notify(&self, method: &str, params: &impl Serialize) -> Result<(), Error> {
-        self.raw.notify(method, params).await.map_err(|error| link_error("notify", error))
+        self.raw.notify(method, params).await.map_err(|error| self.error("notify", error))
+    }
+
+    /// What a failed call says of link and server.
+    pub(crate) fn error(&self, method: &str, error: CallError) -> Error {
+        #[derive(Deserialize)]
+        struct Data {
+            kind: Option<String>,
+        }
+        match error {
+            // An older peer's way to say that it is going; one that stays all the same is left.
+            CallError::Rpc { code: -32000, message, .. } if message == "JSON-RPC transport closed" => {
+                self.raw.abandon(Closed::Peer { code: 1000, reason: message });
+                Error::Disconnected { reason: None }
+            }
+            CallError::Rpc { code, message, data } => {
+                let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
+                let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
+                Error::Server { code, kind, message }
+            }
+            CallError::Encode(error) => {
+                Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}"))
+            }
+            CallError::Pending(PendingError::Full { limit }) => {
+                Error::Protocol(format!("{method}: {limit} calls are waiting for their answers already"))
+            }
+            CallError::Pending(PendingError::Disconnected(closed)) => {
+                Error::Disconnected { reason: Some(chain(&*closed)) }
+            }
+        }
     }
 }
 
@@ -89,22 +148,17 @@ pub(crate) async fn dial(
 ) -> Result<(Link, InitializeResult), Refused> {
     let address = connect.address();
     let connect_within = options.connect_timeout;
-    let initialize_within = options.initialize_timeout + connect.patience();
+    let initialize_within = options.initialize_timeout.saturating_add(connect.patience());
     let connection = match time::timeout(connect_within, connect.connect()).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
             let is_worth_retrying = matches!(error, Error::Connect { .. } | Error::Spawn { .. });
-            return Err(Refused { error, is_worth_retrying });
+            return Err(Refused { error, is_worth_retrying, is_offence: false });
         }
-        Err(_) => {
-            return Err(Refused {
-                error: Error::ConnectTimeout { address, within: connect_within },
-                is_worth_retrying: true,
-            });
-        }
+        Err(_) => return Err(Refused::for_now(Error::ConnectTimeout { address, within: connect_within })),
     };
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
-    let link = Link { raw, epoch, carrier: connection.carrier };
+    let link = Link { raw, epoch, carrier: Mutex::new(connection.carrier) };
     let params = InitializeParams {
         client_name: options.name.clone(),
         resume_session_id: resume.clone(),
@@ -116,10 +170,7 @@ pub(crate) async fn dial(
     match time::timeout(initialize_within, asking).await {
         Ok(Ok(result)) => Ok((link, result)),
         Ok(Err(error)) => Err(link.explain(error, resume).await),
-        Err(_) => Err(Refused {
-            error: Error::InitializeTimeout { address, within: initialize_within },
-            is_worth_retrying: true,
-        }),
+        Err(_) => Err(Refused::for_now(Error::InitializeTimeout { address, within: initialize_within })),
     }
 }
 
@@ -128,21 +179,35 @@ impl Link {
     async fn explain(&self, error: Error, resume: Option<SessionId>) -> Refused {
         match (error, resume) {
             (error @ Error::Server { kind: Some(Kind::SessionAttached | Kind::Draining), .. }, _)
-            | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => {
-                Refused { error, is_worth_retrying: true }
+            | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => Refused::for_now(error),
+            // Generation S says it in words alone.
+            (Error::Server { code, kind: None, message }, _) if message.ends_with(ATTACHED) => {
+                Refused::for_now(Error::Server { code, kind: Some(Kind::SessionAttached), message })
             }
             (Error::Server { message, .. }, Some(session_id)) => {
-                Refused { error: Error::SessionLost { session_id, reason: message }, is_worth_retrying: false }
+                Refused::for_good(Error::SessionLost { session_id, reason: message })
             }
-            (error @ Error::Disconnected { .. }, _) => {
-                let better = match &self.carrier {
-                    Some(carrier) => carrier.explain().await,
-                    None => None,
-                };
-                Refused { error: better.unwrap_or(error), is_worth_retrying: true }
-            }
-            (error, _) => Refused { error, is_worth_retrying: false },
+            (error @ Error::Disconnected { .. }, _) => self.broken(error).await,
+            (error, _) => Refused::for_good(error),
         }
+    }
+
+    /// What it means that the link broke before it was of use.
+    pub(crate) async fn broken(&self, error: Error) -> Refused {
+        let closed = self.raw.closed().await;
+        let explained = match &*self.carrier.lock().await {
+            Some(carrier) => carrier.explain().await,
+            None => None,
+        };
+        let is_offence = is_offence(&closed);
+        let error = explained.unwrap_or_else(|| match is_offence {
+            true => Error::Protocol(format!(
+                "the server does not speak the protocol: {}; is it an exec-server?",
+                chain(&*closed)
+            )),
+            false => error,
+        });
+        Refused { is_offence, ..Refused::for_now(error) }
     }
 }
 
@@ -151,32 +216,6 @@ pub(crate) fn is_offence(closed: &Closed) -> bool {
     match closed {
         Closed::TooLarge { .. } | Closed::Protocol(_) | Closed::InvalidUtf8 => true,
         Closed::Eof | Closed::Peer { .. } | Closed::Io(_) => false,
-    }
-}
-
-/// What a failed call says of link and server.
-pub(crate) fn link_error(method: &str, error: CallError) -> Error {
-    #[derive(Deserialize)]
-    struct Data {
-        kind: Option<String>,
-    }
-    match error {
-        // An older peer's way to say that it is going.
-        CallError::Rpc { code: -32000, message, .. } if message == "JSON-RPC transport closed" => {
-            Error::Disconnected { reason: None }
-        }
-        CallError::Rpc { code, message, data } => {
-            let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
-            let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
-            Error::Server { code, kind, message }
-        }
-        CallError::Encode(error) => {
-            Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}"))
-        }
-        CallError::Pending(PendingError::Full { limit }) => {
-            Error::Protocol(format!("{method}: {limit} calls are waiting for their answers already"))
-        }
-        CallError::Pending(PendingError::Disconnected(closed)) => Error::Disconnected { reason: Some(chain(&*closed)) },
     }
 }
 

@@ -15,6 +15,8 @@ use crate::{
 /// How events of a process reach its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Feed {
+    /// By notifications, once the server knows the process: its start was asked for and not answered yet.
+    Starting,
     /// By notifications.
     Pushed,
     /// By notifications that nobody waits for: what is not taken in time is a gap.
@@ -49,7 +51,7 @@ impl Routes {
     pub(crate) fn add(&self, key: Key, feed: Feed, after: u64) -> Option<Arc<Log>> {
         let mut state = self.lock();
         let discipline = match feed {
-            Feed::Pushed => state.expected.unwrap_or(Discipline::Reference),
+            Feed::Starting | Feed::Pushed => state.expected.unwrap_or(Discipline::Reference),
             Feed::Observed => Discipline::Observed,
             // What we ask for ourselves is bounded by our asking.
             Feed::Polled => Discipline::Acked { window: u64::MAX / 8 },
@@ -61,6 +63,13 @@ impl Routes {
                 entry.insert((Arc::clone(&log), feed));
                 Some(log)
             }
+        }
+    }
+
+    /// Notes that the server has started a process.
+    pub(crate) fn confirm(&self, key: &Key) {
+        if let Some((_, feed)) = self.lock().routes.get_mut(key) {
+            *feed = Feed::Pushed;
         }
     }
 
@@ -77,7 +86,7 @@ impl Routes {
         let state = self.lock();
         let session_id = session_id.filter(|id| Some(id) != state.own.as_ref());
         match state.routes.get(&Key { session_id, process_id }) {
-            Some((log, Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
+            Some((log, Feed::Starting | Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
             Some((_, Feed::Polled)) | None => None,
         }
     }

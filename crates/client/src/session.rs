@@ -20,6 +20,7 @@ use exec_server_protocol::{
     ProcessId, SessionId,
     capabilities::ServerCapabilities,
     environment,
+    failure::Kind,
     initialize::{InitializeResult, ServerInfo, Ttl},
     limits, method,
 };
@@ -52,8 +53,18 @@ const WINDOW_MAX: u64 = 16 << 20;
 /// A link that lasted so long was no failure: the next one is made without a pause.
 const SETTLED: Duration = Duration::from_millis(200);
 
+/// As long as anybody can mean by a time without end; more would overflow the clock.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Broken rules of the protocol, on links that did not last, after which a server is given up.
 const OFFENCES: u32 = 5;
+
+/// The close code of a link whose session another connection has taken.
+const TAKEN: u16 = 1008;
+
+/// How long a session that was taken from us is asked for: it comes back if the taker was a late ghost of our own, which the
+/// server lets go after a silence. Somebody who lives has it to keep, or two clients would take it from each other for ever.
+const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
 /// What a caller can set; see [`Builder`](crate::Builder).
 #[derive(Debug, Clone)]
@@ -172,7 +183,7 @@ impl Session {
     pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
         let acks = Arc::new(Notify::new());
-        let retry_until = Instant::now() + options.connect_retry_for;
+        let retry_until = Instant::now() + options.connect_retry_for.min(FOREVER);
         let mut backoff = options.backoff.clone();
         let (link, result) = loop {
             let ear = Ear::new(Arc::clone(&routes), Arc::clone(&acks));
@@ -180,7 +191,11 @@ impl Session {
                 Ok(opened) => break opened,
                 Err(refused) => {
                     let pause = backoff.pause();
-                    if !refused.is_worth_retrying || Instant::now() + pause >= retry_until {
+                    // A program that is to speak for a server has said why it cannot: waiting does not change that.
+                    let is_hopeless = !refused.is_worth_retrying
+                        || refused.is_offence
+                        || matches!(refused.error, Error::Spawn { .. });
+                    if is_hopeless || Instant::now() + pause >= retry_until {
                         return Err(refused.error);
                     }
                     time::sleep(pause).await;
@@ -195,7 +210,8 @@ impl Session {
         }
         routes.set_discipline(peer.discipline(), peer.session_id.clone());
         let link = Arc::new(link);
-        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
+        // The session is ours by now: a link that broke again is mended by the keeper, as at any other time.
+        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.ok();
         let session = Arc::new(Self {
             connect,
             options,
@@ -264,13 +280,13 @@ impl Session {
             let link = links.after(after).await?;
             after = link.epoch;
             match link.send(method, params).await {
-                Ok(sent) => match sent.answer().await.map_err(|error| link::link_error(method, error)) {
+                Ok(sent) => match sent.answer().await.map_err(|error| link.error(method, error)) {
                     Err(Error::Disconnected { .. }) if again == Again::Harmless => *is_repeated = true,
                     Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
                     other => return other,
                 },
                 // It was never sent: the next link will do, whatever the method.
-                Err(error) => match link::link_error(method, error) {
+                Err(error) => match link.error(method, error) {
                     Error::Disconnected { .. } => {}
                     other => return Err(other),
                 },
@@ -291,9 +307,9 @@ impl Session {
         };
         self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
         if let Some(link) = link {
-            self.send_acks(&link).await.ok(); // The link may be gone: then the server keeps a little more.
-            // A server that does not answer a close must not hold its client.
-            time::timeout(Duration::from_secs(2), link.raw.finish()).await.ok();
+            // The link may be gone, or the server hear nothing: then it keeps a little more.
+            time::timeout(link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
+            link.end().await;
         }
     }
 
@@ -325,7 +341,9 @@ impl Session {
                 self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
-            match self.recover(reason, &mut backoff).await {
+            let is_current = self.peer.server.generation == Generation::Current;
+            let is_taken = is_current && matches!(&*closed, Closed::Peer { code: TAKEN, .. });
+            match self.recover(reason, is_taken, &mut backoff, &mut offences).await {
                 Some(next) => link = next,
                 None => return,
             }
@@ -359,8 +377,15 @@ impl Session {
 
     /// Mends the link, or gives the session up.
     ///
-    /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last.
-    async fn recover(&self, reason: String, backoff: &mut Backoff) -> Option<Arc<Link>> {
+    /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last. A session that
+    /// somebody else has taken is not taken back.
+    async fn recover(
+        &self,
+        reason: String,
+        is_taken: bool,
+        backoff: &mut Backoff,
+        offences: &mut u32,
+    ) -> Option<Arc<Link>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
         let epoch = match &*self.status.borrow() {
             Status::Up(link) => link.epoch + 1,
@@ -371,14 +396,18 @@ impl Session {
             self.lose(Error::Disconnected { reason: Some(reason) });
             return None;
         };
-        let until = Instant::now() + self.recover_for();
+        let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
+        let until = Instant::now() + within.min(FOREVER);
         loop {
-            let error = match time::timeout_at(until, self.resume(&session_id, epoch)).await {
+            let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
-                Ok(Err(refused)) if refused.is_worth_retrying => refused.error,
                 Ok(Err(refused)) => {
-                    self.lose(refused.error);
-                    return None;
+                    *offences += u32::from(refused.is_offence);
+                    if !refused.is_worth_retrying || *offences >= OFFENCES {
+                        self.lose(refused.error);
+                        return None;
+                    }
+                    refused.error
                 }
                 Err(_) => Error::Disconnected { reason: Some(reason.clone()) },
             };
@@ -387,8 +416,11 @@ impl Session {
             }
             let pause = backoff.pause();
             if Instant::now() + pause >= until {
-                let reason = Some(format!("{reason}; not mended within {:?}: {error}", self.recover_for()));
-                self.lose(Error::Disconnected { reason });
+                self.lose(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
+                    Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }
+                } else {
+                    Error::Disconnected { reason: Some(format!("{reason}; not mended within {within:?}: {error}")) }
+                });
                 return None;
             }
             time::sleep(pause).await;
@@ -396,30 +428,36 @@ impl Session {
     }
 
     /// One attempt to get the session back, and everything that was missed with it.
-    async fn resume(&self, session_id: &SessionId, epoch: u64) -> Result<Arc<Link>, Refused> {
+    async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<Link>, Refused> {
         let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.acks));
         let capabilities = &self.peer.server.capabilities;
         // Our own old connection may not have been missed by the server yet.
-        let takeover = capabilities.takeover;
+        let takeover = takeover && capabilities.takeover;
         let (link, result) =
             link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, ear, epoch).await?;
         let link = Arc::new(link);
         if result.session_id.as_ref() != Some(session_id) {
             let text = format!("the server answered with another session than {session_id}");
-            return Err(Refused { error: Error::Protocol(text), is_worth_retrying: false });
+            return Err(Refused::for_good(Error::Protocol(text)));
         }
-        let again = |error| Refused { error, is_worth_retrying: true };
         for log in self.routes.logs() {
             log.renew_ack();
         }
-        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.map_err(again)?;
-        recovery::catch_up(self, &link).await.map_err(again)?;
+        if let Err(error) = self.take_up(&link).await {
+            return Err(link.broken(error).await);
+        }
         if self.lost().is_some() {
-            return Err(Refused { error: Error::Disconnected { reason: None }, is_worth_retrying: false });
+            return Err(Refused::for_good(Error::Disconnected { reason: None }));
         }
         self.set(Status::Up(Arc::clone(&link)));
         self.acks.notify_one();
         Ok(link)
+    }
+
+    /// The last word of the handshake, and what was missed. An error means that the link is gone again.
+    async fn take_up(&self, link: &Link) -> Result<(), Error> {
+        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
+        recovery::catch_up(self, link).await
     }
 
     /// How long a cut may last: what the caller says, else what the session lives without us.

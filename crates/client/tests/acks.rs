@@ -211,13 +211,19 @@ async fn a_reference_server_is_held_back_by_a_slow_reader_and_drops_where_nobody
         }
         peer.exited("slow", 21, 0).await;
         peer.closed("slow", 22).await;
+        peer.serve("process/terminate", json!({"running": false})).await;
     };
     tokio::pin!(sending);
     // 16 MiB are taken without a reader's help, then nothing more is read.
     assert!(is_pending(&mut sending).await);
     let held = *slow.wake().borrow();
     assert!((16..=18).contains(&held), "{held}");
-    let (story, ()) = both(collect(&mut events), sending).await;
+    // The price of losing nothing where the wire has no acknowledgement: answers wait behind that output too.
+    let ending = slow.terminate(None);
+    tokio::pin!(ending);
+    assert!(is_pending(&mut ending).await);
+    let (story, (ended, ())) = both(collect(&mut events), async { tokio::join!(ending, sending) }).await;
+    assert!(!ended.unwrap());
     assert_eq!((story.len(), story[21].as_str()), (22, "close 22"));
 }
 

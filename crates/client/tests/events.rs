@@ -163,7 +163,7 @@ async fn more_than_the_window_fails_its_process_alone_in_bounded_memory() {
     let (client, mut peer, _door) = connect(Kind::Current { window: 1 << 20 }).await;
     let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
     let mut events = process.events();
-    for seq in 1..=200 {
+    for seq in 1..=60 {
         peer.output("p", seq, vec![b'x'; 64 << 10]).await;
     }
     peer.output("q", 1, "fine").await;

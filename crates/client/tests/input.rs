@@ -4,8 +4,13 @@
 
 mod scripted;
 
-use exec_server_client::{Client, Error, ErrorKind, protocol::base64, protocol::process::CloseStdinStatus};
-use exec_server_client::protocol::process::WriteStatus;
+use exec_server_client::{
+    Client, Error, ErrorKind,
+    protocol::{
+        base64,
+        process::{CloseStdinStatus, WriteStatus},
+    },
+};
 use futures_util::future::join_all;
 use scripted::{
     Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
@@ -67,8 +72,7 @@ async fn session_write_retries_same_write_id_after_recovery() {
 #[tokio::test(start_paused = true)]
 async fn write_ids_are_never_used_twice() {
     let (client, mut peer, _door) = connect(CURRENT).await;
-    let (first, second) =
-        (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (first, second) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
     let mut ids = std::collections::HashSet::new();
     for process in [&first, &second, &first] {
         let (written, (id, _, _)) = both(process.write("x"), async {
@@ -214,11 +218,11 @@ async fn an_interrupted_start_on_a_reference_server_is_made_once() {
             peer.cut();
             let (mut peer, _) = door.welcome(Kind::H).await;
             let mut request = peer.any_request().await;
-            if request.method == "process/read" {
-                if is_known {
-                    peer.answer(&request, read_result(&[(1, "one")], 2, None, false)).await;
-                } else {
-                    peer.refuse(&request, -32600, None, "unknown process id p").await;
+            while request.method == "process/read" {
+                match (is_known, request.params["afterSeq"].as_u64().unwrap()) {
+                    (false, _) => peer.refuse(&request, -32600, None, "unknown process id p").await,
+                    (true, 0) => peer.answer(&request, read_result(&[(1, "one")], 2, None, false)).await,
+                    (true, _) => peer.answer(&request, read_result(&[], 2, None, false)).await,
                 }
                 request = peer.any_request().await;
             }
@@ -279,6 +283,17 @@ async fn abandoned_process_start_unregisters_and_cleans_up() {
     let process = start(&client, &mut peer, named("p")).await;
     peer.output("p", 1, "of the second").await;
     assert_eq!(next(&mut process.events()).await, "out 1 of the second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_is_given_up_before_it_was_sent_leaves_nothing() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    assert!(is_pending(client.start(named("p"))).await);
+    let given_up = peer.request("environment/info").await;
+    assert!(peer.is_silent().await);
+    peer.answer_info(&given_up).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    assert_eq!(process.pid(), Some(4321));
 }
 
 #[tokio::test(start_paused = true)]

@@ -331,6 +331,44 @@ async fn what_is_pushed_again_is_told_once_and_acknowledged_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_session_that_another_connection_took_is_not_taken_back() {
+    for is_let_go in [true, false] {
+        let (way, mut door) = scripted::websocket();
+        let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
+        let client = client.unwrap();
+        let began = Instant::now();
+        // A close frame with the code of a session that was taken over.
+        peer.raw([0x88, 0x02, 0x03, 0xf0]).await;
+        let serving = async {
+            loop {
+                let mut peer = door.accept().await;
+                let request = peer.request("initialize").await;
+                assert_eq!(
+                    (&request.params["resumeSessionId"], request.params.get("takeover")),
+                    (&json!(SESSION), None)
+                );
+                if is_let_go && began.elapsed() > Duration::from_secs(1) {
+                    peer.answer(&request, CURRENT.greeting()).await;
+                    return peer;
+                }
+                peer.refuse(&request, -32010, Some("sessionAttached"), "session session-1 is attached").await;
+            }
+        };
+        if is_let_go {
+            let (_peer, _) = both(serving, until(&client, is_connected)).await;
+            continue;
+        }
+        let lost = tokio::select! {
+            state = until(&client, is_lost) => state,
+            _ = serving => unreachable!(),
+        };
+        let State::Lost { error } = lost else { panic!("{lost:?}") };
+        assert_eq!(error.to_string(), "session session-1 is lost: another connection has taken it");
+        assert!(began.elapsed() <= Duration::from_secs(4));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_goes_on_through_many_cuts() {
     let (client, mut peer, mut door) = connect(CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;

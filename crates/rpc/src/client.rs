@@ -220,10 +220,7 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
-        if self.outgoing_tx.send(Outgoing::Message(message)).await.is_err() {
-            // The writer is gone, so the reader is about to end: its reason is the better one.
-            return Err(self.disconnected().await);
-        }
+        self.queue(message).await?;
         Ok(Sent { call })
     }
 
@@ -232,9 +229,20 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_notification(&mut message, method, &params);
-        match self.outgoing_tx.send(Outgoing::Message(message)).await {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.disconnected().await),
+        self.queue(message).await
+    }
+
+    /// Queues for the writer, which a peer that does not read can hold up for ever; the end of the connection ends the wait.
+    async fn queue(&self, message: Vec<u8>) -> Result<(), CallError> {
+        // Both are cancel safe: a message that was not queued was not sent.
+        tokio::select! {
+            biased;
+            closed = self.closed() => Err(PendingError::Disconnected(closed).into()),
+            queued = self.outgoing_tx.send(Outgoing::Message(message)) => match queued {
+                Ok(()) => Ok(()),
+                // The writer is gone, so the reader is about to end: its reason is the better one.
+                Err(_) => Err(PendingError::Disconnected(self.closed().await).into()),
+            },
         }
     }
 
@@ -298,10 +306,6 @@ impl RawClient {
         if let Some(abandon_tx) = lock(&self.shared.abandon_tx).take() {
             abandon_tx.send(reason).ok(); // It has ended by itself.
         }
-    }
-
-    async fn disconnected(&self) -> CallError {
-        PendingError::Disconnected(self.closed().await).into()
     }
 }
 

@@ -21,7 +21,8 @@ use crate::{
 pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
     let (wanted, parallel) = (setting.pick(60, 1000, 20_000), setting.pick(6, 20, 20));
     let mut random = setting.random("C1");
-    let setup = Setup::new(&setting.binary)?;
+    // The client names the proxy's port, which is not the server's own.
+    let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
     let proxy = Proxy::with_fuses(server.address.socket, random.fork(), fuse)?;
     let url = through(&server.address.url, server.address.socket, proxy.address);

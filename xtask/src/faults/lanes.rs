@@ -6,7 +6,7 @@
 use std::{
     path::Path,
     process::Command,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::relay::{self, Job, Tally};
+use super::relay::{self, Job, Tally, Watch};
 use crate::{
     children::RECORD,
     random::Random,
@@ -30,15 +30,15 @@ const LONGEST: Duration = Duration::from_secs(45 * 60);
 
 /// What lanes share.
 pub(super) struct Lanes {
-    /// Set when enough has been injected, or when a lane failed.
-    over: AtomicBool,
+    /// Its end is set when enough has been injected, or when a lane failed; all lanes look at the one.
+    watch: Watch,
     next_id: AtomicU64,
     begun: Instant,
 }
 
 impl Lanes {
     pub(super) fn new() -> Self {
-        Self { over: AtomicBool::new(false), next_id: AtomicU64::new(1), begun: Instant::now() }
+        Self { watch: Watch::default(), next_id: AtomicU64::new(1), begun: Instant::now() }
     }
 
     /// Runs `count` lanes of runs at this URL while the nemesis works. It returns when it has done enough, and must look at
@@ -58,7 +58,7 @@ impl Lanes {
                 })
                 .collect();
             let done = nemesis(self);
-            self.over.store(true, Ordering::Relaxed);
+            self.watch.over.store(true, Ordering::Relaxed);
             let mut tally = Tally::default();
             for lane in lanes {
                 tally += lane.join().expect("a lane does not panic")?;
@@ -69,7 +69,7 @@ impl Lanes {
 
     /// Whether the lanes are to end; the nemesis stops then as well.
     pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed) || self.begun.elapsed() > LONGEST
+        self.watch.over.load(Ordering::Relaxed) || self.begun.elapsed() > LONGEST
     }
 
     fn lane(&self, binary: &Path, url: &str, mut random: Random) -> Result<Tally> {
@@ -84,9 +84,9 @@ impl Lanes {
                 random: random.fork(),
                 pause: Duration::from_millis(pause),
             };
-            let done = relay::carry_out(&mut run(binary, url), job, &self.over, &AtomicU64::new(0));
+            let done = relay::carry_out(&mut run(binary, url), job, &self.watch);
             if done.is_err() {
-                self.over.store(true, Ordering::Relaxed);
+                self.watch.over.store(true, Ordering::Relaxed);
             }
             tally += done?;
         }

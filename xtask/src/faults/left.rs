@@ -47,7 +47,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let gate = setup.scratch().join(format!("gate-{id}"));
         let gate = gate.to_str().context("the temporary folder is UTF-8")?.to_owned();
         let count = random.between(16 << 10, 4 << 20) / RECORD;
-        let left = Left { binary: &setting.binary, url: &server.address.url, name: format!("left-{id}"), id, count, gate };
+        let left =
+            Left { binary: &setting.binary, url: &server.address.url, name: format!("left-{id}"), id, count, gate };
         // The first two are one of each kind, also in a short run.
         let kills = if id <= 2 { id == 2 } else { random.one_in(3) };
         let outcome = left.live(&mut random, kills);

@@ -9,7 +9,7 @@ use std::{
     io::{self, Read, Write as _},
     os::fd::BorrowedFd,
     process::{Child, ChildStdin, Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -109,9 +109,31 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// Starts the program by `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all that comes back. `seen` gets
-/// the pid of `run` while it lives.
-pub(crate) fn carry_out(run: &mut Command, job: Job, over: &AtomicBool, seen: &AtomicU64) -> Result<Tally> {
+/// What can be seen of a run from outside while it lives, and how it is told to end.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Set to end the input.
+    pub(crate) over: AtomicBool,
+    /// The process `run`; 0 when there is none.
+    pid: AtomicU32,
+    /// Bytes of output that came back.
+    back: AtomicU64,
+}
+
+impl Watch {
+    /// The process `run`, while there is one.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// Bytes of output that came back.
+    pub(crate) fn back(&self) -> u64 {
+        self.back.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts the program by `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all that comes back.
+pub(crate) fn carry_out(run: &mut Command, job: Job, watch: &Watch) -> Result<Tally> {
     let id = job.id;
     let program = children::program()?;
     let mut child = run
@@ -121,17 +143,20 @@ pub(crate) fn carry_out(run: &mut Command, job: Job, over: &AtomicBool, seen: &A
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("start `{run:?}`"))?;
-    seen.store(u64::from(child.id()), Ordering::Relaxed);
+    watch.pid.store(child.id(), Ordering::Relaxed);
     let stdin = child.stdin.take().context("standard input is a pipe")?;
     let mut stdout = child.stdout.take().context("standard output is a pipe")?;
     let mut stderr = child.stderr.take().context("standard error is a pipe")?;
     let moved = AtomicU64::new(0);
     let (fed, records, said, code) = thread::scope(|scope| {
         let moved = &moved;
-        let feeding = scope.spawn(move || feed(stdin, job, over, moved));
+        let feeding = scope.spawn(move || feed(stdin, job, &watch.over, moved));
         let reading = scope.spawn(move || {
             let mut records = Records::new(id);
-            let read = read_all(&mut stdout, moved, |bytes| records.push(bytes));
+            let read = read_all(&mut stdout, moved, |bytes| {
+                records.push(bytes);
+                watch.back.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            });
             read.map(|()| records)
         });
         let hearing = scope.spawn(move || {
@@ -144,7 +169,7 @@ pub(crate) fn carry_out(run: &mut Command, job: Job, over: &AtomicBool, seen: &A
         let said = hearing.join().expect("the listener does not panic");
         (fed, records, said, code)
     });
-    seen.store(0, Ordering::Relaxed);
+    watch.pid.store(0, Ordering::Relaxed);
     let said = said?;
     let judged = judge(id, fed, &records?, &said, code?);
     judged.map_err(|error| error.context(format!("run {id} said on standard error: {}", excerpt(&said))))

@@ -21,6 +21,8 @@ pub(crate) struct Input {
     pub(crate) closes: bool,
     /// The keys that detach are heeded.
     pub(crate) has_keys: bool,
+    /// It is a raw terminal, which ends only when it is gone.
+    pub(crate) is_raw: bool,
 }
 
 /// How the reading ended.
@@ -30,6 +32,8 @@ pub(super) enum Typed {
     Ended,
     /// By the keys.
     Detach,
+    /// The terminal is gone, and whoever sat there.
+    HungUp,
 }
 
 /// Carries our input to its end, or to the keys.
@@ -45,6 +49,9 @@ pub(super) async fn forward(process: Process, mut from: impl AsyncRead + Unpin, 
         // An input that cannot be read has ended.
         let read = from.read(&mut buf).await.unwrap_or(0);
         if read == 0 {
+            if input.is_raw {
+                return Typed::HungUp;
+            }
             if is_open && input.closes {
                 to.shutdown().await.ok(); // It may have ended.
             }

@@ -26,6 +26,9 @@ use input::Typed;
 /// How long a suspension waits for the process to be stopped, before we stop without it.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
+/// SIGHUP.
+const HANGUP: u8 = 1;
+
 /// What we are to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -51,6 +54,8 @@ pub(crate) struct Carry {
     pub(crate) client: Client,
     pub(crate) process: Process,
     pub(crate) events: Events,
+    /// The last number of what is only shown again.
+    pub(crate) replayed_to: u64,
     pub(crate) input: Input,
     pub(crate) signals: Signals,
     pub(crate) role: Role,
@@ -61,14 +66,14 @@ pub(crate) struct Carry {
 impl Carry {
     /// Carries; the terminal is given back when this returns.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { client, process, events, input, mut signals, role, terminal } = self;
+        let Self { client, process, events, replayed_to, input, mut signals, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
         typing.spawn(input::forward(process.clone(), stdio.reader, input));
-        let output = Output::new(process.clone(), stdio.writer, role).run(events);
+        let output = Output::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
         tokio::pin!(output);
         let mut link = LinkNotice::new(client.watch_state());
-        let mut steering = Steering { process, role, terminal, calls: JoinSet::new(), stopped: false, interrupts: 0 };
+        let mut steering = Steering::new(process, role, terminal);
         loop {
             // All are cancel safe, and `output` is never dropped before its end.
             tokio::select! {
@@ -78,12 +83,16 @@ impl Carry {
                         return Ok(outcome);
                     }
                 }
-                Some(typed) = typing.join_next() => {
-                    if matches!(typed, Ok(Typed::Detach)) {
-                        return Ok(Outcome::Detached);
-                    }
-                }
+                Some(typed) = typing.join_next() => match typed {
+                    Ok(Typed::Detach) => return Ok(Outcome::Detached),
+                    Ok(Typed::HungUp) => steering.hang_up(),
+                    Ok(Typed::Ended) | Err(_) => {}
+                },
                 () = link.watch() => {}
+            }
+            if steering.is_hung_up && (role == Role::Guest || link.is_broken()) {
+                // Nobody is there to wait for anything.
+                return Ok(Outcome::Left(HANGUP));
             }
         }
     }
@@ -100,9 +109,23 @@ struct Steering {
     stopped: bool,
     /// Signals that were to end it while the link was broken.
     interrupts: u32,
+    /// Our terminal is gone.
+    is_hung_up: bool,
 }
 
 impl Steering {
+    fn new(process: Process, role: Role, terminal: Option<Terminal>) -> Self {
+        Self { process, role, terminal, calls: JoinSet::new(), stopped: false, interrupts: 0, is_hung_up: false }
+    }
+
+    /// Does what the kernel does for a terminal that is gone, also where it was not our controlling one.
+    fn hang_up(&mut self) {
+        self.is_hung_up = !signals::ignores_hangup();
+        if self.is_hung_up && self.role == Role::Owner {
+            self.pass("SIGHUP");
+        }
+    }
+
     async fn handle(&mut self, heard: Heard, link_is_broken: bool) -> Option<Outcome> {
         match heard {
             Heard::Signal(_, number) if self.role == Role::Guest => return Some(Outcome::Left(number)),

@@ -6,6 +6,7 @@ use std::{io, time::Duration};
 use anyhow::{Context as _, anyhow};
 use exec_server_client::{Event, Events, Exit, Process};
 use exec_server_protocol::process::{Cause, Stream};
+use rustix::fs::FileType;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _, Stderr},
     task::JoinSet,
@@ -56,9 +57,13 @@ pub(crate) struct Output<W> {
     stdout: W,
     stderr: Stderr,
     stdout_closed: bool,
+    /// Our terminal is gone: the program hears that by SIGHUP, and what it still says is for nobody.
+    is_hung_up: bool,
     /// Why standard output took no more, where that is worth a word.
     failed: Option<io::Error>,
     exit: Option<Exit>,
+    /// What is missing up to this number is not worth a word: only the latest was asked for.
+    replayed_to: u64,
     /// At most one task, which ends a program that nobody listens to.
     ending: JoinSet<()>,
 }
@@ -71,10 +76,18 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             stdout,
             stderr: tokio::io::stderr(),
             stdout_closed: false,
+            is_hung_up: false,
             failed: None,
             exit: None,
+            replayed_to: 0,
             ending: JoinSet::new(),
         }
+    }
+
+    /// Events up to this number are shown again as far as they are there.
+    pub(crate) fn replaying_to(mut self, seq: u64) -> Self {
+        self.replayed_to = seq;
+        self
     }
 
     /// Writes everything; returns when the process has closed, or a guest has nobody left to write for.
@@ -82,6 +95,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         while let Some(event) = events.next().await {
             match event {
                 Event::Output { stream, bytes, .. } => self.write(stream, &bytes).await,
+                Event::Gap { to_seq, .. } if to_seq <= self.replayed_to => {}
                 Event::Gap { from_seq, to_seq, bytes } => say_gap(from_seq, to_seq, bytes),
                 Event::Exited { exit, .. } => self.exit = Some(exit),
                 Event::Closed { .. } => return self.ended(),
@@ -96,16 +110,19 @@ impl<W: AsyncWrite + Unpin> Output<W> {
 
     async fn write(&mut self, stream: Stream, bytes: &[u8]) {
         match stream {
-            Stream::Stdout | Stream::Pty if !self.stdout_closed => {
-                if let Err(error) = write_all(&mut self.stdout, bytes).await {
+            Stream::Stdout | Stream::Pty if !self.stdout_closed && !self.is_hung_up => {
+                match write_all(&mut self.stdout, bytes).await {
+                    Ok(()) => {}
+                    Err(error) if is_hang_up(&error) => self.is_hung_up = true,
                     // A reader that has gone is no news; a full disk is.
-                    if error.kind() != io::ErrorKind::BrokenPipe {
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.close_stdout(),
+                    Err(error) => {
                         self.failed.get_or_insert(error);
+                        self.close_stdout();
                     }
-                    self.close_stdout();
                 }
             }
-            // Nobody reads it any more; the program is on its way out.
+            // Nobody reads it any more.
             Stream::Stdout | Stream::Pty => {}
             // A program goes on without its stderr, and so do we.
             Stream::Stderr => write_all(&mut self.stderr, bytes).await.unwrap_or(()),
@@ -143,6 +160,15 @@ pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
         Some(bytes) => say::talk(format_args!("exec-server: {bytes} bytes of output are missing here")),
         None => say::talk(format_args!("exec-server: output {from_seq} to {to_seq} is missing here")),
     }
+}
+
+/// A terminal that is gone, unlike a disk that fails.
+fn is_hang_up(error: &io::Error) -> bool {
+    let is_io = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+    // It is no terminal any more once it is gone, but still a device.
+    is_io
+        && rustix::fs::fstat(io::stdout())
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
 }
 
 async fn write_all(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {

@@ -6,9 +6,10 @@
 use std::{
     fs::File,
     io::{Read, Write},
+    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
 };
 
@@ -125,13 +126,42 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     rustix::process::kill_process(pid, signal).ok();
 }
 
+/// A program that a test has started; it goes with the test, also when that fails.
+pub(crate) struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended before.
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
+}
+
+/// Starts a command.
+pub(crate) fn spawn(command: &mut Command) -> Running {
+    Running(command.spawn().expect("start a program"))
+}
+
 /// Runs a command to its end, which must come.
 pub(crate) fn finish(mut command: Command) -> Output {
-    finish_child(command.spawn().expect("run exec-server"))
+    finish_child(spawn(&mut command))
 }
 
 /// Waits for the end of a program, which must come.
-pub(crate) fn finish_child(mut child: Child) -> Output {
+pub(crate) fn finish_child(mut child: Running) -> Output {
     fn collect(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
         thread::spawn(move || {
             let mut all = Vec::new();
@@ -152,7 +182,7 @@ pub(crate) fn finish_child(mut child: Child) -> Output {
 
 /// Runs a command with this on its standard input.
 pub(crate) fn finish_with_input(mut command: Command, input: &[u8]) -> Output {
-    let mut child = command.stdin(Stdio::piped()).spawn().expect("run exec-server");
+    let mut child = spawn(command.stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     thread::scope(|scope| {
         // The program may close its input early.
@@ -161,23 +191,20 @@ pub(crate) fn finish_with_input(mut command: Command, input: &[u8]) -> Output {
     })
 }
 
-/// Waits for the end of a program, and kills it when it does not come.
-pub(crate) fn end_of(child: &mut Child) -> std::process::ExitStatus {
-    struct Killed<'a>(&'a mut Child);
-    impl Drop for Killed<'_> {
-        fn drop(&mut self) {
-            if thread::panicking() {
-                self.0.kill().ok(); // It may have ended in between.
-            }
-        }
-    }
-    let guard = Killed(child);
+/// Waits for the end of a program.
+pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
     let mut status = None;
     wait_for("end of exec-server", || {
-        status = guard.0.try_wait().expect("wait for exec-server");
+        status = child.try_wait().expect("wait for exec-server");
         status.is_some()
     });
     status.expect("the wait ended with a status")
+}
+
+/// The state of a process: a letter, as in `ps`.
+pub(crate) fn state(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
 }
 
 /// Reads until `text` has come.
@@ -232,9 +259,9 @@ impl Terminal {
     }
 
     /// Starts a program on it, as in a window of its own.
-    pub(crate) fn start(&self, mut command: Command) -> Child {
+    pub(crate) fn start(&self, mut command: Command) -> Running {
         let end = || Stdio::from(self.slave.try_clone().expect("share the terminal"));
-        command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("run exec-server")
+        spawn(command.stdin(end()).stdout(end()).stderr(end()))
     }
 
     pub(crate) fn resize(&self, rows: u16, cols: u16) {

@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::{
     error::Error,
-    link::{Link, link_error},
+    link::Link,
     requests::{self, Method},
     session::{Generation, Key, Links},
 };
@@ -101,7 +101,10 @@ impl Input {
         let is_full =
             !state.line.is_empty() && (state.bytes + bytes.len() > WAITING_BYTES || state.line.len() >= WAITING);
         if is_full {
-            state.wakers.push(cx.waker().clone());
+            // A caller may look again and again while it waits.
+            if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.wakers.push(cx.waker().clone());
+            }
             return Poll::Pending;
         }
         let (reply, written) = oneshot::channel();
@@ -190,24 +193,39 @@ pub(super) async fn serve(input: Arc<Input>, mut links: Links) {
             }
         };
         after = link.epoch;
-        serve_on(&input, &link, is_repeated).await;
+        // Once the line was left empty it is another task's: to ask again could find what that one serves.
+        if serve_on(&input, &link, is_repeated).await == Served::All {
+            return;
+        }
         is_repeated = true;
     }
 }
 
+/// How far the line was served on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    /// To its end; whoever joins next starts another task.
+    All,
+    /// As far as the link lasted.
+    Part,
+}
+
 /// Serves the line on one link until it is empty or the link is gone.
-async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) {
+async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) -> Served {
     let mut answers = FuturesOrdered::new();
+    let mut is_gone = false;
     loop {
-        while answers.len() < UNDER_WAY
+        while !is_gone
+            && answers.len() < UNDER_WAY
             && let Some(what) = input.peek(answers.len())
         {
             match send(input, link, &what).await {
                 Ok(sent) => answers.push_back(sent.answer()),
                 Err(error) => {
-                    let error = link_error("process/write", error);
+                    let error = link.error("process/write", error);
+                    is_gone = matches!(error, Error::Disconnected { .. });
                     // Those before it may be answered yet.
-                    if matches!(error, Error::Disconnected { .. }) || !answers.is_empty() {
+                    if is_gone || !answers.is_empty() {
                         break;
                     }
                     input.settle(Err(error));
@@ -215,8 +233,12 @@ async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) {
             }
         }
         if answers.is_empty() {
-            if input.peek(0).is_some() || input.is_done() {
-                return;
+            // Not by a look at the line: somebody may have joined it this moment.
+            if is_gone {
+                return Served::Part;
+            }
+            if input.is_done() {
+                return Served::All;
             }
             continue;
         }
@@ -226,7 +248,7 @@ async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) {
             () = input.joined.notified(), if answers.len() < UNDER_WAY => continue,
         };
         let Some(answer) = answer else { continue };
-        match answer.map_err(|error| link_error("process/write", error)) {
+        match answer.map_err(|error| link.error("process/write", error)) {
             Ok(answer) => input.settle(outcome(input, &answer, is_repeated)),
             Err(Error::Disconnected { reason }) => {
                 if !input.keeps_write_ids {
@@ -236,7 +258,7 @@ async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) {
                         input.settle(Err(Error::UnknownOutcome { method: "process/write", reason }));
                     }
                 }
-                return;
+                return Served::Part;
             }
             Err(error) => input.settle(Err(error)),
         }

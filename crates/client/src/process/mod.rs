@@ -215,7 +215,7 @@ impl Process {
         match self.shared.session().call::<requests::ProcessRead>(&params).await {
             Ok(read) => Read::new(read),
             Err(error) => match self.shared.session().lost() {
-                Some(lost) => Ok(Read::lost(*self.shared.log.wake().borrow() + 1, &lost)),
+                Some(lost) => Ok(Read::lost(self.shared.log.wake().borrow().saturating_add(1), &lost)),
                 None => Err(error),
             },
         }
@@ -372,6 +372,8 @@ pub(crate) async fn terminate(session: &Session, key: &Key, grace: Option<Durati
 impl Drop for Shared {
     fn drop(&mut self) {
         self.session().routes.remove(&self.key, &self.log);
+        // Nobody is left to read: whoever fills it, and waits for room, stops.
+        self.log.fail(Error::Disconnected { reason: None });
         if self.terminate_on_drop && self.log.closed().is_none() {
             self.handle.clean_up(self.key.clone());
         } else if self.key.session_id.is_some() {

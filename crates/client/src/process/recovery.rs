@@ -10,18 +10,24 @@ use exec_server_protocol::{base64, process as wire};
 use super::{
     Shared,
     event::{Event, Exit, Totals},
-    log::{Breach, Log},
+    log::{Breach, Heard, Log},
 };
 use crate::{
     error::Error,
     link::Link,
     requests,
     routes::Feed,
-    session::{Generation, Key, Session},
+    session::{Generation, Key, Session, State},
 };
 
 /// How long a polling read waits for news.
 const POLL_WAIT: Duration = Duration::from_secs(30);
+
+/// Reads of what was missed by one process, at most.
+const MISSED_READS: usize = 8;
+
+/// Reads behind the last chunk of a process that has ended, at most.
+const TAIL_READS: usize = 3;
 
 /// Bytes not taken beyond which a polled process is not read on.
 const POLL_AHEAD: u64 = 1 << 20;
@@ -33,7 +39,7 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
             continue;
         }
         let caught_up = if key.session_id.is_some() {
-            subscribe(link, &key, log.next() - 1, feed == Feed::Pushed).await.map(drop)
+            subscribe(link, &key, log.next() - 1, feed != Feed::Observed).await.map(drop)
         } else if session.peer.server.generation == Generation::Reference {
             read_missed(link, &key, &log).await
         } else {
@@ -43,6 +49,8 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
         match caught_up {
             Ok(()) => {}
             Err(error @ Error::Disconnected { .. }) => return Err(error),
+            // The start may have been lost with the link, and is about to be repeated.
+            Err(Error::Server { .. }) if feed == Feed::Starting => {}
             Err(error) => log.fail(error),
         }
     }
@@ -61,20 +69,73 @@ pub(crate) async fn subscribe(link: &Link, key: &Key, after: u64, hold: bool) ->
 }
 
 /// Reads what a reference server kept while we were away; it pushes only what comes later.
+///
+/// A read tells all that is kept, so the second one finds nothing, or what is pushed meanwhile. The bound is for a process
+/// that writes faster than it can be read, and for a server that has no end to tell.
 async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
-    loop {
+    for _ in 0..MISSED_READS {
         let after = log.next() - 1;
-        let read = link.call::<requests::ProcessRead>(&read_params(key, after, Duration::ZERO)).await?;
+        let read = Through::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
         let told = tell(log, after, read, None);
-        if let Err(breach) = told {
+        if let Err(breach) = &told {
             // As the reference: a process that cannot be followed is not left running unseen.
             let params = wire::TerminateParams { process_id: key.process_id.clone(), session_id: None, grace_ms: None };
             link.call::<requests::ProcessTerminate>(&params).await?;
             return Err(Error::Protocol(breach.0.to_owned()));
         }
-        if log.next() - 1 == after {
-            return Ok(());
+        if log.next() - 1 == after || log.closed().is_some() || told == Ok(Heard::Full) {
+            break;
         }
+    }
+    Ok(())
+}
+
+/// The way of a read.
+#[derive(Clone, Copy)]
+enum Through<'a> {
+    /// On this link alone.
+    Link(&'a Link),
+    /// On as many as it takes.
+    Session(&'a Session),
+}
+
+impl Through<'_> {
+    async fn read(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
+        match self {
+            Self::Link(link) => link.call::<requests::ProcessRead>(params).await,
+            Self::Session(session) => session.call::<requests::ProcessRead>(params).await,
+        }
+    }
+
+    /// Reads what a reference server has after a number.
+    ///
+    /// Generation S counts what it returns and no more: which numbers the exit and the close took behind the last chunk is
+    /// told by a read that returns none.
+    async fn read_all(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
+        let mut read = self.read(params).await?;
+        for _ in 0..TAIL_READS {
+            let Some(last) = read.chunks.last().map(|chunk| chunk.seq) else { break };
+            if !read.end.exited || read.end.next_seq > last.saturating_add(1) {
+                break;
+            }
+            let behind = wire::ReadParams { after_seq: Some(last), wait_ms: Some(0), ..params.clone() };
+            let tail = self.read(&behind).await?;
+            let is_all = tail.chunks.is_empty();
+            read.chunks.extend(tail.chunks);
+            read.end = tail.end;
+            if is_all {
+                break;
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// Reads what any server has after a number, through as many links as it takes.
+async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
+    match session.peer.server.generation {
+        Generation::Reference => Through::Session(session).read_all(params).await,
+        Generation::V0 | Generation::Current => Through::Session(session).read(params).await,
     }
 }
 
@@ -85,7 +146,7 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
         return Ok(gap());
     }
     let params = read_params(&shared.key, position, Duration::ZERO);
-    let read = match shared.session().call::<requests::ProcessRead>(&params).await {
+    let read = match read_after(shared.session(), &params).await {
         Ok(read) => read,
         // A server that has forgotten the process has forgotten its output.
         Err(Error::Server { .. }) => return Ok(gap()),
@@ -116,12 +177,18 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
         // While the answer is awaited, the handle may go.
         drop(log);
         let Some(session) = session.upgrade() else { return };
-        let read = session.call::<requests::ProcessRead>(&read_params(&key, after, POLL_WAIT)).await;
+        let read = read_after(&session, &read_params(&key, after, POLL_WAIT)).await;
         let Some(log) = weak.upgrade() else { return };
         let told = match read {
             Ok(read) => {
                 let exit = if read.end.exited && log.exit().is_none() { exit_of(&session, &key).await } else { None };
                 tell(&log, after, read, exit).map_err(|breach| Error::Protocol(breach.0.to_owned()))
+            }
+            // Deadlines and haste are those of the caller's own calls: this one goes on with the next link.
+            Err(Error::Disconnected { .. } | Error::UnknownOutcome { .. }) if session.lost().is_none() => {
+                drop(log);
+                session.state().wait_for(|state| !matches!(state, State::Recovering { .. })).await.ok();
+                continue;
             }
             Err(error) => Err(error),
         };
@@ -147,14 +214,15 @@ pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::Pr
 }
 
 /// Gives the events of a read to a log; `exit` says more of the exit than the read does.
-fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<(), Breach> {
+fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<Heard, Breach> {
+    let mut heard = Heard::Fine;
     for mut event in rebuild(after, read, log.exit_at())? {
         if let (Event::Exited { exit: known, .. }, Some(more)) = (&mut event, &exit) {
             *known = more.clone();
         }
-        log.hear(event)?;
+        heard = log.hear(event)?;
     }
-    Ok(())
+    Ok(heard)
 }
 
 fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {

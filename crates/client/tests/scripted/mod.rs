@@ -86,7 +86,9 @@ impl Connect for Scripted {
                 Mode::Hang => pending().await,
             }
             let (near, far) = memory(self.shared.capacity);
-            self.peers.send(Peer::new(far, self.shared.far)).await.unwrap();
+            if self.peers.send(Peer::new(far, self.shared.far)).await.is_err() {
+                return Err(Error::Connect { address: self.address(), reason: "the test is over".to_owned() });
+            }
             Ok(Connection { stream: near, framing: self.shared.near, carrier: None })
         })
     }

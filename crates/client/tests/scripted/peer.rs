@@ -197,6 +197,11 @@ impl Peer {
         self.send(&json!({"id": request.id, "result": result})).await;
     }
 
+    /// Answers a request with text that is JSON already.
+    pub(crate) async fn answer_text(&mut self, request: &Request, result: &str) {
+        self.line(format!(r#"{{"id":{},"result":{result}}}"#, request.id)).await;
+    }
+
     /// Answers a request with an error.
     pub(crate) async fn refuse(&mut self, request: &Request, code: i64, kind: Option<&str>, message: &str) {
         let mut error = json!({"code": code, "message": message});
@@ -218,8 +223,26 @@ impl Peer {
 
     /// Sends output of a process on one of its streams.
     pub(crate) async fn output_on(&mut self, id: &str, seq: u64, stream: &str, bytes: impl AsRef<[u8]>) {
-        let chunk = base64::encode(bytes.as_ref());
-        self.notify("process/output", json!({"processId": id, "seq": seq, "stream": stream, "chunk": chunk})).await;
+        self.output_of(None, id, seq, stream, bytes).await;
+    }
+
+    /// Sends output of a process of another session.
+    pub(crate) async fn output_of(
+        &mut self,
+        session: Option<&str>,
+        id: &str,
+        seq: u64,
+        stream: &str,
+        bytes: impl AsRef<[u8]>,
+    ) {
+        let mut head = json!({"processId": id, "seq": seq, "stream": stream});
+        if let Some(session) = session {
+            head["sessionId"] = json!(session);
+        }
+        let head = head.to_string();
+        let (head, chunk) = (head.trim_end_matches('}'), base64::encode(bytes.as_ref()));
+        // By hand: to write megabytes through a tree of values would be most of a test's time.
+        self.line(format!(r#"{{"method":"process/output","params":{head},"chunk":"{chunk}"}}}}"#)).await;
     }
 
     /// Tells the exit of a process.
@@ -234,7 +257,11 @@ impl Peer {
 
     /// Sends a message; the client may be gone.
     pub(crate) async fn send(&mut self, message: &Value) {
-        self.outbox.message(0, |buf| serde_json::to_writer(buf, message).unwrap());
+        self.line(message.to_string()).await;
+    }
+
+    async fn line(&mut self, message: String) {
+        self.outbox.message(message.len(), |buf| buf.extend_from_slice(message.as_bytes()));
         within(self.outbox.flush_to(&mut self.writer)).await.ok();
     }
 

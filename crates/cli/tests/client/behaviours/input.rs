@@ -89,7 +89,7 @@ pub(crate) async fn writes_of_many_tasks_arrive_whole_and_once(place: &Place) {
 }
 
 pub(crate) async fn a_terminal_has_the_size_it_is_given(place: &Place) {
-    let script = "stty -echo; trap 'stty size' WINCH; stty size; while read x; do stty size; done";
+    let script = "stty -echo; trap 'stty size' WINCH; stty size; while :; do read x; stty size; done";
     let start = Start::new(["sh", "-c", script]).tty(Some(Size { rows: 30, cols: 100 })).term("dumb");
     let process = place.start(start).await;
     let mut events = process.events();

@@ -110,7 +110,8 @@ pub(crate) async fn what_is_dropped_by_choice_is_told(place: &Place) {
     .await;
     let told = soon("the rest of it", follow(process.events())).await;
     let dropped = told.totals.dropped_bytes.expect("counted");
-    assert!(dropped > 0 && told.gone >= dropped, "{dropped} of {} are counted", told.gone);
+    // Some of what was dropped had been sent before.
+    assert!(told.gone > 0 && told.gone <= dropped, "{} of {dropped}", told.gone);
     assert_eq!(Some(told.stdout.len() as u64 + told.gone), told.totals.output_bytes);
     assert!(told.stdout.starts_with(b"1\n2\n") && told.stdout.ends_with(b"\n5999999\n6000000\n"));
     assert_eq!(told.exit.code, 4);

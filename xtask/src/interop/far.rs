@@ -1,0 +1,238 @@
+//! The far side: a real sshd on loopback with a home of its own, and the ssh that finds it.
+//!
+//! Keys, configuration, home and state lie in one folder. ssh takes the user's home from the system and not from `HOME`, hence a
+//! small `ssh` before the real one in `PATH`, which only adds `-F`. For the same reason the sshd sets `HOME` and goes there,
+//! which a login otherwise does by itself. Whatever runs on the far side is gone when this is dropped.
+
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+
+use super::{
+    packages,
+    world::{self, World, children_of, kill, wait_until, with_path},
+};
+use crate::server;
+
+/// Another process may take the port between our look and sshd's.
+const PORTS_TRIED: u32 = 5;
+
+/// Where sshd wants its empty folder when root starts it.
+const EMPTY_FOLDER: &str = "/run/sshd";
+
+/// What `scp` needs, where systems have it; the one inside sshd would not pass our command.
+const SFTP_SERVERS: [&str; 3] =
+    ["/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/libexec/sftp-server"];
+
+/// A host called `box`, and names for what goes wrong with others.
+pub(super) struct Far<'a> {
+    world: &'a World,
+    folder: PathBuf,
+    pub(super) port: u16,
+    /// A port where nobody listens.
+    pub(super) closed_port: u16,
+    pub(super) user: String,
+    sshd: Child,
+    /// Whether the folder of sshd is of our making.
+    made_empty_folder: bool,
+}
+
+impl<'a> Far<'a> {
+    /// Starts it in a fresh folder.
+    pub(super) fn start(world: &'a World, name: &str) -> Result<Self> {
+        let folder = world.folder(name)?;
+        for name in ["home", "bin"] {
+            fs::create_dir(folder.join(name))?;
+        }
+        for name in ["host_key", "key", "other_key"] {
+            let mut keygen = world.command("ssh-keygen");
+            keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "interop", "-f"]).arg(folder.join(name));
+            world::success_of(&mut keygen, Duration::from_secs(20))?;
+        }
+        fs::copy(folder.join("key.pub"), folder.join("authorized"))?;
+        let host_key = fs::read_to_string(folder.join("host_key.pub"))?;
+        fs::write(folder.join("known"), format!("box {host_key}"))?;
+        fs::write(folder.join("known_empty"), "")?;
+        let user = String::from_utf8(world::success_of(world.command("id").arg("-un"), Duration::from_secs(5))?)?;
+        let user = user.trim_end().to_owned();
+        let made_empty_folder = rustix::process::geteuid().is_root() && fs::create_dir(EMPTY_FOLDER).is_ok();
+        let (sshd, port) = start_sshd(world, &folder, &user)?;
+        let closed_port = unused_port()?;
+        let far = Self { world, folder, port, closed_port, user, sshd, made_empty_folder };
+        far.write_client()?;
+        let said = world::output_of(far.command("ssh").args(["box", "pwd"]), Duration::from_secs(20))?;
+        let home = far.home();
+        let is_home = String::from_utf8_lossy(&said.stdout).trim_end() == home.to_string_lossy();
+        ensure!(is_home, "`ssh box pwd` {}; sshd says: {}", world::describe(&said), far.log_tail());
+        Ok(far)
+    }
+
+    /// The home on the far side.
+    pub(super) fn home(&self) -> PathBuf {
+        self.folder.join("home")
+    }
+
+    /// Puts the program where an installation puts it.
+    pub(super) fn install(&self) -> Result<()> {
+        let bin = self.home().join(".local/bin");
+        fs::create_dir_all(&bin)?;
+        fs::copy(&self.world.binary, bin.join("exec-server"))?;
+        Ok(())
+    }
+
+    /// A command on the near side whose `ssh` knows the far one; also `ssh` itself, because programs are looked up in the `PATH`
+    /// that they get.
+    pub(super) fn command(&self, program: &str) -> Command {
+        let mut command = self.world.command(program);
+        command.env("PATH", self.world.path_with(Some(&self.folder.join("bin"))));
+        command
+    }
+
+    /// `exec-server` on the near side.
+    pub(super) fn exec_server(&self, args: &[&str]) -> Command {
+        let mut command = self.world.exec_server(args);
+        command.env("PATH", self.world.path_with(Some(&self.folder.join("bin"))));
+        command
+    }
+
+    /// Every sshd that serves a connection: children of the one that listens, and theirs.
+    pub(super) fn sessions(&self) -> Vec<u32> {
+        let is_sshd = |pid: &u32| server::comm(*pid).is_some_and(|name| name.starts_with("sshd"));
+        let direct: Vec<_> = children_of(self.sshd.id()).into_iter().filter(is_sshd).collect();
+        let below = direct.iter().flat_map(|pid| children_of(*pid)).filter(is_sshd);
+        below.collect::<Vec<_>>().into_iter().chain(direct).collect()
+    }
+
+    /// The last lines of what sshd said.
+    pub(super) fn log_tail(&self) -> String {
+        let text = fs::read_to_string(self.folder.join("sshd.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].join(" | ")
+    }
+
+    /// Ends it, and fails if somebody did not go.
+    pub(super) fn stop(mut self) -> Result<()> {
+        // All sessions end with their clients, which have ended.
+        let sessions = || self.sessions().len();
+        let ended = wait_until("the sessions of sshd have ended", Duration::from_secs(10), || sessions() == 0);
+        self.sshd.kill()?;
+        self.sshd.wait()?;
+        ended?;
+        for pid in with_path(&self.folder) {
+            let name = server::comm(pid).unwrap_or_default();
+            ensure!(name.starts_with("exec-"), "still running on the far side: {name} {pid}");
+            kill(pid, Signal::TERM);
+        }
+        wait_until("the server on the far side has ended", Duration::from_secs(10), || {
+            with_path(&self.folder).is_empty()
+        })
+    }
+
+    fn write_client(&self) -> Result<()> {
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        // The first value counts, so that what is common comes last; but keys add up.
+        let config = format!(
+            "Host stranger\n  UserKnownHostsFile {known_empty}\n\
+             Host locked\n  IdentityFile {other_key}\n\
+             Host closed\n  Port {closed_port}\n\
+             Host box stranger locked closed\n  HostName 127.0.0.1\n  Port {port}\n  User {user}\n\
+             Host * !locked\n  IdentityFile {key}\n\
+             Host *\n  IdentitiesOnly yes\n  IdentityAgent none\n  HostKeyAlias box\n\
+             \x20 UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n\
+             \x20 UpdateHostKeys no\n  PasswordAuthentication no\n  KbdInteractiveAuthentication no\n  LogLevel ERROR\n",
+            known_empty = file("known_empty"),
+            other_key = file("other_key"),
+            closed_port = self.closed_port,
+            port = self.port,
+            user = self.user,
+            key = file("key"),
+            known = file("known"),
+        );
+        fs::write(self.folder.join("ssh_config"), config)?;
+        for program in ["ssh", "scp"] {
+            let real = packages::find(program).with_context(|| format!("find `{program}`"))?;
+            let text = format!("#!/bin/sh\nexec {} -F {} \"$@\"\n", real.display(), file("ssh_config"));
+            let path = self.folder.join("bin").join(program);
+            fs::write(&path, text)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Far<'_> {
+    fn drop(&mut self) {
+        for pid in self.sessions().into_iter().chain(with_path(&self.folder)) {
+            kill(pid, Signal::KILL);
+        }
+        self.sshd.kill().ok(); // Ended already where `stop` was called.
+        self.sshd.wait().ok();
+        if self.made_empty_folder {
+            fs::remove_dir(EMPTY_FOLDER).ok(); // Another sshd may use it by now.
+        }
+    }
+}
+
+fn start_sshd(world: &World, folder: &Path, user: &str) -> Result<(Child, u16)> {
+    let program = packages::find("sshd").context("find `sshd`")?;
+    let log = folder.join("sshd.log");
+    for _ in 0..PORTS_TRIED {
+        let port = unused_port()?;
+        write_server(folder, user, port)?;
+        // By its full path: it starts itself again for each connection.
+        let mut child = world
+            .command(&program)
+            .args(["-D", "-e", "-f"])
+            .arg(folder.join("sshd_config"))
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log)?)
+            .spawn()
+            .with_context(|| format!("start `{}`", program.display()))?;
+        let mut is_up = false;
+        wait_until("sshd listens or has ended", Duration::from_secs(10), || {
+            is_up = TcpStream::connect(("127.0.0.1", port)).is_ok();
+            is_up || !matches!(child.try_wait(), Ok(None))
+        })?;
+        if is_up && child.try_wait()?.is_none() {
+            return Ok((child, port));
+        }
+        child.kill().ok(); // It has ended by itself.
+        child.wait()?;
+    }
+    bail!("sshd does not start: {}", fs::read_to_string(&log)?.trim_end())
+}
+
+fn write_server(folder: &Path, user: &str, port: u16) -> Result<()> {
+    let file = |name: &str| folder.join(name).display().to_string();
+    // Without PAM sshd turns an account with a locked password away, whatever its keys.
+    let shadow = fs::read_to_string("/etc/shadow").unwrap_or_default();
+    let is_locked = shadow.lines().any(|line| line.starts_with(&format!("{user}:!")));
+    let config = format!(
+        "Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nAuthorizedKeysFile {authorized}\n\
+         StrictModes no\nUsePAM {pam}\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n\
+         KbdInteractiveAuthentication no\nUseDNS no\nPrintMotd no\nPrintLastLog no\nLogLevel VERBOSE\nMaxStartups 100\n\
+         SetEnv HOME={home}\nForceCommand cd && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n{sftp}",
+        host_key = file("host_key"),
+        authorized = file("authorized"),
+        pam = if is_locked { "yes" } else { "no" },
+        home = file("home"),
+        sftp = SFTP_SERVERS
+            .iter()
+            .find(|path| Path::new(path).exists())
+            .map_or_else(String::new, |path| format!("Subsystem sftp {path}\n")),
+    );
+    Ok(fs::write(folder.join("sshd_config"), config)?)
+}
+
+/// A port that nobody listens on at this moment.
+fn unused_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

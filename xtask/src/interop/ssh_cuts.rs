@@ -1,0 +1,99 @@
+//! ssh is killed on either side, again and again, while `run` moves records over `ssh://`: nothing is lost.
+
+use std::{sync::atomic::Ordering, thread, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use super::{
+    far::Far,
+    world::{World, children_of, kill, wait_until},
+};
+use crate::{
+    faults::relay::{self, Job, Tally, Watch},
+    random::Random,
+    server,
+};
+
+/// Kills during one run; the next run begins with a start of its own.
+const KILLS_A_RUN: u64 = 5;
+
+/// A new ssh must be there within this: the client's pauses grow to 5 s where several attempts fail.
+const NEXT_SSH: Duration = Duration::from_secs(30);
+
+pub(super) fn run(world: &World) -> Result<Vec<String>> {
+    let wanted = if world.ci { 10 } else { 50 };
+    let far = Far::start(world, "ssh-far")?;
+    far.install()?;
+    let mut random = Random::new(3);
+    let (mut killed, mut tally) = ([0, 0], Tally::default());
+    while killed.iter().sum::<u64>() < wanted {
+        let id = tally.runs + 1;
+        let watch = Watch::default();
+        // Slow enough that the run lasts until it is told to end, fast enough that each kill hits bytes under way.
+        let job = Job { id, count: u64::MAX, random: random.fork(), pause: Duration::from_millis(2) };
+        let (moved, nemesis) = thread::scope(|scope| {
+            let watch = &watch;
+            let mut run = far.exec_server(&["run", "--connect", "ssh://box"]);
+            let moving = scope.spawn(move || {
+                let moved = relay::carry_out(&mut run, job, watch);
+                watch.over.store(true, Ordering::Relaxed);
+                moved
+            });
+            let nemesis = kill_often(&far, watch, &mut random, &mut killed);
+            watch.over.store(true, Ordering::Relaxed);
+            (moving.join().expect("the run does not panic"), nemesis)
+        });
+        let context = || format!("run {id}, killed {killed:?} so far; sshd says: {}", far.log_tail());
+        tally += moved.with_context(context)?;
+        nemesis.with_context(context)?;
+    }
+    far.stop()?;
+    Ok(vec![format!(
+        "ssh killed {} times here and {} times there during {} runs of {} bytes, {} quiet lines, nothing lost,",
+        killed[0], killed[1], tally.runs, tally.bytes, tally.quiet,
+    )])
+}
+
+/// Kills ssh and its server in turn, each time one that was not there before the last kill.
+fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u64; 2]) -> Result<()> {
+    let mut last = None;
+    for kills in 0..KILLS_A_RUN {
+        // One kill in four hits a link that is being made; not the first one, because its failure is an answer.
+        let in_flow = kills == 0 || !random.one_in(4);
+        let ssh = next_ssh(watch, last, in_flow)?;
+        thread::sleep(Duration::from_millis(random.between(0, 400)));
+        let here = killed[0] <= killed[1];
+        let victim = if here { Some(ssh) } else { pick(&far.sessions(), random) };
+        if victim.is_some_and(|victim| kill(victim, Signal::KILL)) {
+            killed[usize::from(!here)] += 1;
+            last = Some(ssh);
+        }
+    }
+    // The last one is mended as well.
+    next_ssh(watch, last, true).map(drop)
+}
+
+/// Waits for an ssh that is not the last one, and where it is to flow, for output over it.
+fn next_ssh(watch: &Watch, last: Option<u32>, in_flow: bool) -> Result<u32> {
+    let is_over = || watch.over.load(Ordering::Relaxed);
+    let mut ssh = None;
+    wait_until("a new ssh runs", NEXT_SSH, || {
+        ssh = watch.pid().and_then(find_ssh).filter(|ssh| Some(*ssh) != last);
+        is_over() || ssh.is_some()
+    })?;
+    let back = watch.back();
+    wait_until("output comes over the new ssh", NEXT_SSH, || is_over() || !in_flow || watch.back() > back)?;
+    ensure!(!is_over(), "the run ended before it was told to");
+    ssh.context("a new ssh was found")
+}
+
+/// The ssh that `run` started.
+fn find_ssh(run: u32) -> Option<u32> {
+    children_of(run).into_iter().find(|pid| server::comm(*pid).is_some_and(|name| name == "ssh"))
+}
+
+fn pick(pids: &[u32], random: &mut Random) -> Option<u32> {
+    let at = random.between(0, pids.len().max(1) as u64);
+    pids.get(usize::try_from(at).ok()?).copied()
+}

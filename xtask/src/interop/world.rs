@@ -1,0 +1,223 @@
+//! The near side of every part: the program, one temporary folder for all that is written, and what runs in it.
+//!
+//! Owns the environment that commands get, so that nothing of the one who calls `cargo xtask interop` counts or changes: home, state
+//! and temporary files lie in the folder. Ends what it finds of its own processes, by number, and knows no part.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal};
+use tempfile::TempDir;
+
+use crate::{ci, random::Random, server};
+
+/// Variables of the caller that would lead a command elsewhere.
+const REMOVED: [&str; 8] = [
+    "EXEC_SERVER_URL",
+    "CODEX_EXEC_SERVER_URL",
+    "EXEC_SERVER_TOKEN",
+    "XDG_RUNTIME_DIR",
+    "XDG_CONFIG_HOME",
+    "SSH_AUTH_SOCK",
+    "TMUX",
+    "PREFIX",
+];
+
+/// What all parts share.
+pub(super) struct World {
+    /// The program under test.
+    pub(super) binary: PathBuf,
+    /// Whether this is the short run.
+    pub(super) ci: bool,
+    folder: TempDir,
+}
+
+impl World {
+    pub(super) fn new(binary: PathBuf, ci: bool) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("exec-server-interop-").tempdir()?;
+        for name in ["tmp", "home", "state"] {
+            fs::create_dir(folder.path().join(name))?;
+        }
+        Ok(Self { binary, ci, folder })
+    }
+
+    /// A fresh folder for one use.
+    pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let path = self.folder.path().join(name);
+        fs::create_dir(&path).with_context(|| format!("make `{}`", path.display()))?;
+        Ok(path)
+    }
+
+    /// A command in this world, with the program under test in `PATH`.
+    pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for name in REMOVED {
+            command.env_remove(name);
+        }
+        let path = |name: &str| self.folder.path().join(name);
+        command.env("HOME", path("home")).env("XDG_STATE_HOME", path("state")).env("TMPDIR", path("tmp"));
+        command.env("PATH", self.path_with(None)).env("LC_ALL", "C").current_dir(path("home")).stdin(Stdio::null());
+        command
+    }
+
+    /// `PATH` with the program under test before everything, and perhaps another folder before that.
+    pub(super) fn path_with(&self, first: Option<&Path>) -> OsString {
+        let old = env::var_os("PATH").unwrap_or_default();
+        let own = self.binary.parent().map(Path::to_owned);
+        let all = first.map(Path::to_owned).into_iter().chain(own).chain(env::split_paths(&old));
+        // A folder with a colon in its name cannot be in `PATH`, and this one was found there.
+        env::join_paths(all).unwrap_or(old)
+    }
+
+    /// `exec-server` with these arguments.
+    pub(super) fn exec_server(&self, args: &[&str]) -> Command {
+        let mut command = self.command(&self.binary);
+        command.args(args);
+        command
+    }
+
+    /// Nothing of a finished part is left: no process, no temporary file. The user's own server would stay for a minute; it is
+    /// asked to end, as a logout would.
+    pub(super) fn ensure_tidy(&self) -> Result<()> {
+        for pid in with_path(self.folder.path()) {
+            let name = server::comm(pid).unwrap_or_default();
+            ensure!(name.starts_with("exec-"), "still running: {name} {pid}");
+            kill(pid, Signal::TERM);
+        }
+        wait_until("the servers in the background have ended", Duration::from_secs(10), || {
+            with_path(self.folder.path()).is_empty()
+        })?;
+        let files: Vec<_> = fs::read_dir(self.folder.path().join("tmp"))?.flatten().map(|file| file.path()).collect();
+        ensure!(files.is_empty(), "left behind: {files:?}");
+        Ok(())
+    }
+
+    /// Ends whatever a part that failed has left, and removes the folder. Fails where that was not all.
+    pub(super) fn end(self) -> Result<()> {
+        for pid in with_path(self.folder.path()) {
+            kill(pid, Signal::KILL);
+        }
+        // A part that failed may have left files; that one failure is enough.
+        let empty = self.folder.path().join("tmp");
+        fs::remove_dir_all(&empty)?;
+        fs::create_dir(&empty)?;
+        ci::nothing_left(&empty)?;
+        let path = self.folder.path().to_owned();
+        self.folder.close().with_context(|| format!("remove `{}`", path.display()))
+    }
+}
+
+/// Processes that have a path below this folder on their command line. Forks keep it, and nobody else has it.
+pub(super) fn with_path(folder: &Path) -> Vec<u32> {
+    let needle = folder.as_os_str().as_encoded_bytes();
+    let own = std::process::id();
+    server::pids()
+        .filter(|pid| {
+            let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            *pid != own && cmdline.windows(needle.len()).any(|part| part == needle)
+        })
+        .collect()
+}
+
+/// The children of a process.
+pub(super) fn children_of(parent: u32) -> Vec<u32> {
+    server::pids().filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold spaces; state and parent follow it.
+    stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
+}
+
+/// Sends a signal to a process that we started; whether it was there.
+pub(super) fn kill(pid: u32, signal: Signal) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok())
+}
+
+/// Waits for a level, not an edge.
+pub(super) fn wait_until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + patience;
+    while !is_so() {
+        ensure!(Instant::now() < deadline, "not within {} s: {what}", patience.as_secs());
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Runs a command to its end and takes what it said; it is killed when it takes too long.
+pub(super) fn output_of(command: &mut Command, patience: Duration) -> Result<Output> {
+    let name = format!("{command:?}");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    finish(child.with_context(|| format!("start `{name}`"))?, patience).with_context(|| format!("`{name}`"))
+}
+
+/// As `output_of`, and fails unless it succeeded and said nothing on standard error.
+pub(super) fn success_of(command: &mut Command, patience: Duration) -> Result<Vec<u8>> {
+    let output = output_of(command, patience)?;
+    ensure!(output.status.success() && output.stderr.is_empty(), "`{command:?}` {}", describe(&output));
+    Ok(output.stdout)
+}
+
+fn finish(mut child: Child, patience: Duration) -> Result<Output> {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let (mut out, mut err) = (child.stdout.take().context("a pipe")?, child.stderr.take().context("a pipe")?);
+    let status = thread::scope(|scope| {
+        let reading = scope.spawn(|| out.read_to_end(&mut stdout));
+        let hearing = scope.spawn(|| err.read_to_end(&mut stderr));
+        let deadline = Instant::now() + patience;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break Ok(status);
+            }
+            if Instant::now() > deadline {
+                child.kill()?;
+                child.wait()?;
+                break Err(());
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        reading.join().expect("the reader does not panic")?;
+        hearing.join().expect("the listener does not panic")?;
+        anyhow::Ok(status)
+    })?;
+    match status {
+        Ok(status) => Ok(Output { status, stdout, stderr }),
+        Err(()) => bail!("not done within {} s; it said: {}", patience.as_secs(), String::from_utf8_lossy(&stderr)),
+    }
+}
+
+/// How a command ended and what it said.
+pub(super) fn describe(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    format!("ended with {} and said: {}", output.status, said.trim_end())
+}
+
+/// Fills a file with bytes that nobody can compress, the same for the same seed.
+pub(super) fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+    use std::io::Write as _;
+    let mut random = Random::new(seed);
+    let mut file = fs::File::create(path)?;
+    let mut block = Vec::with_capacity(1 << 20);
+    let mut left = bytes;
+    while left > 0 {
+        block.clear();
+        while block.len() < 1 << 20 {
+            block.extend_from_slice(&random.next().to_le_bytes());
+        }
+        block.truncate(usize::try_from(left.min(1 << 20))?);
+        file.write_all(&block)?;
+        left -= block.len() as u64;
+    }
+    Ok(())
+}
