@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::process::WaitOptions;
 
-use crate::{cargo, server, tidy};
+use crate::{cargo, dist, server, tidy};
 
 /// A step: what it is called and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -31,6 +31,8 @@ const STEPS: &[Step] = &[
     ("faults", || release(&["faults", "--ci"])),
     ("interop", || release(&["interop", "--ci"])),
     ("bench", || release(&["bench", "--quick"])),
+    // Last: it leaves a static program where the others look for theirs.
+    ("dist", || dist::run(&dist::Options::default())),
 ];
 
 /// Options of `cargo xtask ci`.
@@ -98,7 +100,10 @@ fn run_and_reap(command: &mut Command) -> Result<()> {
 fn features() -> Result<()> {
     let crates = ["-p", "exec-server-process", "--all-features"];
     cargo::check(cargo::cargo(&["clippy", "--all-targets"]).args(crates).args(["--", "-D", "warnings"]))?;
-    cargo::check(cargo::cargo(&["test"]).args(crates))
+    cargo::check(cargo::cargo(&["test"]).args(crates))?;
+    // A client without a server inside and without TLS.
+    let bare = ["-p", "exec-server-client", "--no-default-features", "--lib"];
+    cargo::check(cargo::cargo(&["clippy"]).args(bare).args(["--", "-D", "warnings"]))
 }
 
 /// A cargo command whose temporary files and state lie in one folder.

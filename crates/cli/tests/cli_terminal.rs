@@ -79,11 +79,24 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
         seen += &terminal.see("<second>\r\n");
         seen.contains("30 100\r\n")
     });
+    // One alone is the program's.
     terminal.keys(b"\x1dend\r");
     terminal.see("<\x1dend>\r\n");
     terminal.keys(b"end\r");
     assert_eq!(end_of(&mut child).code(), Some(5));
     assert!(!terminal.is_raw());
+}
+
+#[test]
+fn the_key_alone_is_the_programs_also_when_no_other_follows() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(24, 80);
+    let program = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; exit 7";
+    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]));
+    terminal.see("ready");
+    terminal.keys(b"\x1d");
+    terminal.see("1d");
+    assert_eq!(end_of(&mut child).code(), Some(7));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod scripted;
 
 use std::time::Duration;
 
-use exec_server_client::{Client, Error, ErrorKind, Event, Process, State};
+use exec_server_client::{Client, ErrorKind, Event, Process, State};
 use scripted::{
     Kind, Peer, both, collect, connect, error_kind, named, next,
     peer::{CURRENT, read_result},
@@ -121,19 +121,8 @@ async fn offsets_and_sizes_are_passed_on_as_they_are() {
     peer.exited("bad", 3, i32::MIN).await;
     let closed = json!({"processId": "bad", "seq": 4, "outputBytes": MAX, "droppedBytes": MAX});
     peer.notify("process/closed", closed).await;
-    assert_eq!(within(bad.wait()).await.unwrap_err_or_code(), Ok(i32::MIN));
+    assert_eq!(within(bad.wait()).await.unwrap().code, i32::MIN);
     assert_eq!(bad.closed().unwrap().output_bytes, Some(MAX));
-}
-
-/// The code of an exit, or the kind of the error in its place.
-trait Ended {
-    fn unwrap_err_or_code(self) -> Result<i32, ErrorKind>;
-}
-
-impl Ended for Result<exec_server_client::Exit, Error> {
-    fn unwrap_err_or_code(self) -> Result<i32, ErrorKind> {
-        self.map(|exit| exit.code).map_err(|error| error.kind())
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,7 +130,7 @@ async fn a_close_without_an_exit_is_an_error_and_no_hang() {
     for kind in [CURRENT, Kind::H] {
         let (_client, mut peer, bad, _good) = two(kind).await;
         peer.closed("bad", 1).await;
-        assert_eq!(within(bad.wait()).await.unwrap_err_or_code(), Err(ErrorKind::Protocol));
+        assert_eq!(error_kind(within(bad.wait()).await), ErrorKind::Protocol);
         assert_eq!(collect(&mut bad.events()).await, ["close 1"]);
     }
 }

@@ -23,10 +23,7 @@ use exec_server_client::{
     transport::{BoxFuture, Connect, Connection},
 };
 use exec_server_rpc::{Framing, Role, memory};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, timeout},
-};
+use tokio::{sync::mpsc, time::timeout};
 
 pub(crate) use peer::{Kind, Peer};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
@@ -52,7 +49,6 @@ enum Mode {
 struct Shared {
     mode: Mutex<Mode>,
     attempts: AtomicUsize,
-    last_attempt: Mutex<Option<Instant>>,
     capacity: usize,
     near: Framing,
     far: Framing,
@@ -76,7 +72,6 @@ impl Connect for Scripted {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             self.shared.attempts.fetch_add(1, Ordering::Relaxed);
-            *self.shared.last_attempt.lock().unwrap() = Some(Instant::now());
             let mode = *self.shared.mode.lock().unwrap();
             match mode {
                 Mode::Accept => {}
@@ -149,14 +144,8 @@ pub(crate) fn websocket() -> (Scripted, Door) {
 }
 
 fn with_framing(capacity: usize, near: Framing, far: Framing) -> (Scripted, Door) {
-    let shared = Arc::new(Shared {
-        mode: Mutex::new(Mode::Accept),
-        attempts: AtomicUsize::new(0),
-        last_attempt: Mutex::new(None),
-        capacity,
-        near,
-        far,
-    });
+    let shared =
+        Arc::new(Shared { mode: Mutex::new(Mode::Accept), attempts: AtomicUsize::new(0), capacity, near, far });
     let (peers_tx, peers_rx) = mpsc::channel(64);
     (Scripted { shared: Arc::clone(&shared), peers: peers_tx }, Door { shared, peers: peers_rx })
 }
