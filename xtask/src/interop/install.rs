@@ -17,7 +17,7 @@ use crate::cargo;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The name of the host in the documents.
-const HOST_IN_README: &str = "host";
+const HOST_IN_README: &str = "build-host";
 
 /// A way to get the program there and a command through it.
 type Way = fn(&World, &Far<'_>) -> Result<()>;
@@ -49,15 +49,13 @@ fn by_the_error(_: &World, far: &Far<'_>) -> Result<()> {
 
 fn by_the_readme(world: &World, far: &Far<'_>) -> Result<()> {
     let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
-    let line = copy_line(&readme).context("README.md has no line `$ … ssh … .local/bin/exec-server …`")?;
+    let (copy, run) = lines_of(&readme).context("README.md has no block that copies the program and runs a command")?;
     // The document names what `cargo xtask dist` makes; a tree that was only built has another.
     let dist = "target/dist/exec-server";
-    let line =
-        if cargo::root().join(dist).exists() { line } else { line.replace(dist, &world.binary.display().to_string()) };
-    let mut command = far.command("sh");
-    command.args(["-c", &line]).current_dir(cargo::root());
-    let output = world::output_of(&mut command, PATIENCE)?;
-    ensure!(output.status.success(), "`{line}` {}", world::describe(&output));
+    let copy =
+        if cargo::root().join(dist).exists() { copy } else { copy.replace(dist, &world.binary.display().to_string()) };
+    shell(far, &copy)?;
+    shell(far, &run)?;
     works(far)
 }
 
@@ -82,30 +80,19 @@ fn by_the_installer(world: &World, far: &Far<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The first line of a console block that copies the program over ssh.
-fn copy_line(readme: &str) -> Option<String> {
-    let lines = readme.lines().filter_map(|line| line.strip_prefix("$ "));
-    let mut copies = lines.filter(|line| line.contains(".local/bin/exec-server") && line.contains("ssh "));
-    Some(with_host(copies.next()?, "box"))
+/// The line that copies the program over ssh and the one after it that runs something there.
+fn lines_of(readme: &str) -> Option<(String, String)> {
+    let mut lines = readme.lines().filter_map(|line| line.strip_prefix("$ "));
+    let copy = lines.find(|line| line.contains(".local/bin/exec-server") && line.contains("ssh "))?;
+    let run = lines.next().filter(|line| line.contains("ssh://"))?;
+    Some((copy.replace(HOST_IN_README, "box"), run.replace(HOST_IN_README, "box")))
 }
 
-/// The line with another host: the word alone, not where it is part of another.
-fn with_host(line: &str, name: &str) -> String {
-    let is_word = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
-    let mut text = String::new();
-    let mut rest = line;
-    while let Some(at) = rest.find(HOST_IN_README) {
-        let (before, after) = (&rest[..at], &rest[at + HOST_IN_README.len()..]);
-        text.push_str(before);
-        let alone = !text.ends_with(is_word) && !after.starts_with(is_word);
-        text.push_str(if alone { name } else { HOST_IN_README });
-        rest = after;
-    }
-    text + rest
-}
-
+/// Runs a line as it stands, in the folder of the README.
 fn shell(far: &Far<'_>, line: &str) -> Result<()> {
-    let output = world::output_of(far.command("sh").args(["-c", line]), PATIENCE)?;
+    let mut command = far.command("sh");
+    command.args(["-c", line]).current_dir(cargo::root());
+    let output = world::output_of(&mut command, PATIENCE)?;
     ensure!(output.status.success(), "`{line}` {}", world::describe(&output));
     Ok(())
 }
@@ -127,10 +114,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_put_in_where_it_stands_alone() {
-        let readme = "text\n$ ssh host true\n$ ssh host 'cat >.local/bin/exec-server' <localhost; echo hosts host\n";
-        let line = copy_line(readme).unwrap();
-        assert_eq!(line, "ssh box 'cat >.local/bin/exec-server' <localhost; echo hosts box");
-        assert_eq!(copy_line("$ ssh host true\n"), None);
+    fn the_lines_of_the_readme_are_found_and_the_host_is_put_in() {
+        let readme =
+            "$ ssh build-host true\n$ ssh build-host 'cat >.local/bin/exec-server' <x\n$ run ssh://build-host\n";
+        let (copy, run) = lines_of(readme).unwrap();
+        assert_eq!((&*copy, &*run), ("ssh box 'cat >.local/bin/exec-server' <x", "run ssh://box"));
+        assert_eq!(lines_of("$ ssh build-host true\n"), None);
     }
 }

@@ -95,6 +95,9 @@ pub(super) struct Feed {
     offset_known: bool,
     /// Positions behind `sent`, at least [`MARK_BYTES`] apart, newest last; pruned as they are taken.
     marks: VecDeque<Position>,
+    /// Last number and bytes of the gaps beyond what was taken: nobody can acknowledge what was never sent, so they do not
+    /// count against the window.
+    gaps: VecDeque<(u64, u64)>,
     /// Missing numbers that a peer without `gap` still has to be told one by one.
     filling: Option<Filling>,
     reads: u64,
@@ -155,6 +158,7 @@ impl Feed {
             mode,
             sent,
             marks: VecDeque::new(),
+            gaps: VecDeque::new(),
             filling: None,
             reads: 0,
             reads_in_flight: 0,
@@ -221,6 +225,7 @@ impl Feed {
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
         }
+        self.gaps.retain(|(to, _)| mark.is_none_or(|mark| mark.seq < *to));
         self.took(taken);
         true
     }
@@ -341,7 +346,10 @@ impl Feed {
     fn is_held(&mut self, now: Instant) -> bool {
         match &mut self.mode {
             Mode::Awaiting { .. } => true,
-            Mode::Acked { taken } => self.sent.offset.saturating_sub(taken.offset) >= self.manners.ack_window_bytes,
+            Mode::Acked { taken } => {
+                let gone: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
+                self.sent.offset.saturating_sub(taken.offset + gone) >= self.manners.ack_window_bytes
+            }
             Mode::Pushed | Mode::Free => false,
             Mode::Polled { base, held_since } => {
                 let held = self.sent.offset.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
@@ -372,6 +380,7 @@ impl Feed {
     fn learn_offset(&mut self, offset: u64) {
         if !std::mem::replace(&mut self.offset_known, true) {
             self.sent.offset = offset;
+            self.gaps.clear();
             if let Mode::Acked { taken } = &mut self.mode {
                 taken.offset = offset;
             }
@@ -458,8 +467,8 @@ impl Feed {
     fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
         self.sent.seq = gap.to_seq;
         self.sent.offset += gap.bytes;
-        if let Mode::Acked { taken } = &mut self.mode {
-            taken.offset += gap.bytes; // Nobody can acknowledge what was never sent: it does not count against the window.
+        if matches!(self.mode, Mode::Acked { .. }) {
+            self.gaps.push_back((gap.to_seq, gap.bytes));
         }
         // What the old connection of a takeover acknowledged last may go while the new one already reads: the owner has it, nothing is missing.
         if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
