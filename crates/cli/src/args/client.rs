@@ -59,8 +59,10 @@ terminal is drawn again from its latest output; one without shows what it writes
 its standard input is closed by Ctrl-D, not by the end of a file.
 
 Exit codes:
-  the process's own, as in `exec-server run --help`; 0 when you detached; 128+n when signal n detached
-  1 no such process; 255 trouble with the connection
+  the process's own, as in `exec-server run --help`
+  0    you detached; 128+n when signal n did
+  1    no such process
+  255  trouble with the connection
 
 Examples:
   exec-server run --detach -t --name work -- bash

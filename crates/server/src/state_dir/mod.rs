@@ -4,7 +4,7 @@
 //! DIR/lock                     flock of the running server, its pid as text
 //! DIR/boot                     boot id of the machine when the sessions were made
 //! DIR/token                    the token of this directory, 0600
-//! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`
+//! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`; greets with a blank line
 //! DIR/sessions/ID/record       a session without processes
 //! DIR/sessions/ID/secret       what the holder of that session wants to hear first
 //! DIR/sessions/ID/{sock, *.seg, expired}   made by the holder
