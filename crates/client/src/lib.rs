@@ -130,12 +130,14 @@
 //!                        └──refused, or too late──▶ Lost
 //! ```
 //!
+//! - A link that dies without a word is noticed after 30 s.
 //! - Recovering lasts as long as the session lives on the server (24 hours, or [`Builder::ttl`]), or
 //!   [`Builder::recover_for`].
 //! - With [`Builder::fail_fast`] calls do not wait for the link; they end with [`Error::Disconnected`] at once.
 //! - [`Builder::call_timeout`] bounds every call. Without it a call may last as long as the recovering.
 //! - A call that must not happen twice, such as a signal, ends with [`Error::UnknownOutcome`] if it was interrupted.
 //! - Lost is final: every call and every handle of the session ends with the same error.
+//! - A session that another connection took over is not taken back: that is `Lost`, too.
 //!
 //! **Coming back in another life.** Keep [`Client::session_id`] and [`Events::position`] in a file. Later:
 //!
