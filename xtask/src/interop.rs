@@ -1,8 +1,9 @@
-//! `cargo xtask interop`: programs that others wrote against ours. A Python client, ssh and its server, tmux, vim, top.
+//! `cargo xtask interop`: programs that others wrote against ours. Python, Node, ssh and its server, tmux, vim, top.
 //!
 //! Owns the list of parts, their sizes for CI, and the promise that nothing of them is left: while they run this process is the
 //! subreaper, so that whatever outlives its parent becomes our child, and all files lie in one temporary folder.
 
+mod examples;
 mod far;
 mod install;
 mod packages;
@@ -48,6 +49,7 @@ struct Part {
 
 const PARTS: &[Part] = &[
     Part { name: "readme", what: "the README's script in Python", needs: &[], run: readme::run },
+    Part { name: "examples", what: "the examples in Python and Node", needs: &[], run: examples::run },
     Part {
         name: "streams",
         what: "files byte exact through ws, unix, stdio and ssh",

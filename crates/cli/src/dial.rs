@@ -162,7 +162,8 @@ fn start(dir: &Path) -> anyhow::Result<Child> {
         .arg(dir)
         .arg("--listen")
         .arg(listen)
-        .current_dir("/")
+        // Where a login begins, as over ssh.
+        .current_dir(std::env::home_dir().filter(|home| home.is_dir()).unwrap_or_else(|| PathBuf::from("/")))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());

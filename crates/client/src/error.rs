@@ -47,7 +47,9 @@ pub enum Error {
         within: Duration,
     },
     /// The server does not let us in.
-    #[error("{address} refuses this token (401); check the token's source and the server it belongs to")]
+    #[error(
+        "{address} wants a token, and not this one if there was any (401): see `--token-file` and `EXEC_SERVER_TOKEN`"
+    )]
     Unauthorized {
         /// Where, without any token.
         address: String,

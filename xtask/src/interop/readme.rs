@@ -65,6 +65,11 @@ const CHECKS: &[(&str, Check)] = &[
         ensure!(output.stdout == expected.as_bytes(), "{} of {} bytes", output.stdout.len(), expected.len());
         Ok(())
     }),
+    ("the README's script ends with the program's code", |readme| {
+        let output = readme.run(&["sh", "-c", "echo e >&2; exit 9"])?;
+        ensure!(output.status.code() == Some(9) && output.stderr == b"e\n", "{output:?}");
+        Ok(())
+    }),
     ("the README's script says what went wrong", |readme| {
         let output = readme.run(&["no-such-program"])?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -82,7 +87,7 @@ fn readme_script() -> Result<String> {
 }
 
 /// A Python with the package `websockets`, made once.
-fn python() -> Result<PathBuf> {
+pub(super) fn python() -> Result<PathBuf> {
     let venv = cargo::target_dir().join("interop/venv");
     let python = venv.join("bin/python3");
     let installed = Command::new(&python).args(["-c", "import websockets.sync.client"]).output();
