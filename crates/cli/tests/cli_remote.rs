@@ -380,3 +380,18 @@ fn a_detached_process_is_seen_from_every_connection() {
     run(&["forget", "job"]);
     assert_eq!(run(&["ps"]), "");
 }
+
+#[test]
+fn the_program_that_carries_the_connection_ends_with_us() {
+    let home = Home::new();
+    let file = home.path().join("pid");
+    let serve = format!("{} serve --listen stdio", common::binary());
+    // Both would stay for ever if nobody ended them: one after its server, one that is no server.
+    for (program, code) in [(serve.as_str(), 0), ("echo hello", 255)] {
+        let url = format!("stdio:sh -c 'echo $$ >{}; {program}; sleep 1000'", file.display());
+        let output = home.run(&["run", "--connect", &url, "--", "true"]);
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        let pid = std::fs::read_to_string(&file).expect("it was started");
+        assert!(!std::path::Path::new("/proc").join(pid.trim()).exists(), "`{program}` is left");
+    }
+}

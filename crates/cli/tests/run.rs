@@ -9,11 +9,11 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use common::{binary, wait_for};
+use common::{program, wait_for};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(binary());
+    let mut command = program();
     command.arg("run").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -49,13 +49,6 @@ fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
         all.push(byte[0]);
     }
     String::from_utf8_lossy(&all).into_owned()
-}
-
-/// Whether this test, and so everything it starts, was started to survive its terminal.
-fn is_hangup_ignored() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").expect("read the status");
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
-    u64::from_str_radix(mask.trim(), 16).expect("a number") & 1 != 0
 }
 
 /// Every byte value, in an order without a short period.
@@ -180,10 +173,6 @@ fn limits_environment_and_input_are_as_asked_for() {
 fn signals_are_passed_on() {
     use rustix::process::Signal;
     for (name, number) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP), ("QUIT", Signal::QUIT)] {
-        if number == Signal::HUP && is_hangup_ignored() {
-            // As `nohup` wants it: then it is not for the program either.
-            continue;
-        }
         let program = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let mut child = command(&["--", "sh", "-c", &program]).spawn().expect("run exec-server");
         let mut stdout = child.stdout.take().expect("stdout is a pipe");

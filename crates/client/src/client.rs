@@ -269,8 +269,7 @@ impl Client {
         match self.session().call::<requests::SessionEnd>(&Empty {}).await {
             // Ended on the link before, whose answer was lost.
             Ok(_) | Err(Error::SessionLost { .. }) => {
-                let reason = Some("the session was ended".to_owned());
-                self.session().lose(Error::Disconnected { reason });
+                self.session().finish().await;
                 Ok(())
             }
             Err(error) => Err(error),

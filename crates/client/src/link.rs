@@ -90,6 +90,11 @@ impl Link {
     pub(crate) async fn end(&self) {
         // A server that does not answer a close must not hold its client.
         time::timeout(CLOSE_WITHIN, self.raw.finish()).await.ok();
+        self.drop_carrier().await;
+    }
+
+    /// Ends what carries the link, and waits for that: a program must not outlive us.
+    async fn drop_carrier(&self) {
         self.raw.abandon(Closed::Eof);
         if let Some(mut carrier) = self.carrier.lock().await.take() {
             carrier.end().await;
@@ -167,11 +172,13 @@ pub(crate) async fn dial(
         takeover,
     };
     let asking = link.call::<requests::Initialize>(&params);
-    match time::timeout(initialize_within, asking).await {
-        Ok(Ok(result)) => Ok((link, result)),
-        Ok(Err(error)) => Err(link.explain(error, resume).await),
-        Err(_) => Err(Refused::for_now(Error::InitializeTimeout { address, within: initialize_within })),
-    }
+    let refused = match time::timeout(initialize_within, asking).await {
+        Ok(Ok(result)) => return Ok((link, result)),
+        Ok(Err(error)) => link.explain(error, resume).await,
+        Err(_) => Refused::for_now(Error::InitializeTimeout { address, within: initialize_within }),
+    };
+    link.drop_carrier().await;
+    Err(refused)
 }
 
 impl Link {

@@ -301,16 +301,28 @@ impl Session {
 
     /// Ends the connection in order; the session stays with the server.
     pub(crate) async fn close(&self) {
-        let link = match &*self.status.borrow() {
-            Status::Up(link) => Some(Arc::clone(link)),
-            Status::Down { .. } | Status::Lost(_) => None,
-        };
-        self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
-        if let Some(link) = link {
+        if let Some(link) = self.let_go("closed by its user") {
             // The link may be gone, or the server hear nothing: then it keeps a little more.
             time::timeout(link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
         }
+    }
+
+    /// Ends the connection of a session that the server has ended.
+    pub(crate) async fn finish(&self) {
+        if let Some(link) = self.let_go("the session was ended") {
+            link.end().await;
+        }
+    }
+
+    /// From now on nothing is mended; the link that is left, if any, is the caller's to end.
+    fn let_go(&self, reason: &str) -> Option<Arc<Link>> {
+        let link = match &*self.status.borrow() {
+            Status::Up(link) => Some(Arc::clone(link)),
+            Status::Down { .. } | Status::Lost(_) => None,
+        };
+        self.lose(Error::Disconnected { reason: Some(reason.to_owned()) });
+        link
     }
 
     /// Runs work that belongs to the session and ends with it.

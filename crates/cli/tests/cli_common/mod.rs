@@ -22,7 +22,7 @@ use rustix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{binary, marked, wait_for, wait_gone};
+use crate::common::{marked, program, wait_for, wait_gone};
 
 /// A user: home, state and runtime directories of its own. What its own server and processes are goes with it.
 pub(crate) struct Home {
@@ -65,7 +65,7 @@ impl Home {
 
     /// The program as this user starts it, with nothing to read.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        let mut command = program();
         command
             .args(args)
             .env_remove("EXEC_SERVER_URL")

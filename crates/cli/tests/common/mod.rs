@@ -25,6 +25,13 @@ use std::{
 /// How long a test waits for anything that must happen.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
+/// The program, with hang-ups as after a login: a test run under `nohup` would hand down that they are ignored.
+pub(crate) fn program() -> std::process::Command {
+    let mut command = std::process::Command::new("env");
+    command.arg("--default-signal=HUP").arg(binary());
+    command
+}
+
 /// Waits until `level` holds and panics with `what` when it does not within the deadline.
 pub(crate) fn wait_for(what: &str, mut level: impl FnMut() -> bool) {
     let end = Instant::now() + DEADLINE;
