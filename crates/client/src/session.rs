@@ -308,21 +308,29 @@ impl Session {
         }
     }
 
-    /// Ends the connection of a session that the server has ended.
-    pub(crate) async fn finish(&self) {
-        if let Some(link) = self.let_go("the session was ended") {
+    /// Ends the connection of a session that the server has ended. `before` is the link from before it was asked to: it may
+    /// have hung up at once, and then nobody else waits for what carried that link.
+    pub(crate) async fn finish(&self, before: Option<Arc<Link>>) {
+        let now = self.let_go("the session was ended");
+        let is_other = |link: &Arc<Link>| before.as_ref().is_none_or(|before| before.epoch != link.epoch);
+        for link in now.into_iter().filter(is_other).chain(before.clone()) {
             link.end().await;
         }
     }
 
     /// From now on nothing is mended; the link that is left, if any, is the caller's to end.
     fn let_go(&self, reason: &str) -> Option<Arc<Link>> {
-        let link = match &*self.status.borrow() {
-            Status::Up(link) => Some(Arc::clone(link)),
-            Status::Down { .. } | Status::Lost(_) => None,
-        };
+        let link = self.link();
         self.lose(Error::Disconnected { reason: Some(reason.to_owned()) });
         link
+    }
+
+    /// The link that is up.
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        match &*self.status.borrow() {
+            Status::Up(link) => Some(Arc::clone(link)),
+            Status::Down { .. } | Status::Lost(_) => None,
+        }
     }
 
     /// Runs work that belongs to the session and ends with it.

@@ -100,7 +100,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connect {
-    /// The server: ws://, wss://, unix://, ssh://[user@]host, stdio:COMMAND, or a name of environments.toml
+    /// The server: ws://, wss://, unix://, ssh://user@host, stdio:COMMAND, or a name of environments.toml
     /// [default: $EXEC_SERVER_URL, then $CODEX_EXEC_SERVER_URL, else this machine]
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) connect: Option<String>,
