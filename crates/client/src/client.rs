@@ -266,15 +266,7 @@ impl Client {
 
     /// Ends the session: every process of it is killed. Every handle of it fails from then on.
     pub async fn end_session(&self) -> Result<(), Error> {
-        let link = self.session().link();
-        match self.session().call::<requests::SessionEnd>(&Empty {}).await {
-            // Ended on the link before, whose answer was lost.
-            Ok(_) | Err(Error::SessionLost { .. }) => {
-                self.session().finish(link).await;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        self.session().end().await
     }
 
     /// Leaves in order: what was taken is acknowledged, the connection closed. The session waits for its time-to-live.

@@ -174,6 +174,8 @@ pub(crate) struct Session {
     pub(crate) acks: Arc<Notify>,
     /// Background work: writes of stdin, cleaning up. Ends with the session.
     tasks: Mutex<JoinSet<()>>,
+    /// Held while the session is asked to end and its answer has not been looked at.
+    ending: tokio::sync::Mutex<()>,
     /// What the host says of itself, asked for once.
     pub(crate) info: OnceCell<Option<environment::InfoResult>>,
 }
@@ -221,6 +223,7 @@ impl Session {
             routes,
             acks,
             tasks: Mutex::new(JoinSet::new()),
+            ending: tokio::sync::Mutex::new(()),
             info: OnceCell::new(),
         });
         let mut keeper = JoinSet::new();
@@ -257,14 +260,20 @@ impl Session {
         is_repeated: &mut bool,
     ) -> Result<M::Result, Error> {
         let calling = self.call_any(M::NAME, M::AGAIN, params, is_repeated);
-        let answer = match self.options.call_timeout {
-            None => calling.await?,
-            Some(within) => time::timeout(within, calling).await.unwrap_or_else(|_| {
-                let reason = Some(format!("no answer within {within:?}"));
-                Err(Error::UnknownOutcome { method: M::NAME, reason })
-            })?,
-        };
-        link::decode(M::NAME, &answer)
+        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?)
+    }
+
+    /// A call within the time that the caller has given to calls.
+    async fn bounded<T>(
+        &self,
+        method: &'static str,
+        calling: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let Some(within) = self.options.call_timeout else { return calling.await };
+        time::timeout(within, calling).await.unwrap_or_else(|_| {
+            let reason = Some(format!("no answer within {within:?}"));
+            Err(Error::UnknownOutcome { method, reason })
+        })
     }
 
     async fn call_any<P: Serialize>(
@@ -301,35 +310,48 @@ impl Session {
 
     /// Ends the connection in order; the session stays with the server.
     pub(crate) async fn close(&self) {
-        if let Some(link) = self.let_go("closed by its user") {
+        let link = match &*self.status.borrow() {
+            Status::Up(link) => Some(Arc::clone(link)),
+            Status::Down { .. } | Status::Lost(_) => None,
+        };
+        self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
+        if let Some(link) = link {
             // The link may be gone, or the server hear nothing: then it keeps a little more.
             time::timeout(link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
         }
     }
 
-    /// Ends the connection of a session that the server has ended. `before` is the link from before it was asked to: it may
-    /// have hung up at once, and then nobody else waits for what carried that link.
-    pub(crate) async fn finish(&self, before: Option<Arc<Link>>) {
-        let now = self.let_go("the session was ended");
-        let is_other = |link: &Arc<Link>| before.as_ref().is_none_or(|before| before.epoch != link.epoch);
-        for link in now.into_iter().filter(is_other).chain(before.clone()) {
+    /// Asks the server to end the session and all in it, on as many links as it takes, and ends the connection.
+    pub(crate) async fn end(&self) -> Result<(), Error> {
+        if let Some(link) = self.bounded(requests::SessionEnd::NAME, self.ask_to_end()).await? {
             link.end().await;
         }
+        Ok(())
     }
 
-    /// From now on nothing is mended; the link that is left, if any, is the caller's to end.
-    fn let_go(&self, reason: &str) -> Option<Arc<Link>> {
-        let link = self.link();
-        self.lose(Error::Disconnected { reason: Some(reason.to_owned()) });
-        link
-    }
-
-    /// The link that is up.
-    pub(crate) fn link(&self) -> Option<Arc<Link>> {
-        match &*self.status.borrow() {
-            Status::Up(link) => Some(Arc::clone(link)),
-            Status::Down { .. } | Status::Lost(_) => None,
+    /// Returns the link that is left over, if any.
+    async fn ask_to_end(&self) -> Result<Option<Arc<Link>>, Error> {
+        let mut after = 0;
+        let mut links = self.links();
+        loop {
+            let link = match links.after(after).await {
+                Ok(link) => link,
+                // Ended on the link before, whose answer was lost.
+                Err(Error::SessionLost { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            after = link.epoch;
+            // Until the answer is looked at, the keeper waits: the server hangs up behind it, and that is no cut.
+            let _answering = self.ending.lock().await;
+            match link.call::<requests::SessionEnd>(&exec_server_protocol::Empty {}).await {
+                Ok(_) => {
+                    self.lose(Error::Disconnected { reason: Some("the session was ended".to_owned()) });
+                    return Ok(Some(link));
+                }
+                Err(Error::Disconnected { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -348,6 +370,7 @@ impl Session {
             let since = Instant::now();
             let closed = self.attend(&link).await;
             drop(link);
+            drop(self.ending.lock().await);
             if self.lost().is_some() {
                 return;
             }
