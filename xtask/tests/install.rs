@@ -425,13 +425,3 @@ fn a_wrong_command_line_is_told_apart() {
     let said = desk.finish(desk.command("sh", "dist/install.sh", &[]).env_remove("HOME"));
     assert!(said.code == Some(1) && said.err.contains("neither HOME nor PREFIX"), "{said:?}");
 }
-
-#[test]
-fn shellcheck_has_nothing_to_say_where_it_is_installed() {
-    if let Some(shellcheck) = which("shellcheck") {
-        let said = Said::new(
-            &Command::new(shellcheck).args(["--shell=sh", "--exclude=SC2016"]).arg(script()).output().unwrap(),
-        );
-        assert_eq!(said.code, Some(0), "{said:?}");
-    }
-}

@@ -127,7 +127,8 @@ impl<'a> Far<'a> {
         self.sshd.wait()?;
         ended?;
         for pid in with_path(&self.folder) {
-            let name = server::comm(pid).unwrap_or_default();
+            // One without a name has ended since it was listed.
+            let Some(name) = server::comm(pid) else { continue };
             ensure!(name.starts_with("exec-"), "still running on the far side: {name} {pid}");
             kill(pid, Signal::TERM);
         }

@@ -89,7 +89,8 @@ impl World {
     /// asked to end, as a logout would.
     pub(super) fn ensure_tidy(&self) -> Result<()> {
         for pid in with_path(self.folder.path()) {
-            let name = server::comm(pid).unwrap_or_default();
+            // One without a name has ended since it was listed.
+            let Some(name) = server::comm(pid) else { continue };
             ensure!(name.starts_with("exec-"), "still running: {name} {pid}");
             kill(pid, Signal::TERM);
         }
