@@ -1,16 +1,17 @@
 //! `exec-server run`: exit codes, streams, stdin, terminals and signals, on real programs.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
+mod cli_common;
 mod common;
 
 use std::{
-    io::{Read, Write},
-    os::{fd::AsFd, unix::process::ExitStatusExt},
+    io::Write,
+    os::unix::process::ExitStatusExt,
     process::{Child, Command, Output, Stdio},
 };
 
+use cli_common::{noise, read_until};
 use common::{program, wait_for};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn command(args: &[&str]) -> Command {
     let mut command = program();
@@ -35,34 +36,6 @@ fn run_with_input(args: &[&str], input: &[u8]) -> Output {
 fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
     rustix::process::kill_process(pid, signal).expect("signal exec-server");
-}
-
-/// Reads until `text` has come.
-fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
-    let mut all = Vec::new();
-    let mut byte = [0];
-    while !String::from_utf8_lossy(&all).contains(text) {
-        let wait = Timespec { tv_sec: 20, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&wait)).expect("wait for output");
-        assert_eq!(ready, 1, "nothing came after: {}", String::from_utf8_lossy(&all));
-        assert_eq!(from.read(&mut byte).expect("read"), 1, "ended at: {}", String::from_utf8_lossy(&all));
-        all.push(byte[0]);
-    }
-    String::from_utf8_lossy(&all).into_owned()
-}
-
-/// Every byte value, in an order without a short period.
-fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 #[test]

@@ -40,8 +40,7 @@ use crate::{
 /// The variables that choose, the first that says something counts.
 pub const VARIABLES: [&str; 2] = ["EXEC_SERVER_URL", "CODEX_EXEC_SERVER_URL"];
 
-/// The variable with the token for a server whose URL and file have none.
-pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
+pub use crate::transport::TOKEN_VARIABLE;
 
 /// Who connects, for the server's log.
 const CLIENT_NAME: &str = "exec-server-environment";

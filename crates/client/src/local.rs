@@ -36,7 +36,7 @@ use crate::{
     Client, Error,
     error::chain,
     process::millis,
-    transport::{BoxFuture, Connect, Connection},
+    transport::{BoxFuture, Connect, Connection, TOKEN_VARIABLE},
 };
 
 /// Bytes on their way between client and core: some chunks, so that neither waits for the other's every turn.
@@ -48,9 +48,6 @@ const PRIVATE_TTL: Duration = Duration::from_secs(1);
 
 /// Until a new holder was told its time-to-live, it waits this long for its first word: more than a busy machine needs.
 const FIRST_TTL_MS: u64 = 10_000;
-
-/// Never passed on to children: it lets its bearer in.
-const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 
 /// What this back end is called in errors.
 const NAME: &str = "local";

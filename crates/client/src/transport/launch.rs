@@ -15,11 +15,9 @@ use exec_server_rpc::Framing;
 use super::{
     BoxFuture, Carrier, Connect, Connection,
     program::{self, Running, Scope},
+    token::TOKEN_VARIABLE,
 };
 use crate::error::Error;
-
-/// Never inherited by a program: it is ours to show to a server, not the program's to know.
-pub(super) const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 
 /// A program to start, which then speaks newline JSON on its standard streams.
 ///

@@ -29,7 +29,7 @@ pub use launch::Launch;
 pub use ssh::Ssh;
 pub use target::{Target, TargetError};
 pub use tls::Tls;
-pub use token::{Token, TokenError};
+pub use token::{TOKEN_VARIABLE, Token, TokenError};
 
 /// A boxed future, so that the traits here can be objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

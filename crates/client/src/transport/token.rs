@@ -10,6 +10,10 @@ use std::{
 
 use zeroize::Zeroizing;
 
+/// The variable with the token for a server whose URL and file have none. No program that we start inherits it: it is ours to
+/// show to a server.
+pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
+
 /// Longest token: what a server accepts, since all of a request head must fit into 8 KiB.
 const MAX_BYTES: usize = 1024;
 
