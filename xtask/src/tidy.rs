@@ -26,7 +26,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
     ("client", &["protocol", "rpc", "holder", "server"]),
     ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "server", "client"]),
-    ("xtask", &[]),
+    ("chaos", &[]),
+    ("xtask", &["chaos"]),
 ];
 
 /// Prints each broken rule and fails if there is one.

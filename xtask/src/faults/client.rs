@@ -5,11 +5,11 @@
 use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy, Way};
 
 use super::{
     Figures, Setting,
     lanes::{self, Lanes},
-    proxy::{Fuse, Proxy},
     relay::Tally,
 };
 use crate::{
@@ -24,18 +24,18 @@ pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
     // The client names the proxy's port, which is not the server's own.
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
-    let proxy = Proxy::with_fuses(server.address.socket, random.fork(), fuse)?;
-    let url = through(&server.address.url, server.address.socket, proxy.address);
+    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
+    let url = through(&server.address.url, server.address.socket, proxy.address());
     let nemesis = |lanes: &Lanes| {
-        while proxy.cuts() < wanted && !lanes.is_over() {
+        while proxy.count() < wanted && !lanes.is_over() {
             thread::sleep(Duration::from_millis(2));
         }
         proxy.disarm();
-        Ok(proxy.cuts())
+        Ok(proxy.count())
     };
     let (cuts, tally) = Lanes::new()
         .run(&setting.binary, &url, (parallel, random), nemesis)
-        .with_context(|| format!("after {} cuts; the server says: {}", proxy.cuts(), setup.log_tail()))?;
+        .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
     ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
     lanes::finish(&setup, server)?;
     Ok(vec![figures(cuts, parallel, tally)])
@@ -61,8 +61,7 @@ pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
 
 fn figures(injected: u64, parallel: u64, tally: Tally) -> Figures {
     Figures::default()
-        .set("injected", injected)
-        .set("survived", injected)
+        .survived(injected)
         .set("parallel", parallel)
         .set("runs", tally.runs)
         .set("bytes", tally.bytes)
@@ -76,14 +75,14 @@ fn through(url: &str, server: SocketAddr, proxy: SocketAddr) -> String {
 
 /// Half of the cuts hit what the client sends. One in six comes within the first bytes: the upgrade, `initialize`, the resume
 /// and what is sent again; more of them would make the client wait longer and longer instead of working.
-fn fuse(random: &mut Random) -> Fuse {
-    let bytes = match random.between(0, 6) {
+fn plan(random: &mut Random) -> Plan {
+    let byte = match random.between(0, 6) {
         0 => random.between(1, 2500),
         1 | 2 => random.between(2500, 64 << 10),
         _ => random.between(64 << 10, 1 << 20),
     };
-    let to_client = random.one_in(2);
-    Fuse::random(random, bytes, to_client)
+    let way = if random.one_in(2) { Way::Down } else { Way::Up };
+    Plan::default().at(way, byte, Event::any_cut(random))
 }
 
 fn kill_often(

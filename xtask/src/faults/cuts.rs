@@ -3,14 +3,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy};
 use serde_json::json;
 
 use super::{
     Figures, Scale, Setting, ensure_p99,
     load::{Load, is_lost},
-    proxy::Proxy,
 };
 use crate::{
+    random::Random,
     server::Setup,
     wire::{Address, Wire},
 };
@@ -26,8 +27,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let mut random = setting.random("F1");
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
-    let proxy = Proxy::start(server.address.socket, random.fork())?;
-    let address = server.address.through(proxy.address);
+    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
+    let address = server.address.through(proxy.address());
 
     let mut load = Load::new(random, LANES)?;
     let begun = Instant::now();
@@ -50,10 +51,10 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             }
             Err(error) => {
                 let said = setup.log_tail();
-                return Err(error.context(format!("after {} cuts; the server says: {said}", proxy.cuts())));
+                return Err(error.context(format!("after {} cuts; the server says: {said}", proxy.count())));
             }
         }
-        if proxy.cuts() >= wanted {
+        if proxy.count() >= wanted {
             proxy.disarm();
             load.let_run_out();
         }
@@ -65,8 +66,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 
     let rate = load.bytes as f64 / 1e6 / seconds;
     let figures = Figures::default()
-        .set("injected", proxy.cuts())
-        .set("survived", proxy.cuts())
+        .survived(proxy.count())
         .set("bytes", load.bytes)
         .set("processes", load.ended)
         .set("mb_per_s", format!("{rate:.0}"))
@@ -74,6 +74,15 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ensure_p99(&resumes, RESUME_P99_MS, "resume")?;
     ensure!(matches!(setting.scale, Scale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
     Ok(vec![figures])
+}
+
+/// A cut of any kind at any byte. One in eight hits what the client sends: acknowledgements, starts, now and then the handshake.
+fn plan(random: &mut Random) -> Plan {
+    let event = Event::any_cut(random);
+    if random.one_in(8) {
+        return Plan::default().up(random.between(100, 4000), event);
+    }
+    Plan::default().down(random.between(64 << 10, 8 << 20), event)
 }
 
 /// Attaches until it holds: the next cut may come before the handshake is over.

@@ -81,8 +81,9 @@ fn one(setting: &Setting, client: &'static str, total: u64, read: Read) -> Resul
     let growth = peak.into_inner().saturating_sub(before);
     ensure!(growth < GROWTH_KIB, "memory grew by {growth} KiB with {total} bytes of output, at most {GROWTH_KIB}");
     Ok(Figures::default()
-        .set("client", client)
+        .survived(1)
         .set("bytes", total)
+        .set("client", client)
         .set("before_kib", before)
         .set("growth_kib", growth)
         .set("mb_per_s", format!("{:.0}", total as f64 / 1e6 / seconds)))

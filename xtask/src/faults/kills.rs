@@ -47,12 +47,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     Ok(vec![
-        Figures::default()
-            .set("injected", killed)
-            .set("survived", killed)
-            .set("bytes", load.bytes)
-            .set("processes", load.ended)
-            .times(&mut times),
+        Figures::default().survived(killed).set("bytes", load.bytes).set("processes", load.ended).times(&mut times),
     ])
 }
 

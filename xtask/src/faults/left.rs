@@ -58,8 +58,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     lanes::finish(&setup, server)?;
     Ok(vec![
         Figures::default()
-            .set("injected", wanted)
-            .set("survived", wanted)
+            .survived(wanted)
             .set("read_whole", wanted - ended)
             .set("ended_by_kill", ended)
             .set("bytes", bytes),

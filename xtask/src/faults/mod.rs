@@ -6,17 +6,21 @@
 mod client;
 mod cuts;
 mod delivery;
+mod figures;
 mod kills;
 mod lanes;
 pub(crate) mod left;
 mod load;
-mod proxy;
+pub(crate) mod readme;
 pub(crate) mod relay;
+pub(crate) mod rules;
 mod stdin;
 
-use std::{fmt::Display, path::PathBuf, time::Instant};
+use std::{collections::HashMap, path::PathBuf, time::Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
+
+use figures::{Figures, ensure_p99};
 
 use crate::{cargo, random::Random};
 
@@ -38,6 +42,9 @@ pub(crate) struct Options {
     /// Says which runs there are.
     #[arg(long)]
     list: bool,
+    /// Writes what passed into the table of the README.
+    #[arg(long, conflicts_with = "ci")]
+    readme: bool,
     /// Another server than the release build of this tree.
     #[arg(long)]
     server: Option<PathBuf>,
@@ -75,54 +82,32 @@ impl Setting {
     }
 }
 
-/// The figures of a finished run, in the order they are printed.
-#[derive(Default)]
-struct Figures(Vec<(&'static str, String)>);
-
-impl Figures {
-    fn set(mut self, name: &'static str, value: impl Display) -> Self {
-        self.0.push((name, value.to_string()));
-        self
-    }
-
-    /// Worst and 99th percentile of times.
-    fn times(self, times: &mut [f64]) -> Self {
-        times.sort_by(f64::total_cmp);
-        let worst = times.last().copied().unwrap_or_default();
-        self.set("worst_ms", format!("{worst:.1}")).set("p99_ms", format!("{:.1}", percentile(times, 99)))
-    }
-}
-
-/// A percentile of sorted values.
-fn percentile(sorted: &[f64], percent: usize) -> f64 {
-    let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-    sorted.get(at).copied().unwrap_or_default()
-}
-
-/// One run: its name, what it does, and how.
+/// One run: its name, the fault, how it is injected, and the code.
 struct Run {
     name: &'static str,
     what: &'static str,
+    how: &'static str,
     run: fn(&Setting) -> Result<Vec<Figures>>,
 }
 
 const RUNS: &[Run] = &[
-    Run { name: "D1", what: "output arrives whole at a fast reader, memory flat", run: delivery::fast },
-    Run { name: "D2", what: "output arrives whole at a reader of 20 MB/s, memory flat", run: delivery::slow },
-    Run { name: "D3", what: "output arrives whole at a reader that only polls, memory flat", run: delivery::polling },
     Run {
-        name: "D4",
-        what: "output arrives whole at a reader away for the first half, memory flat",
-        run: delivery::away,
+        name: "D1",
+        what: "much output, a fast reader",
+        how: "64 MiB and 2 GiB, with and without acknowledgements",
+        run: delivery::fast,
     },
-    Run { name: "F1", what: "the link is cut under load (FIN, RST, inside a frame)", run: cuts::run },
-    Run { name: "F2", what: "the server is killed under load and started again", run: kills::run },
-    Run { name: "F3", what: "the client is killed while it writes to stdin", run: stdin::killed_writer },
-    Run { name: "F16", what: "one write id from two connections at once", run: stdin::twice },
-    Run { name: "C1", what: "links are cut while `exec-server run` runs many times over", run: client::cuts },
-    Run { name: "C2", what: "the server is killed and started again during `exec-server run`", run: client::kills },
-    Run { name: "C3", what: "`exec-server run` is killed; its program is found, read whole and ended", run: left::run },
-    Run { name: "F26", what: "simulated worlds, each with seeded faults", run: simulation },
+    Run { name: "D2", what: "much output, a slow reader", how: "20 MB/s", run: delivery::slow },
+    Run { name: "D3", what: "much output, a reader that polls", how: "`process/read` alone", run: delivery::polling },
+    Run { name: "D4", what: "much output, the reader away", how: "detached for the first half", run: delivery::away },
+    Run { name: "F1", what: "the link is cut under load", how: "proxy: FIN, RST, inside a frame", run: cuts::run },
+    Run { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
+    Run { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
+    Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
+    Run { name: "C1", what: "links are cut during `exec-server run`", how: "proxy: at any byte", run: client::cuts },
+    Run { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
+    Run { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },
+    Run { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
 ];
 
 /// F26: worlds of the simulation, which is a program of its own and prints what failed.
@@ -131,15 +116,15 @@ fn simulation(setting: &Setting) -> Result<Vec<Figures>> {
     // CI lives through the same worlds every time; a full run draws new ones.
     let from = setting.pick(0, setting.seed, setting.seed);
     cargo::sim(&cargo::Sim { seed: None, seeds, from })?;
-    Ok(vec![Figures::default().set("injected", seeds).set("survived", seeds).set("from", from)])
+    Ok(vec![Figures::default().survived(seeds).set("from", from)])
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         for run in RUNS {
-            println!("{:<4} {}", run.name, run.what);
+            println!("{:<4} {} ({})", run.name, run.what, run.how);
         }
-        return Ok(());
+        return rules::list(cargo::root());
     }
     if cargo::again_in_release()? {
         return Ok(());
@@ -155,8 +140,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         seed: options.seed.unwrap_or_else(new_seed),
     };
     println!("seed {}", setting.seed);
-    let failed = chosen.iter().filter(|run| !carry_out(run, &setting)).count();
-    println!("{} passed, {failed} failed", chosen.len() - failed);
+    let passed: HashMap<&str, Vec<String>> =
+        chosen.iter().filter_map(|run| Some((run.name, readme::rows(run.name, &carry_out(run, &setting)?)))).collect();
+    let failed = chosen.len() - passed.len();
+    println!("{} passed, {failed} failed", passed.len());
+    if options.readme {
+        readme::write(cargo::root(), &passed)?;
+    }
     if failed > 0 {
         std::process::exit(1);
     }
@@ -171,24 +161,20 @@ fn choose(only: &[String]) -> Result<Vec<&'static Run>> {
     Ok(RUNS.iter().filter(wanted).collect())
 }
 
-/// Runs one and prints its lines; whether it passed.
-fn carry_out(run: &Run, setting: &Setting) -> bool {
+/// Runs one and prints its lines; returns them if it passed.
+fn carry_out(run: &Run, setting: &Setting) -> Option<Vec<Figures>> {
     let begun = Instant::now();
     match (run.run)(setting) {
-        Ok(mut lines) => {
-            if let [line] = &mut lines[..] {
-                line.0.push(("seconds", format!("{:.1}", begun.elapsed().as_secs_f64())));
+        Ok(lines) => {
+            for line in &lines {
+                println!("{} {line} seconds={:.1} ok", run.name, begun.elapsed().as_secs_f64());
             }
-            for Figures(figures) in lines {
-                let figures: Vec<_> = figures.iter().map(|(name, value)| format!("{name}={value}")).collect();
-                println!("{} {} ok", run.name, figures.join(" "));
-            }
-            true
+            Some(lines)
         }
         Err(error) => {
             println!("{} FAILED after {:.1} s: {error:#}", run.name, begun.elapsed().as_secs_f64());
             println!("   again: cargo xtask faults --only {} --seed {}", run.name, setting.seed);
-            false
+            None
         }
     }
 }
@@ -196,13 +182,4 @@ fn carry_out(run: &Run, setting: &Setting) -> bool {
 fn new_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
-}
-
-/// Fails a run whose times break a promise.
-fn ensure_p99(times: &[f64], limit_ms: f64, what: &str) -> Result<()> {
-    let p99 = percentile(times, 99);
-    if p99 > limit_ms {
-        bail!("{what}: p99 is {p99:.1} ms, promised {limit_ms} ms");
-    }
-    Ok(())
 }

@@ -47,8 +47,7 @@ pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
     let sum = |figure: fn(&Tally) -> u64| tallies.iter().map(figure).sum::<u64>();
     Ok(vec![
         Figures::default()
-            .set("injected", kills * WRITERS)
-            .set("survived", kills * WRITERS)
+            .survived(kills * WRITERS)
             .set("sent", sum(|tally| tally.sent))
             .set("accepted", sum(|tally| tally.accepted))
             .set("written", sum(|tally| tally.written))
@@ -146,7 +145,7 @@ pub(super) fn twice(setting: &Setting) -> Result<Vec<Figures>> {
     ensure!(bytes.len() == expected, "{} bytes went in, not {expected}", bytes.len());
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    Ok(vec![Figures::default().set("injected", writes).set("survived", writes).set("bytes", bytes.len())])
+    Ok(vec![Figures::default().survived(writes).set("bytes", bytes.len())])
 }
 
 /// A session with one process, `cat` into the file.

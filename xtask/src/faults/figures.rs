@@ -1,0 +1,75 @@
+//! What a run that passed has to say: numbers with names, printed on one line.
+//!
+//! Owns the order: every line begins with how many faults were injected and survived, how many bytes were checked, and the worst
+//! time until all was well again; `-` where a run has no such thing.
+
+use std::fmt::{self, Display};
+
+use anyhow::{Result, bail};
+
+/// What every line begins with.
+const FIRST: [&str; 4] = ["injected", "survived", "bytes", "worst_ms"];
+
+/// The figures of a finished run.
+#[derive(Default)]
+pub(super) struct Figures(Vec<(&'static str, String)>);
+
+impl Figures {
+    /// Sets a figure; one of the first four stands at its place, others come after them in the order in which they were set.
+    pub(super) fn set(mut self, name: &'static str, value: impl Display) -> Self {
+        self.0.push((name, value.to_string()));
+        self
+    }
+
+    /// This many faults were injected, and all of them survived.
+    pub(super) fn survived(self, injected: u64) -> Self {
+        self.set("injected", injected).set("survived", injected)
+    }
+
+    /// Worst and 99th percentile of times.
+    pub(super) fn times(self, times: &mut [f64]) -> Self {
+        times.sort_by(f64::total_cmp);
+        let worst = times.last().copied().unwrap_or_default();
+        self.set("worst_ms", format!("{worst:.1}")).set("p99_ms", format!("{:.1}", percentile(times, 99)))
+    }
+
+    /// A figure, `-` where there is none.
+    pub(super) fn get(&self, name: &str) -> &str {
+        self.0.iter().find(|(own, _)| *own == name).map_or("-", |(_, value)| value)
+    }
+}
+
+impl Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rest = self.0.iter().filter(|(name, _)| !FIRST.contains(name)).map(|(name, value)| (*name, value.as_str()));
+        let all: Vec<_> = FIRST.iter().map(|name| (*name, self.get(name))).chain(rest).collect();
+        let all: Vec<_> = all.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&all.join(" "))
+    }
+}
+
+/// A percentile of sorted values.
+pub(super) fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or_default()
+}
+
+/// Fails a run whose times break a promise.
+pub(super) fn ensure_p99(times: &[f64], limit_ms: f64, what: &str) -> Result<()> {
+    let p99 = percentile(times, 99);
+    if p99 > limit_ms {
+        bail!("{what}: p99 is {p99:.1} ms, promised {limit_ms} ms");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_begins_alike() {
+        let figures = Figures::default().set("parallel", 3).survived(7).times(&mut [5.0, 1.0]);
+        assert_eq!(figures.to_string(), "injected=7 survived=7 bytes=- worst_ms=5.0 parallel=3 p99_ms=5.0");
+    }
+}
