@@ -67,8 +67,12 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list `{}`", dir.display()))? {
         let entry = entry?;
         let (name, path) = (entry.file_name(), entry.path());
+        // In a second worktree `.git` is a file, with a path of this machine.
+        if name == ".git" {
+            continue;
+        }
         if entry.file_type()?.is_dir() {
-            if name != "target" && name != ".git" && name != "node_modules" && name != "__pycache__" {
+            if name != "target" && name != "node_modules" && name != "__pycache__" {
                 collect(&path, files)?;
             }
         } else {
