@@ -1,6 +1,7 @@
 //! Calls cargo. Owns where things are (the repository, the binaries) and how a step is started; knows no fault and no figure.
 
 use std::{
+    ffi::OsStr,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -19,8 +20,12 @@ pub(crate) fn target_dir() -> PathBuf {
 
 /// A cargo command in the repository, with the cargo that runs us.
 pub(crate) fn cargo(args: &[&str]) -> Command {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
+}
+
+/// A command in the repository.
+pub(crate) fn command(program: impl AsRef<OsStr>, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(root()).args(args);
     command
 }

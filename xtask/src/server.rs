@@ -9,6 +9,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
@@ -38,6 +39,11 @@ impl Setup {
     pub(crate) fn arg(mut self, arg: &str) -> Self {
         self.extra.push(arg.to_owned());
         self
+    }
+
+    /// From the next start on, this program: an upgrade, or a way back.
+    pub(crate) fn use_binary(&mut self, binary: &Path) {
+        binary.clone_into(&mut self.binary);
     }
 
     /// A folder beside the state for what a run's children write.
@@ -201,11 +207,13 @@ fn kill(pid: u32, signal: rustix::process::Signal) {
     }
 }
 
-/// A free port below those that the kernel gives to clients: one of theirs could take the port between kill and restart.
+/// A free port below those that the kernel gives to clients: one of theirs could take the port between kill and restart. No
+/// two servers of a run get the same, also before the first of them listens.
 fn free_port() -> Result<u16> {
+    static ASKED: AtomicU16 = AtomicU16::new(0);
     let start = std::process::id() as u16 % 8000;
     (0..8000)
-        .map(|step| 22_000 + (start + step) % 8000)
+        .map(|_| 22_000 + (start + ASKED.fetch_add(1, Ordering::Relaxed) % 8000) % 8000)
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
         .context("no free port from 22000 to 29999")
 }

@@ -52,7 +52,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// Takes messages until told; a link that breaks although the server lives is resumed like any other.
-fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl Fn(&Load) -> bool) -> Result<()> {
+pub(super) fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl Fn(&Load) -> bool) -> Result<()> {
     while !stop(load) {
         match load.step(wire) {
             Ok(()) => {}

@@ -1,0 +1,162 @@
+//! F20: servers and holders of this version and of the one before, in every mixture; and the program replaced under load.
+//!
+//! The same script is played with each pair of a server that makes the holder and a server that adopts it, by a client of the
+//! reference's shape and by one of ours. What the client saw must be equal in all of them. Then a server under load is replaced
+//! by the other version again and again, as an upgrade does it: new file over the old one, SIGTERM, start.
+//!
+//! The version before is built from the repository's own history.
+
+mod script;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::json;
+
+use self::script::{Shape, play};
+use super::{
+    Figures, Setting, cuts, kills,
+    load::{Load, is_lost},
+};
+use crate::{
+    cargo,
+    server::{Server, Setup},
+    wire::Wire,
+};
+
+/// The version before: whatever its servers and holders say must be understood, and the other way round.
+const BEFORE: &str = "b029e5b02f6976a930d39c89ef63f9b7daa8208c";
+
+/// Producers at once while the program is replaced.
+const LANES: usize = 4;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let before = build_before().context("build the version before")?;
+    let now = &setting.binary;
+    let plays = mixtures(now, &before)?;
+    let upgrades = upgrade_under_load(setting, [&before, now])?;
+    Ok(vec![plays, upgrades])
+}
+
+/// Every mixture with every shape of client; equal to the version before alone.
+fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
+    let pairs =
+        [("N-1", before, "N-1", before), ("N", now, "N", now), ("N-1", before, "N", now), ("N", now, "N-1", before)];
+    let mut lines = 0;
+    let mut played = 0;
+    for shape in [Shape::Reference, Shape::Ours] {
+        // All at once: a script mostly waits.
+        let transcripts: Vec<_> = thread::scope(|scope| {
+            let started = pairs.map(|(_, first, _, second)| scope.spawn(move || play(shape, first, second)));
+            started.into_iter().map(|play| play.join().map_err(|_| anyhow!("a script panicked"))?).collect()
+        });
+        let mut expected: Option<Vec<String>> = None;
+        for ((holder, _, server, _), transcript) in pairs.iter().zip(transcripts) {
+            let name = format!("holder of {holder}, server of {server}, {shape:?} client");
+            let transcript = transcript.with_context(|| name.clone())?;
+            lines += transcript.len();
+            played += 1;
+            let expected = expected.get_or_insert_with(|| transcript.clone());
+            ensure_equal(expected, &transcript).with_context(|| name)?;
+        }
+    }
+    Ok(Figures::default().set("injected", played).set("survived", played).set("lines", lines).set("part", "mixtures"))
+}
+
+fn ensure_equal(expected: &[String], seen: &[String]) -> Result<()> {
+    for at in 0..expected.len().max(seen.len()) {
+        let of = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
+        let (expected, seen) = (of(expected), of(seen));
+        ensure!(expected == seen, "line {at} is `{seen}`, with the version before alone `{expected}`");
+    }
+    Ok(())
+}
+
+/// R4: the file is replaced, the server ends in order, the other version takes over; forth and back.
+fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures> {
+    let wanted = setting.pick(4, 20, 200);
+    let mut random = setting.random("F20");
+    let bin = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
+    let program = bin.path().join("exec-server");
+    install(versions[0], &program)?;
+    let setup = Setup::new(&program)?;
+    let mut server = setup.start()?;
+    let mut load = Load::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&server.address)?;
+    let mut times = Vec::new();
+    for (done, version) in versions.iter().cycle().skip(1).take(usize::try_from(wanted)?).enumerate() {
+        let until = Instant::now() + Duration::from_millis(random.between(50, 300));
+        let said = || format!("after {done} upgrades; the server says: {}", setup.log_tail());
+        kills::flow(&mut load, &mut wire, &server, |_| Instant::now() >= until).with_context(said)?;
+        install(version, &program)?;
+        let begun = Instant::now();
+        stop_while_reading(server, &mut load, &mut wire).with_context(said)?;
+        server = setup.start().with_context(said)?;
+        let millis;
+        (wire, millis) = cuts::resume(&mut load, &server.address, begun).with_context(said)?;
+        load.check_pids(&mut wire).with_context(said)?;
+        times.push(millis);
+    }
+    load.let_run_out();
+    kills::flow(&mut load, &mut wire, &server, Load::is_done).context("after the last upgrade")?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    let figures = Figures::default().set("injected", wanted).set("survived", wanted).set("bytes", load.bytes);
+    Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
+}
+
+/// Ends the server in order; the client reads on until the goodbye, or the server would wait for it.
+fn stop_while_reading(server: Server, load: &mut Load, wire: &mut Wire) -> Result<()> {
+    thread::scope(|scope| {
+        let stopping = scope.spawn(|| server.stop());
+        let read = loop {
+            match load.step(wire) {
+                Ok(()) => {}
+                Err(error) if is_lost(&error) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        stopping.join().map_err(|_| anyhow!("the stopping thread panicked"))??;
+        read
+    })
+}
+
+/// As an installer does it: written beside and renamed, because the old file is running.
+fn install(version: &Path, program: &Path) -> Result<()> {
+    let beside = program.with_extension("new");
+    fs::copy(version, &beside)?;
+    Ok(fs::rename(&beside, program)?)
+}
+
+/// Takes the version before out of the history and builds it. Its dependencies are those of the tests, so that only our own
+/// crates are compiled.
+fn build_before() -> Result<PathBuf> {
+    let place = cargo::target_dir().join("skew").join(BEFORE);
+    let binary = place.join("bin/exec-server");
+    if binary.exists() {
+        return Ok(binary);
+    }
+    let source = place.join("source");
+    fs::create_dir_all(&source)?;
+    let mut git = cargo::command("git", &["archive", "--format=tar", BEFORE]);
+    let mut archive = git.stdout(Stdio::piped()).spawn().context("start `git archive`")?;
+    let tar = archive.stdout.take().context("standard output is a pipe")?;
+    cargo::check(cargo::command("tar", &["x", "-C"]).arg(&source).stdin(tar))?;
+    ensure!(archive.wait()?.success(), "`git archive {BEFORE}` failed: this needs the whole history of the repository");
+    cargo::check(
+        cargo::cargo(&["build", "--quiet", "--locked", "-p", "exec-server", "--target-dir"])
+            .arg(cargo::target_dir())
+            .current_dir(&source),
+    )?;
+    fs::create_dir_all(place.join("bin"))?;
+    // Copied: the next build of this tree puts its own program in that place.
+    install(&cargo::target_dir().join("debug/exec-server"), &binary)?;
+    Ok(binary)
+}

@@ -1,0 +1,254 @@
+//! The script of F20 and what its client saw, as lines that do not depend on time, pids or how output was cut into chunks.
+//!
+//! A server makes the holder, is killed, and another one adopts it; processes of every kind live through that.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use crate::{
+    server::Setup,
+    wire::{Address, Fault, Incoming, Wire, hello, start},
+};
+
+/// Longer than the whole script may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// More than the memory of a log, so that it goes to disk while nobody is attached.
+const FLOOD_BYTES: u64 = 40_000_000;
+
+/// What a client announces, and how it takes output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Nothing announced; output by `process/read`.
+    Reference,
+    /// Everything announced; output by notifications, acknowledged.
+    Ours,
+}
+
+/// The client of one play.
+struct Client {
+    shape: Shape,
+    session: String,
+    wire: Wire,
+    seen: BTreeMap<String, Seen>,
+    lines: Vec<String>,
+}
+
+/// What came from one process.
+#[derive(Default)]
+struct Seen {
+    seq: u64,
+    bytes: u64,
+    sum: u64,
+    /// The first bytes, readable in the transcript.
+    head: Vec<u8>,
+    exit: Option<i64>,
+    is_closed: bool,
+}
+
+/// Plays the script: `first` makes the holder, `second` adopts it.
+pub(super) fn play(shape: Shape, first: &Path, second: &Path) -> Result<Vec<String>> {
+    let mut setup = Setup::new(first)?;
+    let server = setup.start()?;
+    let mut client = Client::open(shape, &server.address)?;
+    client.before().context("before the change of servers")?;
+    server.kill()?;
+    setup.use_binary(second);
+    let server = setup.start()?;
+    client.resume(&server.address).context("resume at the second server")?;
+    client.after().with_context(|| format!("after the change; the server says: {}", setup.log_tail()))?;
+    let lines = client.finish()?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    Ok(lines)
+}
+
+impl Client {
+    fn open(shape: Shape, address: &Address) -> Result<Self> {
+        let (wire, answer) = Wire::open(address, &initialize(shape, None))?;
+        let session = answer["sessionId"].as_str().context("`initialize` gave no session id")?.to_owned();
+        Ok(Self { shape, session, wire, seen: BTreeMap::new(), lines: Vec::new() })
+    }
+
+    fn resume(&mut self, address: &Address) -> Result<()> {
+        let answer;
+        (self.wire, answer) = Wire::open(address, &initialize(self.shape, Some(&self.session)))?;
+        self.lines.push(format!("resumed {}", answer["sessionId"] == json!(self.session)));
+        Ok(())
+    }
+
+    fn before(&mut self) -> Result<()> {
+        self.start("cat", &["cat"], &json!({ "pipeStdin": true }))?;
+        let terminal = json!({ "tty": true, "size": { "rows": 24, "cols": 80 } });
+        self.start("tty", &["sh", "-c", "stty -echo; stty size; read line; stty size; echo got $line"], &terminal)?;
+        let trap = "trap 'echo hup; exit 7' HUP; echo ready; while :; do sleep 0.05; done";
+        self.start("signal", &["sh", "-c", trap], &json!({}))?;
+        self.start("stubborn", &["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"], &json!({}))?;
+        self.start("ended", &["sh", "-c", "echo whole; exit 3"], &json!({}))?;
+        self.start("late", &["sleep", "60"], &json!({ "timeoutMs": 1200 }))?;
+        self.start("killed", &["sh", "-c", "kill -9 $$"], &json!({}))?;
+        self.start("missing", &["/no/such/program"], &json!({}))?;
+        self.start("cat", &["cat"], &json!({}))?;
+        self.write("cat", "w1", b"one\n")?;
+        self.write("tty", "t0", b"")?;
+        for process in ["signal", "stubborn"] {
+            self.until(process, |seen| seen.bytes > 0)?;
+        }
+        self.until("tty", |seen| seen.head.contains(&b'\n'))?;
+        self.until("killed", |seen| seen.is_closed)?;
+        let flood = format!("yes exec-server | head -c {FLOOD_BYTES}");
+        self.start("flood", &["sh", "-c", &flood], &json!({}))
+    }
+
+    fn after(&mut self) -> Result<()> {
+        // Taken before the change or not: it must not enter twice.
+        self.write("cat", "w1", b"one\n")?;
+        self.write("cat", "w2", b"two\n")?;
+        self.call("process/closeStdin", &json!({ "processId": "cat" }))?;
+        self.call("process/resize", &json!({ "processId": "tty", "rows": 50, "cols": 132 }))?;
+        self.write("tty", "t1", b"line\n")?;
+        self.call("process/signal", &json!({ "processId": "signal", "signal": "SIGHUP" }))?;
+        self.call("process/terminate", &json!({ "processId": "stubborn", "graceMs": 100 }))?;
+        self.start("new", &["sh", "-c", "echo new; exit 9"], &json!({}))?;
+        self.start("ended", &["true"], &json!({}))?;
+        self.call("process/signal", &json!({ "processId": "nobody", "signal": "SIGHUP" }))?;
+        for process in ["cat", "tty", "signal", "stubborn", "ended", "late", "killed", "flood", "new"] {
+            self.until(process, |seen| seen.is_closed)?;
+        }
+        Ok(())
+    }
+
+    /// What the processes said, what the list says, and the end of the session.
+    fn finish(mut self) -> Result<Vec<String>> {
+        for (process, seen) in &self.seen {
+            let head = String::from_utf8_lossy(&seen.head[..seen.head.len().min(60)]).into_owned();
+            let Seen { bytes, sum, exit, .. } = seen;
+            self.lines.push(format!("{process}: {bytes} bytes, sum {sum}, exit {exit:?}, begins {head:?}"));
+        }
+        let list = self.wire.call("process/list", &json!({}))?;
+        for entry in list["processes"].as_array().context("`process/list` gave no `processes`")? {
+            let part = |key: &str| entry[key].to_string();
+            let exit = &entry["exit"];
+            let exit = format!("{} {} {}", exit["exitCode"], exit["signal"], exit["cause"]);
+            let whole =
+                ["processId", "argv", "cwd", "tty", "exited", "closed", "outputBytes", "droppedBytes"].map(part);
+            self.lines.push(format!("list: {}, exit {exit}", whole.join(" ")));
+        }
+        self.call("session/end", &json!({}))?;
+        Ok(self.lines)
+    }
+
+    fn start(&mut self, process: &str, argv: &[&str], more: &Value) -> Result<()> {
+        let mut params = start(process, argv);
+        for (key, value) in more.as_object().context("more params are an object")? {
+            params[key] = value.clone();
+        }
+        self.call("process/start", &params)
+    }
+
+    fn write(&mut self, process: &str, id: &str, bytes: &[u8]) -> Result<()> {
+        self.call("process/write", &json!({ "processId": process, "writeId": id, "chunk": STANDARD.encode(bytes) }))
+    }
+
+    /// Calls and writes down what is the same in every play. Keys that a version adds are free.
+    fn call(&mut self, method: &str, params: &Value) -> Result<()> {
+        let line = match self.wire.call(method, params) {
+            Ok(answer) => {
+                let kept = ["processId", "sandboxType", "status", "running", "streamsHeld"]
+                    .map(|key| (key, &answer[key]))
+                    .into_iter()
+                    .filter(|(_, value)| !value.is_null());
+                kept.map(|(key, value)| format!(" {key}={value}")).collect()
+            }
+            Err(Fault::Refused { code, kind, message }) => format!(" refused {code} {kind}: {message}"),
+            Err(fault) => return Err(fault).with_context(|| format!("call `{method}`")),
+        };
+        self.lines.push(format!("{method} {}:{line}", params["processId"]));
+        Ok(())
+    }
+
+    /// Takes output until it holds of a process.
+    fn until(&mut self, process: &str, level: impl Fn(&Seen) -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !level(self.seen.entry(process.to_owned()).or_default()) {
+            ensure!(Instant::now() < deadline, "`{process}` did not come so far within {} s", PATIENCE.as_secs());
+            match self.shape {
+                Shape::Reference => self.read(process)?,
+                Shape::Ours => self.listen()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One long poll; what is pushed besides is not looked at.
+    fn read(&mut self, process: &str) -> Result<()> {
+        let seen = self.seen.entry(process.to_owned()).or_default();
+        let params = json!({ "processId": process, "afterSeq": seen.seq, "waitMs": 1000 });
+        let answer = self.wire.call("process/read", &params)?;
+        self.wire.forget_early();
+        for chunk in answer["chunks"].as_array().context("`process/read` gave no `chunks`")? {
+            let bytes = STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?;
+            seen.take(chunk["seq"].as_u64().context("a chunk without number")?, &bytes)?;
+        }
+        seen.seq = seen.seq.max(answer["nextSeq"].as_u64().context("no `nextSeq`")?.saturating_sub(1));
+        seen.exit = answer["exitCode"].as_i64().or(seen.exit);
+        seen.is_closed = answer["closed"] == true;
+        Ok(())
+    }
+
+    /// One message; events that came before the change of servers may come again.
+    fn listen(&mut self) -> Result<()> {
+        let (process, seq) = match self.wire.next()? {
+            Incoming::Output(output) => {
+                ensure!(output.gap.is_none(), "`{}` has a gap: {:?}", output.process, output.gap);
+                let seen = self.seen.entry(output.process.clone()).or_default();
+                if output.seq > seen.seq {
+                    seen.take(output.seq, &output.bytes)?;
+                }
+                (output.process, output.seq)
+            }
+            Incoming::Exited { process, seq, code } => {
+                let seen = self.seen.entry(process.clone()).or_default();
+                seen.exit = Some(code);
+                seen.seq = seen.seq.max(seq);
+                (process, seq)
+            }
+            Incoming::Closed { process, seq, .. } => {
+                let seen = self.seen.entry(process.clone()).or_default();
+                seen.is_closed = true;
+                seen.seq = seen.seq.max(seq);
+                (process, seq)
+            }
+            Incoming::Answer { .. } | Incoming::Other { .. } => return Ok(()),
+        };
+        Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+    }
+}
+
+impl Seen {
+    fn take(&mut self, seq: u64, bytes: &[u8]) -> Result<()> {
+        ensure!(seq > self.seq, "number {seq} came after {}", self.seq);
+        self.seq = seq;
+        self.bytes += bytes.len() as u64;
+        for byte in bytes {
+            self.sum = self.sum.wrapping_mul(31).wrapping_add(u64::from(*byte));
+        }
+        let room = 4096_usize.saturating_sub(self.head.len());
+        self.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        Ok(())
+    }
+}
+
+fn initialize(shape: Shape, resume: Option<&str>) -> Value {
+    match shape {
+        Shape::Ours => hello(resume),
+        Shape::Reference => json!({ "clientName": "xtask", "resumeSessionId": resume }),
+    }
+}
