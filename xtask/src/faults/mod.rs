@@ -105,7 +105,12 @@ const RUNS: &[Run] = &[
     Run { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
     Run { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
     Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
-    Run { name: "F20", what: "two versions, mixed", how: "servers and holders of both; upgrades under load", run: skew::run },
+    Run {
+        name: "F20",
+        what: "two versions, mixed",
+        how: "servers and holders of both; upgrades under load",
+        run: skew::run,
+    },
     Run { name: "C1", what: "links are cut during `exec-server run`", how: "proxy: at any byte", run: client::cuts },
     Run { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
     Run { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },

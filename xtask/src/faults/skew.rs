@@ -49,7 +49,7 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
     let pairs =
         [("N-1", before, "N-1", before), ("N", now, "N", now), ("N-1", before, "N", now), ("N", now, "N-1", before)];
     let mut lines = 0;
-    let mut played = 0;
+    let mut played = 0_u64;
     for shape in [Shape::Reference, Shape::Ours] {
         // All at once: a script mostly waits.
         let transcripts: Vec<_> = thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
             ensure_equal(expected, &transcript).with_context(|| name)?;
         }
     }
-    Ok(Figures::default().set("injected", played).set("survived", played).set("lines", lines).set("part", "mixtures"))
+    Ok(Figures::default().survived(played).set("lines", lines).set("part", "mixtures"))
 }
 
 fn ensure_equal(expected: &[String], seen: &[String]) -> Result<()> {
@@ -108,7 +108,7 @@ fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures
     wire.call("session/end", &json!({})).context("end the session")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    let figures = Figures::default().set("injected", wanted).set("survived", wanted).set("bytes", load.bytes);
+    let figures = Figures::default().survived(wanted).set("bytes", load.bytes);
     Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
 }
 
