@@ -75,7 +75,8 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
             if name != "target" && name != "node_modules" && name != "__pycache__" {
                 collect(&path, files)?;
             }
-        } else {
+        } else if name != ".git" {
+            // In a worktree it is a file that names the place of the repository.
             files.push(path);
         }
     }

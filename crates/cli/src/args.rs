@@ -14,7 +14,7 @@ use exec_server_server::{
 };
 
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
-pub(crate) use values::Ttl;
+pub(crate) use values::{Bound, Ttl};
 
 /// Set by `dial-stdio` for the server that it starts.
 pub(crate) const DETACHED: &str = "--detached";
@@ -146,6 +146,16 @@ pub(crate) struct Serve {
     /// Listen beyond loopback without TLS, behind a proxy that has it; the token is still required
     #[arg(long)]
     pub(crate) insecure_plaintext: bool,
+    /// Run children as this user, by name or number; needs a server that runs as root
+    #[arg(long, value_name = "USER[:GROUP]")]
+    pub(crate) run_as: Option<String>,
+    /// Processes and threads of one command and all that it starts: a number or none [default: 4096 where a control group
+    /// can enforce it]
+    #[arg(long, value_name = "N", value_parser = values::pids)]
+    pub(crate) max_pids: Option<Bound>,
+    /// Memory of one command and all that it starts: bytes, 512M, 2G, or none [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+    pub(crate) max_memory: Option<Bound>,
     /// End all sessions and their processes when the server ends
     #[arg(long)]
     pub(crate) kill_on_exit: bool,

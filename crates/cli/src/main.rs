@@ -8,6 +8,7 @@ mod args;
 mod attach;
 mod codes;
 mod completions;
+mod confine;
 mod connect;
 mod detach;
 mod dial;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use exec_server_holder::{Limits, spawner::SpawnerHandle};
+use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
     core::{Config, Core},
     door::{Door, DoorConfig},
@@ -17,12 +17,12 @@ use exec_server_server::{
         ListenUrl, Server, ServerConfig,
         exposure::{self, Auth},
     },
-    state_dir::{Spawned, SpawnedConfig, StateDir, Token},
+    state_dir::{Spawned, StateDir, Token},
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::{args, env_token, kernel, log, place::Place, runtime, say, signals};
+use crate::{args, confine, env_token, kernel, log, place::Place, runtime, say, signals};
 
 /// Serves until a signal ends it.
 pub(crate) fn run(
@@ -62,19 +62,30 @@ fn serve_from(
     spawner: SpawnerHandle,
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
-    let config = SpawnedConfig { limits: Limits::default(), original_nofile: raise_nofile() };
+    let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
+    let config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
+    let cgroups = config.cgroups.clone();
     let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(args, place, token, holders));
+    let ended = runtime.block_on(serve(args, place, token, holders, run_as.as_ref()));
+    if let Some(cgroups) = cgroups {
+        cgroups.remove();
+    }
     // Standard input may be read by a thread that nobody can interrupt.
     runtime.shutdown_background();
     ended
 }
 
-async fn serve(args: &args::Serve, place: &Place, token: Option<Token>, holders: Arc<Spawned>) -> anyhow::Result<()> {
+async fn serve(
+    args: &args::Serve,
+    place: &Place,
+    token: Option<Token>,
+    holders: Arc<Spawned>,
+    run_as: Option<&confine::RunAs>,
+) -> anyhow::Result<()> {
     // Before anything can be seen of us: a signal that comes early must drain, too.
     let mut signals = Signals::new()?;
-    let core = Core::new(core_config(args), holders);
+    let core = Core::new(core_config(args, run_as), holders);
     let door = Arc::new(Door::new(DoorConfig {
         token: token.as_ref().map(Token::digest),
         allowed_hosts: args.allow_host.clone(),
@@ -107,11 +118,15 @@ async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
     }
 }
 
-fn core_config(args: &args::Serve) -> Config {
+fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
+    let environment: Vec<_> = env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect();
     Config {
         session_ttl_max: args.session_ttl.0,
         concurrent_requests: args.concurrent_requests,
-        environment: env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect(),
+        environment: match run_as {
+            Some(run_as) => run_as.environment(environment),
+            None => environment,
+        },
         cwd: env::current_dir().ok(),
         ..Config::default()
     }

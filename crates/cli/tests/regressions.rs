@@ -16,7 +16,7 @@ use std::{
 };
 
 use common::{Client, RpcError, TestServer, decode_base64, start_params, wait_for, wait_gone};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 use wire::mischief::{Stopped, collect_acked, holder, initialize, named, resident, send_signal, write};
@@ -80,8 +80,11 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     let mut client = server.connect();
     let session = initialize(&mut client, modern());
     let spawners = named(&server, "exec-spawner");
-    spawners.iter().for_each(|pid| send_signal(*pid, Signal::KILL));
-    wait_gone("the spawner", &spawners);
+    // A spawner that is dead is replaced; one without descriptors stays, and its holders come to nothing.
+    let tight = Rlimit { current: Some(4), maximum: Some(4) };
+    for pid in &spawners {
+        prlimit(Pid::from_raw(pid.cast_signed()), Resource::Nofile, tight.clone()).expect("lower the limit");
+    }
     assert_error(&client.fails("process/start", sh("p", "exit 0")), -32603, "resourcesExhausted");
     client.assert_alive();
     server.restart();

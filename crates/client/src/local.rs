@@ -147,7 +147,7 @@ impl Local {
         let opened = tokio::task::spawn_blocking(move || open(&setup)).await;
         let (state, spawner, private_dir) = opened.map_err(|error| failed(&error))??;
         let limits = Limits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..Limits::default() };
-        let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, original_nofile: None });
+        let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, ..SpawnedConfig::default() });
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;
         let host = Arc::new(Host { serving: Mutex::new(Some(Serving { core, links: JoinSet::new() })) });

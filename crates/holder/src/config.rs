@@ -2,7 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_process::{Child, Spawn, SpawnError};
+use exec_server_process::{Child, Spawn, SpawnError, User};
+
+use crate::cgroup::SessionGroup;
 
 /// Everything a holder is told at its creation.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub struct Config {
     pub limits: Limits,
     /// Limits of open descriptors that children get (soft, hard); absent = those of the holder.
     pub nofile: Option<(u64, u64)>,
+    /// What its children are confined to.
+    pub confine: Confine,
     /// This process is nothing but this holder: strays are reaped, and at the end every descendant dies. Must be false
     /// where other children belong to the process, as in a test.
     pub exclusive: bool,
@@ -33,11 +37,33 @@ pub struct Limits {
     pub free_floor_bytes: u64,
     /// The same as a share of the disk; the smaller of the two floors counts.
     pub free_floor_percent: u64,
+    /// Processes and threads of one process and all that it starts, itself included.
+    pub pids_max: Option<u64>,
+    /// Bytes of memory of the same.
+    pub memory_max: Option<u64>,
+}
+
+/// What children are confined to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confine {
+    /// The session's control group; empty where the host has none for us.
+    pub group: SessionGroup,
+    /// The user that they run as; absent = the holder's own.
+    pub user: Option<User>,
+    /// Limits of each child where no group enforces them: a resource (`RLIMIT_…`) and its limit.
+    pub rlimits: Vec<(u32, u64)>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { ttl_ms: 10 * 60 * 1000, disk_quota_bytes: 1 << 30, free_floor_bytes: 256 << 20, free_floor_percent: 5 }
+        Self {
+            ttl_ms: 10 * 60 * 1000,
+            disk_quota_bytes: 1 << 30,
+            free_floor_bytes: 256 << 20,
+            free_floor_percent: 5,
+            pids_max: None,
+            memory_max: None,
+        }
     }
 }
 

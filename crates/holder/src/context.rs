@@ -9,6 +9,7 @@ use exec_server_log::{Control, Pool, Segment};
 use rustix::event::EventfdFlags;
 
 use crate::Config;
+use crate::cgroup::{Group, Groups};
 use crate::controller::Controller;
 use crate::lent::Lent;
 use crate::poller::Poller;
@@ -26,6 +27,10 @@ pub(crate) struct Context {
     pub(crate) lent: Lent,
     pub(crate) spill: Spill,
     pub(crate) controller: Controller,
+    /// Control groups of the processes.
+    pub(crate) groups: Groups,
+    /// Groups of processes that closed in this turn; looked at when the reader has been woken.
+    pub(crate) left_groups: Vec<Group>,
     /// The descriptors of all children, apart from the rest so that they can be left alone as a whole.
     pub(crate) children: Poller,
     /// A client is attached: a full log blocks instead of going to disk.
@@ -52,6 +57,8 @@ impl Context {
             lent: Lent::default(),
             spill: Spill::new(&config.dir, config.limits)?,
             controller: Controller::default(),
+            groups: Groups::new(config.confine.group.clone(), config.limits),
+            left_groups: Vec::new(),
             children: Poller::new()?,
             is_attached: false,
             is_exclusive: config.exclusive,
@@ -88,6 +95,13 @@ impl Context {
         if std::mem::take(&mut self.is_wake_due) {
             // A full counter means that a wake-up is pending already.
             rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+        }
+    }
+
+    /// Takes back the groups of processes that have closed.
+    pub(crate) fn take_groups(&mut self) {
+        for group in std::mem::take(&mut self.left_groups) {
+            self.groups.give_back(group);
         }
     }
 

@@ -11,14 +11,16 @@ use exec_server_session::Attach;
 use rustix::process::Resource;
 
 use crate::Spawner;
+use crate::cgroup::Group;
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
 use crate::process::{self, Phase, Process, StartFailure};
 use crate::wire::{FromHolder, StartSpec, Status, ToHolder, WriteStatus};
 
-/// Descriptors that must be free for a start: three pipes with both ends, the pidfd, a segment, and some to live on.
-const FREE_FDS: u64 = 16;
+/// Descriptors that must be free for a start: three pipes with both ends, the pidfd, two groups, a segment, and enough to live on:
+/// what is left must do for a new controller, the disk and the reading of `/proc`. Less where the limit itself is small.
+const FREE_FDS: u64 = 64;
 
 impl<S: Spawner> Holder<S> {
     /// Obeys one message.
@@ -97,9 +99,24 @@ impl<S: Spawner> Holder<S> {
         if !has_free_fds(&self.cx) {
             return Err(StartFailure::exhausted("descriptors"));
         }
-        let spawn = process::describe(&spec, self.nofile, self.cx.is_exclusive)?;
-        let child = self.spawner.spawn(spawn)?;
-        Process::new(slot, child, spec, &mut self.cx).map_err(|error| StartFailure::io("epoll", &error))
+        let mut spawn = process::describe(&spec, self.nofile, &self.confine, self.cx.is_exclusive)?;
+        let group = self.cx.groups.take().map_err(|error| StartFailure::io("control group", &error))?;
+        let child = match group.as_ref().map_or_else(|| Ok(Vec::new()), Group::doors) {
+            Ok(doors) => {
+                spawn.cgroups = doors;
+                self.spawner.spawn(spawn).map_err(StartFailure::from)
+            }
+            Err(error) => Err(StartFailure::io("control group", &error)),
+        };
+        match child {
+            Ok(child) => {
+                Process::new(slot, child, group, spec, &mut self.cx).map_err(|error| StartFailure::io("epoll", &error))
+            }
+            Err(failure) => {
+                self.cx.left_groups.extend(group);
+                Err(failure)
+            }
+        }
     }
 
     fn write(&mut self, slot: u32, part: Part) {
@@ -152,5 +169,5 @@ fn has_free_fds(cx: &crate::context::Context) -> bool {
         use std::os::fd::AsRawFd;
         u64::from(fd.as_raw_fd().unsigned_abs())
     });
-    lowest.is_ok_and(|lowest| lowest.saturating_add(FREE_FDS) <= limit)
+    lowest.is_ok_and(|lowest| lowest.saturating_add(FREE_FDS.min(limit / 4)) <= limit)
 }

@@ -8,10 +8,11 @@
 
 use std::os::fd::BorrowedFd;
 
-use exec_server_log::{Cause, Exit, Stream};
+use exec_server_log::{Cause, Exit, Hit, Stream};
 use exec_server_process::{Child, Exited};
 use rustix::io::Errno;
 
+use crate::cgroup::Group;
 use crate::context::Context;
 use crate::grip;
 use crate::poller::EventFlags;
@@ -113,6 +114,7 @@ impl Process {
         self.announce(cx);
         cx.wake(is_due);
         self.child = None;
+        cx.left_groups.extend(self.group.take());
     }
 
     /// Ends the process as asked; the answer says what was found.
@@ -149,6 +151,7 @@ impl Process {
         if self.phase == Phase::Running {
             self.killed.get_or_insert(cause);
         }
+        // One that has closed left nothing that holds its streams; what runs on in its group lives until the session ends.
         self.is_kill_due = self.child.is_some();
         cx.has_kills |= self.is_kill_due;
     }
@@ -200,7 +203,10 @@ impl Process {
     }
 
     fn exit_of(&self, exited: Exited) -> Exit {
+        let hit = self.group.as_ref().map_or_else(Hit::default, Group::hit);
+        let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {
+            (None, Some(_)) if was_killed && hit.memory => Cause::OutOfMemory,
             (Some(cause), Some(_)) => cause,
             (Some(cause), None) if self.was_asked => cause,
             (None, Some(_)) => Cause::Signal,
@@ -213,6 +219,7 @@ impl Process {
             user_ms: exited.user_ms,
             system_ms: exited.system_ms,
             max_rss_bytes: exited.max_rss_bytes,
+            hit,
         }
     }
 
@@ -239,21 +246,30 @@ impl Process {
     }
 }
 
-/// Kills the trees of all processes that are due, and whoever else holds their streams.
+/// Kills all processes that are due. A group dies in one step, with everybody who ever left the tree; where there is none, the
+/// trees, and whoever else holds their streams.
 pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut Context) {
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
-    let killed = Child::kill_all(due.iter().filter_map(|process| process.child.as_ref()));
+    // A leader that is dead may have streams in the hands of somebody who was given them, in another group: look for those, too.
+    let is_done =
+        |process: &&mut Process| process.group.as_ref().is_some_and(Group::kill) && process.phase == Phase::Running;
+    let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
+    let killed = Child::kill_all(walked.iter().filter_map(|process| process.child.as_ref()));
     let held =
-        if cx.is_exclusive { grip::kill_holders(due.iter().flat_map(|process| process.held_streams())) } else { 0 };
+        if cx.is_exclusive { grip::kill_holders(walked.iter().flat_map(|process| process.held_streams())) } else { 0 };
     let again_at = match killed {
         // Whoever was found may have forked before it died: look again.
         Ok(killed) if killed.complete && held == 0 => None,
         Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
         Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),
     };
-    for process in &mut due {
+    for process in walked {
         process.is_kill_due = false;
         process.timing.kill_at = again_at;
+    }
+    for process in grouped {
+        process.is_kill_due = false;
+        process.timing.kill_at = None;
     }
     cx.has_new_deadline = true;
 }

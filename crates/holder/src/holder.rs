@@ -16,7 +16,7 @@ use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Process, Source};
 use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
-use crate::{Config, Spawner, end, reap};
+use crate::{Config, Confine, Spawner, end, reap};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -52,6 +52,7 @@ pub struct Holder<S: Spawner> {
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
+    pub(crate) confine: Confine,
     /// Receive buffer.
     buf: Vec<u8>,
     /// Reused from turn to turn.
@@ -94,6 +95,7 @@ impl<S: Spawner> Holder<S> {
             dir: config.dir,
             info: config.info,
             nofile: config.nofile,
+            confine: config.confine,
             buf: Vec::new(),
             ready: Vec::new(),
         })
@@ -153,6 +155,7 @@ impl<S: Spawner> Holder<S> {
             self.handle_loss();
         }
         self.cx.ring();
+        self.cx.take_groups();
         self.cx.trim();
         if self.is_over(now_ns) {
             return Turn { next_deadline_ns: None, ended: true };
@@ -167,6 +170,8 @@ impl<S: Spawner> Holder<S> {
     /// Begins the end of the session.
     pub(crate) fn end(&mut self, reason: Reason) {
         if self.ending.is_none() {
+            // In one step where the host can: what is left then is only reaped.
+            self.cx.groups.kill_all();
             self.ending = Some(Ending::begin(reason, &self.processes, self.cx.now_ns));
         }
     }
@@ -321,6 +326,7 @@ impl<S: Spawner> Holder<S> {
         if !ending.is_over(&mut self.processes, self.cx.is_exclusive, now_ns) {
             return false;
         }
+        self.cx.groups.remove();
         self.cx.spill.shut_down();
         ending.clean(&self.dir);
         if let Reason::Command { req } = ending.reason {

@@ -25,6 +25,7 @@
 #![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 
 mod adoption;
+pub mod cgroup;
 mod config;
 mod context;
 mod controller;
@@ -47,8 +48,8 @@ mod spill;
 pub mod tombstone;
 pub mod wire;
 
-pub use config::{Config, Forker, Limits, Spawner};
-pub use exec_server_process::Size;
+pub use config::{Config, Confine, Forker, Limits, Spawner};
+pub use exec_server_process::{Size, User};
 pub use holder::{Holder, Turn};
 pub use orphans::kill_orphans;
 pub use run::run;

@@ -14,6 +14,8 @@ use std::os::fd::BorrowedFd;
 use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Stream, Writer};
 use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
 
+use crate::Confine;
+use crate::cgroup::Group;
 use crate::context::Context;
 use crate::input::Input;
 use crate::poller::{EventFlags, Interest};
@@ -35,6 +37,8 @@ pub(crate) struct Process {
     pub(crate) is_tty: bool,
     /// Gone when closed.
     pub(crate) child: Option<Child>,
+    /// Its control group, where there is one; goes back to the session's when closed and empty.
+    pub(crate) group: Option<Group>,
     pub(crate) phase: Phase,
     pub(crate) writer: Writer,
     /// Stdout and stderr; with a terminal the first is it and the second was never open.
@@ -120,7 +124,13 @@ impl Source {
 
 impl Process {
     /// Takes charge of a new child. The slot's shared state is reset.
-    pub(crate) fn new(slot: u32, child: Child, spec: StartSpec, cx: &mut Context) -> io::Result<Self> {
+    pub(crate) fn new(
+        slot: u32,
+        child: Child,
+        group: Option<Group>,
+        spec: StartSpec,
+        cx: &mut Context,
+    ) -> io::Result<Self> {
         cx.control.reset_slot(slot);
         let after = |ms: Option<u64>| ms.map(|ms| ms.saturating_mul(1_000_000));
         let idle = after(spec.idle_timeout_ms).map(|ns| (ns, cx.now_ns.saturating_add(ns)));
@@ -150,6 +160,7 @@ impl Process {
             was_asked: false,
             meta: spec.meta.into_boxed_slice(),
             child: Some(child),
+            group,
         };
         cx.has_new_deadline = true;
         process.watch_exit(cx)?;
@@ -236,6 +247,7 @@ impl Process {
 
     /// Lets go of the log and its files.
     pub(crate) fn forget(self, cx: &mut Context) {
+        cx.left_groups.extend(self.group);
         for (info, memory) in self.writer.into_segments() {
             match memory {
                 Some(segment) => cx.dispose(segment),
@@ -280,7 +292,12 @@ pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>>
 }
 
 /// The child that a request describes.
-pub(crate) fn describe(spec: &StartSpec, nofile: Option<(u64, u64)>, dies_with_us: bool) -> Result<Spawn, SpawnError> {
+pub(crate) fn describe(
+    spec: &StartSpec,
+    nofile: Option<(u64, u64)>,
+    confine: &Confine,
+    dies_with_us: bool,
+) -> Result<Spawn, SpawnError> {
     let text = |what, bytes: &[u8]| CString::new(bytes).map_err(|_nul| SpawnError::NulByte { what });
     let texts = |what, list: &[Vec<u8>]| list.iter().map(|item| text(what, item)).collect::<Result<Vec<_>, _>>();
     let mut spawn = Spawn::new(texts("argv", &spec.argv)?);
@@ -291,6 +308,8 @@ pub(crate) fn describe(spec: &StartSpec, nofile: Option<(u64, u64)>, dies_with_u
     spawn.stdio = spec.tty.map_or(Stdio::Pipe { stdin }, Stdio::Pty);
     spawn.nofile = nofile;
     spawn.die_with_parent = dies_with_us;
+    spawn.user = confine.user.clone();
+    spawn.limits.clone_from(&confine.rlimits);
     Ok(spawn)
 }
 

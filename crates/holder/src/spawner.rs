@@ -4,10 +4,16 @@
 //! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything. Where threads
 //! exist already, it is a program of its own instead, started by path (`exec`).
 //!
-//! Failure paths: the server ends, the spawner reads end of file and ends; holders stay. A fork or the set-up of a holder
-//! fails: the controller's end of its socket pair reads end of file before any `Welcome`.
+//! It is a subreaper: what a dead holder leaves behind becomes its child, whoever started it and in whatever session, and
+//! is killed there.
+//!
+//! Failure paths: the server ends, the spawner reads end of file and ends; holders stay. The spawner ends: holders need
+//! nothing of it, and the server starts another. A fork or the set-up of a holder fails: the controller's end of its socket
+//! pair reads end of file before any `Welcome`.
 
 mod exec;
+mod request;
+mod strays;
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,10 +23,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::wire::{self, DecodeError, VERSION};
-use crate::{Config, Forker, Holder, Limits, run};
+use self::strays::Strays;
+use crate::wire;
+use crate::{Confine, Forker, Holder, Limits, reap, run};
 
-pub use exec::{ARGUMENT, ExecError, exec_spawner, serve_stdin};
+pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
@@ -52,6 +59,8 @@ pub struct NewHolder {
     pub limits: Limits,
     /// Limits of open descriptors that children get (soft, hard), as they were before the server raised its own.
     pub original_nofile: Option<(u64, u64)>,
+    /// What the children are confined to.
+    pub confine: Confine,
 }
 
 /// Forks the spawner. Call it before any thread exists and before any secret is read: its memory is copied into holders.
@@ -91,12 +100,27 @@ impl SpawnerHandle {
     pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let message = encode(&new);
+        let message = request::encode(&new);
         loop {
             match wire::send_raw(&self.socket, &message, &[theirs.as_fd(), new.dir.as_fd()]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable()?,
                 other => return other.map(|()| ours),
             }
+        }
+    }
+
+    /// Whether the spawner still listens.
+    pub fn is_alive(&self) -> bool {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
+        // A poll that fails tells nothing; sending will.
+        !rustix::event::poll(&mut socket, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Takes the status of a dead spawner that was our own child.
+    pub fn reap(&self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
+            rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).ok();
         }
     }
 
@@ -127,18 +151,30 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// The life of the spawner.
 fn serve(socket: OwnedFd) {
     name(c"exec-spawner");
-    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE, libc::SIGCHLD] {
-        // Holders are reaped by nobody: SIGCHLD ignored means that none stays a zombie.
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
         disposition(signal, libc::SIG_IGN);
     }
+    disposition(libc::SIGCHLD, libc::SIG_DFL);
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
+    let Ok(signals) = become_guardian() else { return };
+    let mut strays = Strays::default();
     // One for the life of the spawner: a large buffer that is freed teaches the allocator to take the next from its heap,
     // where every page of it counts, and holders inherit that.
     let mut buf = Vec::new();
     loop {
-        let polled = rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None);
+        let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
+        let polled = rustix::event::poll(&mut ready, None);
         if polled.is_err_and(|error| error != rustix::io::Errno::INTR) {
             return;
+        }
+        let [is_asked, is_told] = ready.map(|fd| !fd.revents().is_empty());
+        if is_told {
+            // One read takes one notice; more of them only mean another look.
+            rustix::io::read(&signals, &mut [0; 128]).ok();
+            strays.handle_death();
+        }
+        if !is_asked {
+            continue;
         }
         match wire::recv_raw(&socket, &mut buf) {
             Ok(Some(mut datagram)) => {
@@ -146,7 +182,9 @@ fn serve(socket: OwnedFd) {
                 let request = datagram.bytes(&buf).to_vec();
                 // The next holder must not find the secret of this one.
                 buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
-                fork_holder(request, fds);
+                if let Some(holder) = fork_holder(request, fds) {
+                    strays.know(holder);
+                }
             }
             Ok(None) => return,
             // A bad request costs itself only; its descriptors are closed.
@@ -155,16 +193,26 @@ fn serve(socket: OwnedFd) {
     }
 }
 
-fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) {
-    let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return };
-    let decoded = decode(&request, dir);
+/// What the spawner has that its forks do not need: the end of its children is told, their leavings come to it, and nobody of
+/// our user looks into its memory, which has held secrets of holders.
+fn become_guardian() -> io::Result<OwnedFd> {
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    reap::child_signals()
+}
+
+/// Forks a holder; gives its id in the spawner only.
+fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
+    let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return None };
+    let decoded = request::decode(&request, dir);
     request.fill(0);
     drop(request);
-    let Ok(mut config) = decoded else { return };
+    let Ok(mut config) = decoded else { return None };
     // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
     // the server as end of file when `controller` is dropped here.
-    if unsafe { libc::fork() } != 0 {
-        return;
+    match unsafe { libc::fork() } {
+        0 => {}
+        pid => return (pid > 0).then_some(pid),
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let [controller, dir] = become_holder(controller, config.dir)?;
@@ -175,7 +223,7 @@ fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) {
     }));
     if outcome.is_err() {
         // Leaders die with us; what they left behind does not.
-        crate::reap::kill_all();
+        reap::kill_all();
         std::process::abort();
     }
     // SAFETY: ends this process without the exit handlers of the program it was forked from.
@@ -252,46 +300,4 @@ fn disposition(signal: i32, handler: libc::sighandler_t) {
         (*action.as_mut_ptr()).sa_sigaction = handler;
         libc::sigaction(signal, action.as_ptr(), std::ptr::null_mut());
     }
-}
-
-/// Layout of the request: version, kind, then fixed fields, then the opaque record. Spawner and server are the same build.
-fn encode(new: &NewHolder) -> Vec<u8> {
-    #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
-    let mut out = vec![VERSION as u8, 1];
-    out.extend_from_slice(&new.secret);
-    let limits = new.limits;
-    let nofile = new.original_nofile.unwrap_or_default();
-    for field in [
-        limits.ttl_ms,
-        limits.disk_quota_bytes,
-        limits.free_floor_bytes,
-        limits.free_floor_percent,
-        u64::from(new.original_nofile.is_some()),
-        nofile.0,
-        nofile.1,
-    ] {
-        out.extend_from_slice(&field.to_le_bytes());
-    }
-    out.extend_from_slice(&new.info);
-    out
-}
-
-fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError> {
-    let (_, rest) = request.split_first_chunk::<2>().ok_or(DecodeError::Short)?;
-    let (secret, mut rest) = rest.split_first_chunk::<32>().ok_or(DecodeError::Short)?;
-    let mut fields = [0_u64; 7];
-    for field in &mut fields {
-        let (bytes, after) = rest.split_first_chunk::<8>().ok_or(DecodeError::Short)?;
-        *field = u64::from_le_bytes(*bytes);
-        rest = after;
-    }
-    let [ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent, has_nofile, soft, hard] = fields;
-    Ok(Config {
-        dir,
-        secret: *secret,
-        info: rest.to_vec(),
-        limits: Limits { ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent },
-        nofile: (has_nofile != 0).then_some((soft, hard)),
-        exclusive: true,
-    })
 }

@@ -73,6 +73,7 @@ impl Link {
             info: vec![5; INFO_BYTES],
             limits: Limits { ttl_ms, ..Limits::default() },
             original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
+            confine: exec_server_holder::Confine::default(),
         };
         let mut link = Self { socket: spawner.create(new).expect("create"), buf: Vec::new(), next_req: 0 };
         link.hello(1);

@@ -12,7 +12,7 @@ use std::{
 use rustix::mm::ProtFlags;
 
 use crate::{
-    event::{Blocked, Cause, Exit},
+    event::{Blocked, Cause, Exit, Hit},
     layout::{CONTROL_MAGIC, LAYOUT, SLOTS},
     memory::{Map, OpenError, Writers},
     wake,
@@ -57,7 +57,9 @@ struct Slot {
     system_ms: AtomicU64,
     max_rss_bytes: AtomicU64,
     blocked: AtomicU32,
-    pad: [u32; 5],
+    /// Zero from a holder that does not know it.
+    hit: AtomicU32,
+    pad: [u32; 4],
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
@@ -235,6 +237,7 @@ impl Control {
         shared.signal.store(signal, Ordering::Relaxed);
         let cause = u32::from(exit.cause.to_byte());
         shared.cause.store(cause, Ordering::Relaxed);
+        shared.hit.store(u32::from(exit.hit.to_byte()), Ordering::Relaxed);
         shared.user_ms.store(exit.user_ms, Ordering::Relaxed);
         shared.system_ms.store(exit.system_ms, Ordering::Relaxed);
         let max_rss = exit.max_rss_bytes;
@@ -293,6 +296,7 @@ impl Slot {
             user_ms: self.user_ms.load(Ordering::Relaxed),
             system_ms: self.system_ms.load(Ordering::Relaxed),
             max_rss_bytes: self.max_rss_bytes.load(Ordering::Relaxed),
+            hit: byte(&self.hit).map_or_else(Hit::default, Hit::from_byte),
         }
     }
 }

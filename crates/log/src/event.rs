@@ -73,6 +73,26 @@ impl Cause {
     }
 }
 
+/// The limits of its control group that a process, or something that it started, has run into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hit {
+    /// A fork or a thread was refused, for there were as many as allowed.
+    pub pids: bool,
+    /// Somebody was killed for want of memory.
+    pub memory: bool,
+}
+
+impl Hit {
+    pub(crate) fn to_byte(self) -> u8 {
+        u8::from(self.pids) | u8::from(self.memory) << 1
+    }
+
+    /// Bits that a later release sets mean nothing here.
+    pub(crate) fn from_byte(byte: u8) -> Self {
+        Self { pids: byte & 1 != 0, memory: byte & 2 != 0 }
+    }
+}
+
 /// How a process ended and what it used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
@@ -88,9 +108,11 @@ pub struct Exit {
     pub system_ms: u64,
     /// Largest resident set.
     pub max_rss_bytes: u64,
+    /// Limits that were reached on the way.
+    pub hit: Hit,
 }
 
-/// code 4, signal 1 (0 none), cause 1, zero 2, user 8, system 8, resident set 8.
+/// code 4, signal 1 (0 none), cause 1, limits hit 1, zero 1, user 8, system 8, resident set 8.
 pub(crate) const EXIT_BYTES: usize = 32;
 
 impl Exit {
@@ -99,6 +121,7 @@ impl Exit {
         out[..4].copy_from_slice(&self.code.to_le_bytes());
         out[4] = self.signal.unwrap_or(0);
         out[5] = self.cause.to_byte();
+        out[6] = self.hit.to_byte();
         out[8..16].copy_from_slice(&self.user_ms.to_le_bytes());
         out[16..24].copy_from_slice(&self.system_ms.to_le_bytes());
         out[24..].copy_from_slice(&self.max_rss_bytes.to_le_bytes());
@@ -116,6 +139,7 @@ impl Exit {
             user_ms: u64_at(bytes, 8)?,
             system_ms: u64_at(bytes, 16)?,
             max_rss_bytes: u64_at(bytes, 24)?,
+            hit: Hit::from_byte(bytes[6]),
         })
     }
 }

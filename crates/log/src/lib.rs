@@ -60,7 +60,7 @@ pub use control::{Control, Status};
 #[cfg(not(loom))]
 pub use cursor::Cursor;
 #[cfg(not(loom))]
-pub use event::{Blocked, Cause, Event, Exit, Record, Stream};
+pub use event::{Blocked, Cause, Event, Exit, Hit, Record, Stream};
 #[cfg(not(loom))]
 pub use layout::{RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
 #[cfg(not(loom))]

@@ -17,7 +17,7 @@ use std::{
 use libc::{c_char, c_int, c_long, c_void};
 use rustix::process::Pid;
 
-use crate::spawn::Stage;
+use crate::spawn::{Stage, User};
 
 /// Bytes of the child's stack, guard page included. The deepest path is some hundred bytes; debug builds need more.
 const STACK_BYTES: usize = 64 * 1024;
@@ -49,6 +49,11 @@ pub(crate) struct Launch<'a> {
     pub(crate) nofile: Option<(u64, u64)>,
     pub(crate) umask: Option<u32>,
     pub(crate) die_with_parent: bool,
+    /// Open `cgroup.procs` files.
+    pub(crate) cgroups: &'a [RawFd],
+    pub(crate) user: Option<&'a User>,
+    /// Resource and limit.
+    pub(crate) limits: &'a [(u32, u64)],
 }
 
 /// A child that has executed its program.
@@ -214,11 +219,23 @@ extern "C" fn child_main(shared: *mut c_void) -> c_int {
 /// For calls whose failure leaves nothing to do.
 fn drop_result(_result: Result<usize, c_int>) {}
 
-/// Everything before exec, in an order that matters: the session before the terminal, descriptors before the limit
-/// that could forbid their numbers, the empty mask last, when no handler of the parent is left to run.
+/// Everything before exec, in an order that matters: the groups first, so that nothing is ever outside them; the session
+/// before the terminal; descriptors before the limit that could forbid their numbers; limits while we may still set them;
+/// the user before the parent-death signal, which a change of user disarms, and before the working directory, which is
+/// entered with its rights; the empty mask last, when no handler of the parent is left to run.
 fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)> {
     let at = |stage: Stage| move |errno: c_int| (stage, errno);
+    enter_cgroups(launch.cgroups).map_err(at(Stage::Cgroup))?;
     call(libc::SYS_setsid, [0; 5]).map_err(at(Stage::Session))?;
+    place_descriptors(launch).map_err(at(Stage::Descriptors))?;
+    if launch.terminal {
+        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0]).map_err(at(Stage::Terminal))?;
+    }
+    close_others(launch.keep).map_err(at(Stage::CloseRange))?;
+    set_limits(launch).map_err(at(Stage::Limits))?;
+    if let Some(user) = launch.user {
+        become_user(user).map_err(at(Stage::User))?;
+    }
     if launch.die_with_parent {
         let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
         call(libc::SYS_prctl, [option, signal, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
@@ -227,21 +244,38 @@ fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)
             return Err((Stage::ParentDeath, libc::ESRCH));
         }
     }
-    place_descriptors(launch).map_err(at(Stage::Descriptors))?;
-    if launch.terminal {
-        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0]).map_err(at(Stage::Terminal))?;
-    }
     call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0]).map_err(at(Stage::Cwd))?;
     if let Some(umask) = launch.umask {
         drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0]));
     }
-    close_others(launch.keep).map_err(at(Stage::CloseRange))?;
-    if let Some((soft, hard)) = launch.nofile {
-        let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
-        let nofile = libc::RLIMIT_NOFILE as usize;
-        call(libc::SYS_prlimit64, [0, nofile, address(&raw const limit), 0, 0]).map_err(at(Stage::Limits))?;
-    }
     reset_signals().map_err(at(Stage::Signals))
+}
+
+/// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.
+fn enter_cgroups(groups: &[RawFd]) -> Result<(), c_int> {
+    for group in groups {
+        call(libc::SYS_write, [*group as usize, address(c"0".as_ptr()), 1, 0, 0])?;
+    }
+    Ok(())
+}
+
+fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
+    let set = |resource: u32, soft: u64, hard: u64| {
+        let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+        call(libc::SYS_prlimit64, [0, resource as usize, address(&raw const limit), 0, 0]).map(drop)
+    };
+    if let Some((soft, hard)) = launch.nofile {
+        set(libc::RLIMIT_NOFILE, soft, hard)?;
+    }
+    launch.limits.iter().try_for_each(|(resource, limit)| set(*resource, *limit, *limit))
+}
+
+/// The raw calls change this task alone: the C library's would try to change the parent's threads with it.
+fn become_user(user: &User) -> Result<(), c_int> {
+    let (uid, gid) = (user.uid as usize, user.gid as usize);
+    call(libc::SYS_setgroups, [user.groups.len(), address(user.groups.as_ptr()), 0, 0, 0])?;
+    call(libc::SYS_setresgid, [gid, gid, gid, 0, 0])?;
+    call(libc::SYS_setresuid, [uid, uid, uid, 0, 0]).map(drop)
 }
 
 fn place_descriptors(launch: &Launch<'_>) -> Result<(), c_int> {

@@ -44,5 +44,5 @@ pub use asynchronous::{AsyncChild, AsyncStream};
 pub use child::{Child, CloseStdin, Exited};
 pub use driver::Driver;
 pub use rustix::process::Pid;
-pub use spawn::{Size, Spawn, SpawnError, Stage, Stdin, Stdio};
+pub use spawn::{Size, Spawn, SpawnError, Stage, Stdin, Stdio, User};
 pub use tree::{Killed, Member, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};

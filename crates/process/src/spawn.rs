@@ -77,6 +77,24 @@ pub struct Spawn {
     /// Kills the leader with SIGKILL when the *thread* that called [`Spawn::spawn`] ends, so call it from a thread
     /// that lives as long as the process. The kernel drops the setting when a set-user-id program is executed.
     pub die_with_parent: bool,
+    /// Open `cgroup.procs` files of the groups that the child enters before anything else, so that nothing it ever
+    /// starts is outside them.
+    pub cgroups: Vec<OwnedFd>,
+    /// Who the child is; `None` leaves it our user. Its streams are handed over to that user, too.
+    pub user: Option<User>,
+    /// Other limits of the child: the number of a resource (`RLIMIT_…`) and its soft and hard limit in one.
+    pub limits: Vec<(u32, u64)>,
+}
+
+/// The user that a child runs as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
 }
 
 /// Why no child was made. Nothing is left behind: no process, no zombie, no descriptor.
@@ -154,6 +172,10 @@ pub enum Stage {
     Signals = 8,
     /// Executing the program.
     Exec = 9,
+    /// Entering the control groups.
+    Cgroup = 10,
+    /// Becoming another user.
+    User = 11,
 }
 
 impl std::fmt::Display for Stage {
@@ -168,6 +190,8 @@ impl std::fmt::Display for Stage {
             Self::Limits => "limits",
             Self::Signals => "signals",
             Self::Exec => "program",
+            Self::Cgroup => "control groups",
+            Self::User => "user",
         })
     }
 }
@@ -198,6 +222,9 @@ impl Spawn {
             nofile: None,
             umask: None,
             die_with_parent: false,
+            cgroups: Vec::new(),
+            user: None,
+            limits: Vec::new(),
         }
     }
 
@@ -215,6 +242,10 @@ impl Spawn {
         let floor = keep.last().map_or(3, |highest| highest.saturating_add(1));
         let candidates = candidates(program, &self.env);
         let streams = streams::open(self.stdio, floor)?;
+        if let Some(user) = &self.user {
+            streams.hand_over(user)?;
+        }
+        let cgroups = self.cgroups.iter().map(|fd| Source::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
         let extra = raise_extra(&self.extra_fds, floor)?;
 
         let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
@@ -234,6 +265,9 @@ impl Spawn {
             nofile: self.nofile,
             umask: self.umask,
             die_with_parent: self.die_with_parent,
+            cgroups: &cgroups.iter().map(Source::as_raw).collect::<Vec<_>>(),
+            user: self.user.as_ref(),
+            limits: &self.limits,
         };
         match launch.run() {
             Ok(started) => Ok(Child::started(started, streams.into_ours())),

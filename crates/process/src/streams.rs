@@ -14,7 +14,7 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-use crate::spawn::{Size, SpawnError, Stdin, Stdio};
+use crate::spawn::{Size, SpawnError, Stdin, Stdio, User};
 
 /// Our ends, nonblocking and close-on-exec.
 #[derive(Debug, Default)]
@@ -69,6 +69,20 @@ impl Streams {
             Theirs::Pipes { stdin, stdout, stderr } => [raw(stdin), Some(stdout.as_raw_fd()), Some(stderr.as_raw_fd())],
             Theirs::Slave => [raw(&self.ours.slave); 3],
         }
+    }
+
+    /// Makes another user the owner of the child's ends: without it that user could not open `/dev/stdout` or its own
+    /// terminal again.
+    pub(crate) fn hand_over(&self, user: &User) -> Result<(), SpawnError> {
+        let fds = match &self.theirs {
+            Theirs::Pipes { stdin, stdout, stderr } => [stdin.as_ref(), Some(stdout), Some(stderr)],
+            Theirs::Slave => [self.ours.slave.as_ref(), None, None],
+        };
+        for fd in fds.into_iter().flatten() {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
+            rustix::fs::fchown(fd, Some(uid), Some(gid)).map_err(|errno| resources("owner of a stream", errno))?;
+        }
+        Ok(())
     }
 
     /// Closes the child's ends in the parent.

@@ -170,6 +170,16 @@ pub trait Holders: Send + Sync + 'static {
     fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
     /// Removes whatever is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
+    /// A holder that was asked for was never made, or died before it said a word: the session is as if nobody had asked.
+    fn unmake(&self, _session: &str) {}
+    /// Ends whatever the dead holder of a session has left running (blocking; called off the runtime's threads).
+    fn bury(&self, _session: &str) {}
+    /// Whether holders can be made; asked once a second.
+    fn is_well(&self) -> bool {
+        true
+    }
+    /// Makes it so that they can again (blocking; called off the runtime's threads).
+    fn mend(&self) {}
 }
 
 /// A holder that has not introduced itself by then (stopped, or drowned) is left alone, so that the others can be served.
@@ -252,6 +262,10 @@ impl Core {
                 let now = tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(now);
+                if !core.holders.is_well() {
+                    let holders = core.holders.clone();
+                    tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());
+                }
             }
         });
         Ok(())
@@ -287,6 +301,8 @@ impl Core {
                 self.discard(&id, "its time was over");
             }
             Found::Dead => {
+                let (holders, session) = (self.holders.clone(), id.clone());
+                tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
                 self.remember_gone(&id, Gone::HolderLost);
                 self.discard(&id, "its holder is gone");
             }
@@ -360,10 +376,13 @@ impl Core {
     }
 
     /// Ends what a dead holder left running. The walk over the host's processes is no work for the runtime's threads.
-    pub(crate) fn kill_orphans(&self, processes: Vec<Arc<Process>>) {
+    pub(crate) fn kill_orphans(&self, session: Arc<str>, processes: Vec<Arc<Process>>) {
+        let holders = self.holders.clone();
         self.spawn(async move {
-            let kill =
-                move || exec_server_holder::kill_orphans(processes.iter().filter_map(|process| process.leader()));
+            let kill = move || {
+                holders.bury(&session);
+                exec_server_holder::kill_orphans(processes.iter().filter_map(|process| process.leader()));
+            };
             tokio::task::spawn_blocking(kill).await.unwrap_or(());
         });
     }

@@ -14,6 +14,7 @@ pub mod session;
 pub mod state_dir;
 
 mod connection;
+mod descriptors;
 mod dispatch;
 mod environment;
 mod error;

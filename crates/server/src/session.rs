@@ -211,14 +211,29 @@ impl Session {
         // Not kept across the await: this may run as a task of the core, which must not keep itself alive.
         let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
-        let (socket, secret) = holders.create(&self.id, &self.record()).map_err(failed)?;
-        let link = Link::new(self.id.clone(), holders, socket).map_err(failed)?;
-        let hello = link.hello(secret, 1, |_| ());
-        let welcome =
-            tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten().map_err(failed)?;
+        let mut made = self.make_holder(holders.clone()).await;
+        if made.as_ref().is_err_and(is_stillborn) {
+            // The spawner may have died with the request in its hands; the next one has not.
+            made = self.make_holder(holders.clone()).await;
+        }
+        if made.as_ref().is_err_and(is_stillborn) {
+            holders.unmake(&self.id);
+        }
+        let (link, welcome) = made.map_err(failed)?;
         let core = self.core.upgrade().ok_or(Failure::Draining)?;
         self.open(&core, link.clone(), welcome);
         Ok(link)
+    }
+
+    async fn make_holder(
+        &self,
+        holders: Arc<dyn crate::core::Holders>,
+    ) -> io::Result<(Arc<Link>, crate::link::Welcome)> {
+        let (socket, secret) = holders.create(&self.id, &self.record())?;
+        let link = Link::new(self.id.clone(), holders, socket)?;
+        let hello = link.hello(secret, 1, |_| ());
+        let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten()?;
+        Ok((link, welcome))
     }
 
     fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<Link>, welcome: crate::link::Welcome) {
@@ -444,7 +459,7 @@ impl Session {
             process.handle_holder_lost();
         }
         if let Some(core) = self.core.upgrade().filter(|_| !over) {
-            core.kill_orphans(processes.into_values().collect());
+            core.kill_orphans(self.id.clone(), processes.into_values().collect());
         }
         let mut state = lock(&self.state);
         for gate in state.processes.values().filter_map(Entry::gate) {
@@ -480,6 +495,11 @@ impl Session {
     pub(crate) fn holder_lost(&self) -> Failure {
         Failure::HolderLost { session: self.id.to_string() }
     }
+}
+
+/// The holder was gone before it said a word.
+fn is_stillborn(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 fn follow(process: &Arc<Process>, start: Start, manners: Manners) -> Order {

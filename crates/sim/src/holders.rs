@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use exec_server_holder::{Config, Holder, Limits, spawner};
+use exec_server_holder::{Config, Confine, Holder, Limits, spawner};
 use exec_server_server::core::{self, Found};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -158,6 +158,7 @@ impl core::Holders for Holders {
             info: info.to_vec(),
             limits: self.limits,
             nofile: None,
+            confine: Confine::default(),
             exclusive: false,
         };
         let mut state = self.lock();

@@ -73,7 +73,13 @@ impl World {
         let mut rng = Rng::new(seed);
         let stage = Stage::new();
         let disk_quota_bytes = if has_disk(seed) { 64 << 20 } else { 0 };
-        let limits = Limits { disk_quota_bytes, free_floor_bytes: 0, free_floor_percent: 0, ttl_ms: 120_000 };
+        let limits = Limits {
+            disk_quota_bytes,
+            free_floor_bytes: 0,
+            free_floor_percent: 0,
+            ttl_ms: 120_000,
+            ..Limits::default()
+        };
         let holders = Holders::new(limits)?;
         let config = Config {
             // Below three segments a child could block for ever: one stays readable, one is sealed, one is written.

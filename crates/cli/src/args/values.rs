@@ -15,6 +15,43 @@ const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, or none";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ttl(pub(crate) Option<Duration>);
 
+/// A limit; `None` means that there is none. A name of its own, because clap reads an `Option` as an optional flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bound(pub(crate) Option<u64>);
+
+/// A number of processes.
+pub(super) fn pids(text: &str) -> Result<Bound, &'static str> {
+    match (text, text.parse::<u64>()) {
+        ("none", _) => Ok(Bound(None)),
+        // The kernel takes no more than its own bound of process ids.
+        (_, Ok(number @ 1..=4_194_304)) => Ok(Bound(Some(number))),
+        _ => Err("must be an integer from 1 to 4194304, or none"),
+    }
+}
+
+/// A number of bytes with an optional K, M, G or T.
+pub(super) fn bytes(text: &str) -> Result<Bound, &'static str> {
+    const FORMS: &str = "must be like 1048576, 512M, 2G, or none";
+    if text == "none" {
+        return Ok(Bound(None));
+    }
+    let shift = match text.as_bytes().last() {
+        Some(b'K' | b'k') => 10,
+        Some(b'M' | b'm') => 20,
+        Some(b'G' | b'g') => 30,
+        Some(b'T' | b't') => 40,
+        _ => 0,
+    };
+    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
+    let number: u64 = digits.parse().map_err(|_| FORMS)?;
+    // Less than a program needs to begin would fail every start.
+    match number.checked_mul(1 << shift) {
+        Some(bytes @ 1_048_576..) => Ok(Bound(Some(bytes))),
+        Some(_) => Err("must be at least 1M"),
+        None => Err(FORMS),
+    }
+}
+
 pub(super) fn concurrent(text: &str) -> Result<usize, &'static str> {
     match text.parse::<u128>() {
         Ok(0) | Err(_) => Err("must be an integer of at least 1"),

@@ -1,7 +1,7 @@
 //! Owns the leak check: which processes of a test are still alive.
 //! It must not end anything by name; it finds processes by a mark that only this test's servers carry in their arguments.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use super::wait_for;
 
@@ -41,6 +41,20 @@ pub(crate) fn wait_gone(what: &str, pids: &BTreeSet<u32>) {
 /// Whether the process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z" && state != "X"))
+}
+
+/// Removes the control groups that holders ended by force left behind: no server came after them to do it.
+pub(crate) fn remove_groups(sessions: &Path) {
+    for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
+        for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
+            for process in fs::read_dir(dir).into_iter().flatten().flatten() {
+                fs::remove_dir(process.path()).ok(); // Files are not directories, and go with theirs.
+            }
+            fs::remove_dir(dir).ok();
+            fs::remove_dir(dir.parent().expect("a group lies in another")).ok(); // Refused while another is in it.
+        }
+    }
 }
 
 fn parent(pid: u32) -> Option<u32> {

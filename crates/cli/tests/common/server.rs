@@ -288,6 +288,7 @@ impl Drop for TestServer {
         if thread::panicking() {
             end_by_force(&all);
             self.child.wait().ok(); // Reaped for the next test; the panic tells the story.
+            leak::remove_groups(&self.state_dir().join("sessions"));
             return;
         }
         if running {
@@ -301,6 +302,7 @@ impl Drop for TestServer {
             reader.join().expect("the reader does not panic");
         }
         let sessions = self.state_dir().join("sessions");
+        leak::remove_groups(&sessions);
         let left = std::fs::read_dir(&sessions).map_or(0, Iterator::count);
         assert!(
             left == 0 || !self.builder.kill_on_exit || !running,

@@ -24,8 +24,9 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use super::request::LAYOUT;
 use super::{SpawnerHandle, fork_serving, pair};
-use crate::wire::{self, VERSION};
+use crate::wire;
 
 /// The first and only argument of a program that is to be a spawner.
 pub const ARGUMENT: &str = "--spawner";
@@ -108,11 +109,16 @@ impl std::fmt::Display for Ended<'_> {
 /// Starts the spawner by the path of a program that calls [`serve_stdin`], such as `exec-server`; a path without a slash is
 /// one in the working directory. Blocks until the spawner is there, and leaves no child that must be reaped.
 pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
+    exec_spawner_for(program, None)
+}
+
+/// The same with one more argument, which nobody reads but people who look at `ps`: whom the spawner and its holders serve.
+pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     // The program starts in `/`, where its own relative path would mean something else.
     let path = std::path::absolute(program).map_err(failed)?;
     let (ours, theirs) = pair().map_err(failed)?;
-    let mut child = start(&path, theirs).map_err(failed)?;
+    let mut child = start(&path, whom, theirs).map_err(failed)?;
     let greeted = read_greeting(&ours);
     if !matches!(greeted, Ok(Greeting::Is { .. })) {
         // Already gone is fine.
@@ -121,8 +127,8 @@ pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
     // A host that ignores SIGCHLD, or reaps all, was faster: gone it is in any case.
     let status = child.wait().ok();
     match greeted.map_err(failed)? {
-        Greeting::Is { layout, pid } if layout == VERSION => Ok(SpawnerHandle { socket: ours, pid }),
-        Greeting::Is { layout: theirs, .. } => Err(ExecError::Layout { program: path, theirs, ours: VERSION }),
+        Greeting::Is { layout, pid } if layout == LAYOUT => Ok(SpawnerHandle { socket: ours, pid }),
+        Greeting::Is { layout: theirs, .. } => Err(ExecError::Layout { program: path, theirs, ours: LAYOUT }),
         Greeting::Ended => Err(ExecError::NotOurs { program: path, status, said: said(child.stderr.take()) }),
         Greeting::Other => Err(ExecError::NotOurs { program: path, status: None, said: said(child.stderr.take()) }),
         Greeting::Silence => Err(ExecError::Silent { program: path }),
@@ -144,9 +150,10 @@ pub fn serve_stdin() -> Result<(), ExecError> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is how the one process that starts all others is started")]
-fn start(program: &Path, socket: OwnedFd) -> io::Result<Child> {
+fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Child> {
     Command::new(program)
         .arg(OsStr::new(ARGUMENT))
+        .args(whom)
         // Holders show it to everyone who may look at them, and need nothing of it: the host's secrets stay with the host.
         .env_clear()
         .current_dir("/")
@@ -166,7 +173,7 @@ enum Greeting {
 
 fn introduce(socket: &OwnedFd) -> io::Result<()> {
     let mut message = GREETING.to_vec();
-    message.extend_from_slice(&VERSION.to_le_bytes());
+    message.extend_from_slice(&LAYOUT.to_le_bytes());
     message.extend_from_slice(&rustix::process::getpid().as_raw_nonzero().get().to_le_bytes());
     wire::send_raw(socket, &message, &[])
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder, WriteStatus};
-use exec_server_holder::{Config, Holder, Limits, Spawner, Turn};
+use exec_server_holder::{Config, Confine, Holder, Limits, Spawner, Turn};
 use exec_server_log::{self as log, Chain, Control, Cursor, Event, Exit, Mapping, Place, Step};
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -274,6 +274,7 @@ impl Rig {
             info: b"record".to_vec(),
             limits,
             nofile: None,
+            confine: Confine::default(),
             exclusive: false,
         };
         let holder = Holder::new(config, theirs, source.clone(), 0).expect("a holder");

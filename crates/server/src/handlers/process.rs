@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::Context;
 use crate::{
+    descriptors,
     environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Meta, Process},
@@ -86,6 +87,8 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
         return Err(Failure::NotEnforceable { what: "networkProxy" });
     }
     check_names(params.env_policy.as_ref(), &params.env)?;
+    descriptors::check_free()
+        .map_err(|source| Failure::Resources { program: params.argv.first().cloned().unwrap_or_default(), source })?;
     let config = &context.core.config;
     let mut env = params.env;
     if let Some(term) = params.term.filter(|_| params.tty) {

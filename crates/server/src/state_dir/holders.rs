@@ -5,44 +5,89 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, OwnedFd},
-    path::Path,
-    sync::Arc,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
 use exec_server_holder::{
-    Limits,
+    Confine, Limits,
+    cgroup::{Root, SessionGroup},
     spawner::{self, NewHolder, SpawnerHandle},
 };
+use sha2::{Digest as _, Sha256};
 
-use super::{StateDir, sessions};
-use crate::core::{Found, Holders};
+use super::{StateDir, place::hex, sessions};
+use crate::{
+    core::{Found, Holders},
+    process::lock,
+};
+
+/// How often and how far apart it is looked whether a killed group is empty: a second in all, and a kill takes milliseconds.
+const BURIED: (u32, Duration) = (500, Duration::from_millis(2));
+
+/// The file in a session's directory that names its control group.
+const GROUP_NAME: &str = "cgroup";
 
 /// Between the secret and the socket of a new holder lies one fork. A server killed right there is followed by another
 /// that may look too early; it looks again this often, this far apart, before it calls the holder dead.
 const LOOK_AGAIN: (u32, Duration) = (20, Duration::from_millis(10));
 
 /// Settings of [`Spawned`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SpawnedConfig {
     /// What a holder may use.
     pub limits: Limits,
     /// The descriptor limit before the server raised its own; children get it back.
     pub original_nofile: Option<(u64, u64)>,
+    /// Where sessions get control groups; absent = they have none.
+    pub cgroups: Option<Root>,
+    /// What children are confined to besides; the group in it is the session's own.
+    pub confine: Confine,
+    /// The program that becomes a new spawner when the first has died; absent = none does.
+    pub respawn: Option<PathBuf>,
 }
 
 /// Holders made by the spawner, with directories in a state directory.
 pub struct Spawned {
     state: Arc<StateDir>,
-    spawner: Arc<SpawnerHandle>,
+    spawner: Mutex<Arc<SpawnerHandle>>,
     config: SpawnedConfig,
 }
 
 impl Spawned {
     /// Ties a spawner, which others may use too, to a state directory.
     pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedConfig) -> Self {
-        Self { state, spawner: spawner.into(), config }
+        Self { state, spawner: Mutex::new(spawner.into()), config }
+    }
+
+    /// The spawner, a new one where the old is dead. Blocks while one is started.
+    fn spawner(&self) -> io::Result<Arc<SpawnerHandle>> {
+        let mut spawner = lock(&self.spawner);
+        if let Some(program) = self.config.respawn.as_deref().filter(|_| !spawner.is_alive()) {
+            let whom = self.state.path().as_os_str();
+            let new = spawner::exec_spawner_for(program, Some(whom)).map_err(io::Error::other)?;
+            tracing::warn!(old = spawner.pid(), new = new.pid(), "the spawner died; another has taken its place");
+            spawner.reap();
+            *spawner = Arc::new(new);
+        }
+        Ok(spawner.clone())
+    }
+
+    /// The control group of a session, named in its directory before the holder is made: whoever finds the holder dead must
+    /// also find what to end.
+    fn make_group(&self, session: &str, dir: &OwnedFd) -> io::Result<SessionGroup> {
+        let Some(root) = &self.config.cgroups else { return Ok(SessionGroup::default()) };
+        // Everybody may read names of groups, and an id opens its session.
+        let group = root.session(&hex(&Sha256::digest(session)[..8]))?;
+        sessions::write_beside(dir.as_fd(), Path::new(GROUP_NAME), &group.encode())?;
+        Ok(group)
+    }
+
+    fn group_of(&self, session: &str) -> SessionGroup {
+        let text = self.state.open_session_dir(session).and_then(|dir| sessions::read_small(dir.as_fd(), GROUP_NAME));
+        text.ok().flatten().map_or_else(SessionGroup::default, |text| SessionGroup::decode(&text))
     }
 
     fn look(&self, session: &str) -> io::Result<Found> {
@@ -71,16 +116,18 @@ impl Holders for Spawned {
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         // Before the holder exists: a server that finds the holder must also find what it wants to hear.
         sessions::write_beside(dir.as_fd(), Path::new("secret"), &secret)?;
-        let made = self.spawner.create(NewHolder {
-            dir,
-            secret,
-            info: info.to_vec(),
-            limits: self.config.limits,
-            original_nofile: self.config.original_nofile,
+        let made = self.make_group(session, &dir).and_then(|group| {
+            self.spawner()?.create(NewHolder {
+                dir,
+                secret,
+                info: info.to_vec(),
+                limits: self.config.limits,
+                original_nofile: self.config.original_nofile,
+                confine: Confine { group, ..self.config.confine.clone() },
+            })
         });
         if made.is_err() {
-            // A secret without a holder would look like a holder that died, and cost the session its record.
-            self.state.forget_secret(session);
+            self.unmake(session);
         }
         Ok((made?, secret))
     }
@@ -111,7 +158,44 @@ impl Holders for Spawned {
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
+        // No wait: a holder that lives removes its group itself, and one that is dead was buried.
+        let group = self.group_of(session);
+        group.kill();
+        group.remove();
         self.state.remove_session(session)
+    }
+
+    fn unmake(&self, session: &str) {
+        // A secret without a holder would look like a holder that died, and cost the session its record.
+        self.state.forget_secret(session);
+        self.group_of(session).remove();
+    }
+
+    fn bury(&self, session: &str) {
+        let group = self.group_of(session);
+        if group == SessionGroup::default() {
+            return;
+        }
+        group.kill();
+        let (times, apart) = BURIED;
+        // What does not die (in uninterruptible sleep) keeps its group; there is nothing more to be done about it.
+        (0..times).any(|_| {
+            group.is_empty() || {
+                thread::sleep(apart);
+                false
+            }
+        });
+        group.remove();
+    }
+
+    fn is_well(&self) -> bool {
+        self.config.respawn.is_none() || lock(&self.spawner).is_alive()
+    }
+
+    fn mend(&self) {
+        if let Err(error) = self.spawner() {
+            tracing::error!(%error, "the spawner died and cannot be replaced; new sessions cannot start processes");
+        }
     }
 }
 

@@ -18,7 +18,7 @@ mod sessions;
 mod token;
 
 pub use holders::{Spawned, SpawnedConfig};
-pub use place::{private_dir, slug};
+pub use place::{private_dir, shared_name, slug};
 pub use token::{Token, TokenDigest, TokenError};
 
 use std::{

@@ -28,6 +28,12 @@ pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
     })
 }
 
+/// The name of a state directory where all servers of a host share one list of names, as among control groups.
+pub fn shared_name(state_dir: &Path) -> String {
+    let path = std::fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+    format!("exec-server-{}", hex(&Sha256::digest(path.as_os_str().as_bytes())[..8]))
+}
+
 /// Makes a fresh private directory with a random name in `base`.
 pub fn private_dir(base: &Path) -> io::Result<PathBuf> {
     let mut random = [0; 8];
@@ -48,6 +54,6 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,0 +1,169 @@
+//! What children are confined to: limits, control groups, another user. Turns flags into settings, and says what this host
+//! cannot enforce. Must not know how any of it is done.
+
+use std::{ffi::OsString, path::Path};
+
+use anyhow::{Context as _, bail};
+use exec_server_holder::{
+    Confine, Limits, User,
+    cgroup::{self, Enforced},
+};
+use exec_server_server::state_dir::{SpawnedConfig, shared_name};
+
+use crate::args;
+
+/// Processes and threads of one command where nobody said otherwise: far above what programs use, far below what a host has.
+pub(crate) const PIDS_MAX: u64 = 4096;
+
+/// Variables of the server's user that are wrong for another one.
+const OF_THE_USER: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "MAIL"];
+
+/// A user of the host, by `/etc/passwd` and `/etc/group`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RunAs {
+    user: User,
+    /// Name, home and shell; unknown for a bare number.
+    entry: Option<Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    name: String,
+    home: String,
+    shell: String,
+}
+
+/// The settings of holders, from the flags and what the host can do.
+pub(crate) fn settings(
+    args: &args::Serve,
+    run_as: Option<&RunAs>,
+    state_dir: &Path,
+    original_nofile: Option<(u64, u64)>,
+) -> SpawnedConfig {
+    let cgroups = cgroup::find(&shared_name(state_dir));
+    let enforced = cgroups.as_ref().map(cgroup::Root::enforced).unwrap_or_default();
+    tracing::debug!(?enforced, "control groups");
+    let asked = args.max_pids.map(|bound| bound.0);
+    let memory_max = args.max_memory.and_then(|bound| bound.0);
+    SpawnedConfig {
+        limits: Limits { pids_max: asked.unwrap_or(Some(PIDS_MAX)), memory_max, ..Limits::default() },
+        original_nofile,
+        cgroups,
+        confine: Confine {
+            user: run_as.map(|run_as| run_as.user.clone()),
+            rlimits: instead(enforced, asked.flatten(), memory_max, run_as),
+            ..Confine::default()
+        },
+        // The same program, also where its file was replaced since: both sides of a request are one build.
+        respawn: Some("/proc/self/exe".into()),
+    }
+}
+
+/// Limits of each process where no control group enforces those that were asked for.
+fn instead(enforced: Enforced, pids: Option<u64>, memory: Option<u64>, run_as: Option<&RunAs>) -> Vec<(u32, u64)> {
+    let mut limits = Vec::new();
+    if let Some(pids) = pids.filter(|_| !enforced.pids) {
+        let is_root = run_as.map_or_else(|| rustix::process::geteuid().as_raw(), |run_as| run_as.user.uid) == 0;
+        let binds = if is_root { "; it does not bind root, so nothing is enforced" } else { "" };
+        tracing::warn!(
+            "no control group for `--max-pids`: RLIMIT_NPROC counts all processes of the user instead{binds}"
+        );
+        limits.push((RLIMIT_NPROC, pids));
+    }
+    if let Some(memory) = memory.filter(|_| !enforced.memory) {
+        tracing::warn!("no control group for `--max-memory`: RLIMIT_DATA bounds each process by itself instead");
+        limits.push((RLIMIT_DATA, memory));
+    }
+    limits
+}
+
+/// Numbers of the kernel, the same on all machines that we run on.
+const RLIMIT_DATA: u32 = 2;
+const RLIMIT_NPROC: u32 = 6;
+
+impl RunAs {
+    /// Finds `USER[:GROUP]`, each a name or a number.
+    pub(crate) fn find(text: &str) -> anyhow::Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("`--run-as` needs a server that runs as root");
+        }
+        let read = |file: &str| std::fs::read_to_string(file).with_context(|| format!("read `{file}`"));
+        Self::parse(text, &read("/etc/passwd")?, &read("/etc/group")?)
+    }
+
+    fn parse(text: &str, passwd: &str, group: &str) -> anyhow::Result<Self> {
+        let (user, named_group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+        let fields = |line: &str| -> Vec<String> { line.split(':').map(str::to_owned).collect() };
+        let known = passwd.lines().map(fields).find(|line| line.len() >= 7 && (line[0] == user || line[2] == user));
+        let groups: Vec<Vec<String>> = group.lines().map(fields).filter(|line| line.len() >= 4).collect();
+        let group_id = |group: &str| -> anyhow::Result<u32> {
+            let by_name = groups.iter().find(|line| line[0] == group).and_then(|line| line[2].parse().ok());
+            by_name.or_else(|| group.parse().ok()).with_context(|| format!("no group `{group}`"))
+        };
+        let Some(known) = known else {
+            let uid = user.parse().ok().with_context(|| format!("no user `{user}`"))?;
+            let group = named_group.with_context(|| format!("user `{user}` has no entry; say its group, too"))?;
+            return Ok(Self { user: User { uid, gid: group_id(group)?, groups: Vec::new() }, entry: None });
+        };
+        let number = |field: &str| field.parse().with_context(|| format!("the entry of `{user}` is not understood"));
+        let gid = named_group.map_or_else(|| number(&known[3]), group_id)?;
+        let is_member = |line: &&Vec<String>| line[3].split(',').any(|member| member == known[0]);
+        let mut ids: Vec<u32> = groups.iter().filter(is_member).filter_map(|line| line[2].parse().ok()).collect();
+        ids.push(gid);
+        ids.sort_unstable();
+        ids.dedup();
+        let shell = if known[6].is_empty() { "/bin/sh" } else { &known[6] };
+        let entry = Entry { name: known[0].clone(), home: known[5].clone(), shell: shell.to_owned() };
+        Ok(Self { user: User { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
+    }
+
+    /// The server's environment as this user would have it; policies inherit from it.
+    pub(crate) fn environment(&self, server: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
+        let entry = self.entry.iter();
+        let own: Vec<(OsString, OsString)> = entry
+            .flat_map(|entry| {
+                [("HOME", &entry.home), ("USER", &entry.name), ("LOGNAME", &entry.name), ("SHELL", &entry.shell)]
+            })
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let is_kept =
+            |name: &OsString| !own.iter().any(|(known, _)| known == name) && !OF_THE_USER.iter().any(|of| name == of);
+        let mut all: Vec<(OsString, OsString)> = server.into_iter().filter(|(name, _)| is_kept(name)).collect();
+        all.extend(own);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0::/root:/bin/bash\nworker:x:1005:100:W:/home/worker:\nbroken\n";
+    const GROUP: &str = "root:x:0:\nusers:x:100:\ndocker:x:999:other,worker\nbuild:x:50:worker\n";
+
+    fn parse(text: &str) -> Result<User, String> {
+        RunAs::parse(text, PASSWD, GROUP).map(|run_as| run_as.user).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn users_are_found_by_name_and_number_with_their_groups() {
+        let worker = User { uid: 1005, gid: 100, groups: vec![50, 100, 999] };
+        assert_eq!(parse("worker"), Ok(worker.clone()));
+        assert_eq!(parse("1005"), Ok(worker));
+        assert_eq!(parse("worker:docker").map(|user| user.gid), Ok(999));
+        assert_eq!(parse("77:88"), Ok(User { uid: 77, gid: 88, groups: Vec::new() }));
+        assert_eq!(parse("77"), Err("user `77` has no entry; say its group, too".to_owned()));
+        assert_eq!(parse("nobody-here"), Err("no user `nobody-here`".to_owned()));
+        assert_eq!(parse("worker:none"), Err("no group `none`".to_owned()));
+    }
+
+    #[test]
+    fn the_environment_is_that_of_the_user() {
+        let run_as = RunAs::parse("worker", PASSWD, GROUP).expect("found");
+        let server = [("HOME", "/root"), ("XDG_RUNTIME_DIR", "/run/user/0"), ("PATH", "/bin")];
+        let got = run_as.environment(server.map(|(name, value)| (name.into(), value.into())).to_vec());
+        let got: Vec<String> =
+            got.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+        assert_eq!(got, ["PATH=/bin", "HOME=/home/worker", "USER=worker", "LOGNAME=worker", "SHELL=/bin/sh"]);
+    }
+}

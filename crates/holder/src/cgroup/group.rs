@@ -1,0 +1,219 @@
+//! The groups of a session's processes, as its holder makes, uses and removes them.
+//!
+//! Owns which directory belongs to which process. A group whose process has ended with all that it started is used again, so
+//! that a start costs no new directory; what it has counted until then is remembered, not reset.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use exec_server_log::Hit;
+
+use super::{Hierarchy, SessionGroup, is_populated, make, read_number, value_of};
+use crate::Limits;
+
+/// Empty groups that are kept for the next processes.
+const SPARE_MAX: usize = 8;
+
+/// All groups of a session. Without a place for them it makes none.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    session: SessionGroup,
+    limits: Limits,
+    next: u64,
+    spare: Vec<Group>,
+    /// Those of ended processes that have left somebody behind.
+    lingering: Vec<Group>,
+}
+
+/// The group of one process.
+#[derive(Debug)]
+pub(crate) struct Group {
+    dirs: Vec<(Hierarchy, PathBuf)>,
+    /// What was counted before the present process.
+    seen: Counts,
+}
+
+/// What the kernel counts of a group's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    pids: u64,
+    oom_kills: u64,
+}
+
+impl Groups {
+    pub(crate) fn new(session: SessionGroup, limits: Limits) -> Self {
+        Self { session, limits, next: 0, spare: Vec::new(), lingering: Vec::new() }
+    }
+
+    /// The group for a new process, empty and with its limits set. `None` where this session has none.
+    pub(crate) fn take(&mut self) -> io::Result<Option<Group>> {
+        if self.session.dirs.is_empty() {
+            return Ok(None);
+        }
+        if let Some(group) = self.spare.pop() {
+            return Ok(Some(group));
+        }
+        self.collect();
+        if let Some(group) = self.spare.pop() {
+            return Ok(Some(group));
+        }
+        let name = self.next.to_string();
+        self.next += 1;
+        let dirs = self.session.dirs.iter().map(|(hierarchy, dir)| (*hierarchy, dir.join(&name))).collect();
+        let group = Group { dirs, seen: Counts::default() };
+        if let Err(error) = group.make(self.limits) {
+            group.remove();
+            return Err(error);
+        }
+        Ok(Some(group))
+    }
+
+    /// Takes back the group of a process that has ended, or never began.
+    pub(crate) fn give_back(&mut self, group: Group) {
+        if group.is_empty() { self.keep(group) } else { self.lingering.push(group) }
+    }
+
+    /// Kills everything of the session; whether that was possible.
+    pub(crate) fn kill_all(&self) -> bool {
+        self.session.kill()
+    }
+
+    /// Removes every group. Call it when nobody is left.
+    pub(crate) fn remove(&self) {
+        self.session.remove();
+    }
+
+    fn keep(&mut self, mut group: Group) {
+        if self.spare.len() < SPARE_MAX {
+            group.seen = group.counts();
+            self.spare.push(group);
+        } else {
+            group.remove();
+        }
+    }
+
+    fn collect(&mut self) {
+        let (empty, rest) = std::mem::take(&mut self.lingering).into_iter().partition(Group::is_empty);
+        self.lingering = rest;
+        let empty: Vec<Group> = empty;
+        empty.into_iter().for_each(|group| self.keep(group));
+    }
+}
+
+impl Group {
+    /// The files by which a child enters it.
+    pub(crate) fn doors(&self) -> io::Result<Vec<OwnedFd>> {
+        let open = |(_, dir): &(Hierarchy, PathBuf)| {
+            Ok(OwnedFd::from(OpenOptions::new().write(true).open(dir.join("cgroup.procs"))?))
+        };
+        self.dirs.iter().map(open).collect()
+    }
+
+    /// Kills all that is in it, in one step; whether that was possible.
+    pub(crate) fn kill(&self) -> bool {
+        let dir = self.dir(Hierarchy::Unified);
+        dir.is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
+    }
+
+    /// Whether nobody is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dirs.iter().all(|(hierarchy, dir)| match hierarchy {
+            Hierarchy::Unified => !is_populated(dir),
+            Hierarchy::Pids => read_number(&dir.join("pids.current")).unwrap_or(0) == 0,
+        })
+    }
+
+    /// The limits that the present process or what it started has run into.
+    pub(crate) fn hit(&self) -> Hit {
+        let now = self.counts();
+        Hit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
+    }
+
+    fn make(&self, limits: Limits) -> io::Result<()> {
+        for (_, dir) in &self.dirs {
+            make(dir)?;
+            set(dir, "pids.max", limits.pids_max)?;
+            set(dir, "memory.max", limits.memory_max)?;
+            // Without it a process over its memory limit would be moved to swap instead of ended.
+            set(dir, "memory.swap.max", limits.memory_max.map(|_| 0))?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self) {
+        for (_, dir) in &self.dirs {
+            fs::remove_dir(dir).ok();
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        let read = |name: &str, word: &str| {
+            let text = self.dirs.iter().find_map(|(_, dir)| fs::read_to_string(dir.join(name)).ok());
+            text.and_then(|text| value_of(&text, word)).unwrap_or(0)
+        };
+        Counts { pids: read("pids.events", "max"), oom_kills: read("memory.events", "oom_kill") }
+    }
+
+    fn dir(&self, wanted: Hierarchy) -> Option<&Path> {
+        self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
+    }
+}
+
+/// Sets a limit where the group has one of that name.
+fn set(dir: &Path, name: &str, value: Option<u64>) -> io::Result<()> {
+    let Some(value) = value else { return Ok(()) };
+    match File::options().write(true).open(dir.join(name)) {
+        Ok(mut file) => io::Write::write_all(&mut file, value.to_string().as_bytes()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory in place of a hierarchy: what the kernel would answer stands in plain files.
+    fn session(dir: &Path) -> SessionGroup {
+        SessionGroup::new(vec![(Hierarchy::Unified, dir.to_owned())])
+    }
+
+    #[test]
+    fn a_group_is_used_again_when_it_is_empty_and_counts_from_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut groups = Groups::new(session(dir.path()), Limits::default());
+        let group = groups.take().expect("made").expect("there is a place");
+        let (first, events) = (group.dirs.clone(), dir.path().join("0/cgroup.events"));
+        fs::write(&events, "populated 1\n").expect("write");
+        fs::write(dir.path().join("0/pids.events"), "max 3\n").expect("write");
+        assert_eq!(group.hit(), Hit { pids: true, memory: false });
+        groups.give_back(group);
+        let second = groups.take().expect("made").expect("there is a place");
+        assert_ne!(second.dirs, first, "somebody is still in the first");
+        fs::write(&events, "populated 0\n").expect("write");
+        let again = groups.take().expect("made").expect("there is a place");
+        assert_eq!(again.dirs, first);
+        assert_eq!(again.hit(), Hit::default(), "what was counted before is not this process's doing");
+        fs::write(dir.path().join("0/memory.events"), "oom 1\noom_kill 1\n").expect("write");
+        assert_eq!(again.hit(), Hit { pids: false, memory: true });
+    }
+
+    #[test]
+    fn without_a_place_no_group_is_made() {
+        let mut groups = Groups::new(SessionGroup::default(), Limits::default());
+        assert!(groups.take().expect("nothing to fail").is_none());
+        assert!(!groups.kill_all());
+    }
+
+    #[test]
+    fn limits_are_set_where_the_controller_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let group = Group { dirs: vec![(Hierarchy::Unified, dir.path().to_owned())], seen: Counts::default() };
+        fs::write(dir.path().join("pids.max"), "max").expect("write");
+        group.make(Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() }).expect("set");
+        assert!(fs::read_to_string(dir.path().join("pids.max")).expect("read").starts_with('7'));
+        assert!(!dir.path().join("memory.max").exists());
+    }
+}

@@ -1,0 +1,243 @@
+//! Where a server may make control groups, and what they can enforce there.
+//!
+//! Owns the reading of `/proc/self/cgroup` and `/proc/self/mountinfo`, and the few writes that hand controllers down. It
+//! changes no group that others live in: our own processes are moved aside only where nobody else is with them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::{Enforced, Hierarchy, SessionGroup, make};
+
+/// Where a server puts itself and its holders when the group it was started in is to hold nothing but groups: the kernel
+/// hands controllers down only from a group without processes.
+const SUPERVISOR: &str = "supervisor";
+
+/// Tries to make a session's group while another session's end removes the place for it.
+const TRIES: usize = 16;
+
+/// The place for the groups of all sessions of one server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    dirs: Vec<(Hierarchy, PathBuf)>,
+    controllers: Vec<&'static str>,
+    enforced: Enforced,
+}
+
+/// The directories of the group that this process is in.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Own {
+    unified: Option<PathBuf>,
+    pids: Option<PathBuf>,
+}
+
+/// Finds a place for groups under a name of the server's own. `None` where the host lets us make no group.
+pub fn find(name: &str) -> Option<Root> {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let own = Own::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    Root::below(own, name)
+}
+
+impl Own {
+    fn parse(cgroup: &str, mountinfo: &str) -> Self {
+        let path_of = |is_wanted: &dyn Fn(&str) -> bool| {
+            cgroup.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':');
+                let controllers = fields.nth(1)?;
+                is_wanted(controllers).then(|| fields.next())?
+            })
+        };
+        let dir = |kind: &str, option: &str, path: Option<&str>| {
+            let path = path?;
+            mountinfo.lines().find_map(|line| {
+                let (left, right) = line.split_once(" - ")?;
+                let mut left = left.split(' ').skip(3);
+                let (root, point) = (left.next()?, left.next()?);
+                let mut right = right.split(' ');
+                let is_kind = right.next()? == kind;
+                let options = right.nth(1)?;
+                let is_wanted = is_kind && (option.is_empty() || options.split(',').any(|word| word == option));
+                // A group outside what is mounted here begins with `/..`.
+                let below = path.strip_prefix(root.trim_end_matches('/'))?.trim_start_matches('/');
+                (is_wanted && !below.starts_with("..")).then(|| Path::new(point).join(below))
+            })
+        };
+        let has_pids = |controllers: &str| controllers.split(',').any(|word| word == "pids");
+        Self { unified: dir("cgroup2", "", path_of(&str::is_empty)), pids: dir("cgroup", "pids", path_of(&has_pids)) }
+    }
+}
+
+impl Root {
+    fn below(own: Own, name: &str) -> Option<Self> {
+        let (mut dirs, mut controllers, mut enforced) = (Vec::new(), Vec::new(), Enforced::default());
+        if let Some(base) = own.unified.map(without_supervisor) {
+            let dir = base.join(name);
+            // Also tells whether this kernel can kill a group: the root has no such file.
+            if make(&dir).is_ok() && dir.join("cgroup.kill").exists() {
+                controllers = hand_down(&base);
+                enforced = Enforced {
+                    kill: true,
+                    pids: controllers.contains(&"pids"),
+                    memory: controllers.contains(&"memory"),
+                };
+                dirs.push((Hierarchy::Unified, dir));
+            }
+        }
+        if let Some(base) = own.pids.filter(|_| !enforced.pids) {
+            let dir = base.join(name);
+            if make(&dir).is_ok() && dir.join("pids.current").exists() {
+                enforced.pids = true;
+                dirs.push((Hierarchy::Pids, dir));
+            }
+        }
+        let root = Self { dirs, controllers, enforced };
+        // Only tried: it is made again with the first session, and a server that is killed leaves nothing.
+        root.remove();
+        (!root.dirs.is_empty()).then_some(root)
+    }
+
+    /// What groups here can enforce.
+    pub fn enforced(&self) -> Enforced {
+        self.enforced
+    }
+
+    /// Makes the group of a session.
+    pub fn session(&self, name: &str) -> io::Result<SessionGroup> {
+        let mut made = Vec::new();
+        for (hierarchy, root) in &self.dirs {
+            let dir = root.join(name);
+            if let Err(error) = self.make_session(*hierarchy, root, &dir) {
+                SessionGroup::new(made).remove();
+                return Err(error);
+            }
+            made.push((*hierarchy, dir));
+        }
+        Ok(SessionGroup::new(made))
+    }
+
+    fn make_session(&self, hierarchy: Hierarchy, root: &Path, dir: &Path) -> io::Result<()> {
+        let mut last = Ok(());
+        for _ in 0..TRIES {
+            make(root)?;
+            if hierarchy == Hierarchy::Unified {
+                self.controllers.iter().try_for_each(|controller| enable(root, controller))?;
+            }
+            last = make(dir);
+            // A session that ended in between took the empty place with it.
+            if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                continue;
+            }
+            break;
+        }
+        last?;
+        if hierarchy == Hierarchy::Unified {
+            self.controllers.iter().try_for_each(|controller| enable(dir, controller))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the place where no session is left in it.
+    pub fn remove(&self) {
+        for (_, dir) in &self.dirs {
+            fs::remove_dir(dir).ok();
+        }
+    }
+}
+
+/// The group that holds groups, where we are in the one for ourselves.
+fn without_supervisor(own: PathBuf) -> PathBuf {
+    match (own.file_name().is_some_and(|name| name == SUPERVISOR), own.parent()) {
+        (true, Some(parent)) => parent.to_owned(),
+        _ => own,
+    }
+}
+
+/// Makes the controllers of a group available below it, as far as it has them; tells which are.
+fn hand_down(base: &Path) -> Vec<&'static str> {
+    let has = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
+    let wanted = ["pids", "memory"].into_iter().filter(|name| has.split_whitespace().any(|word| word == *name));
+    let mut was_moved = false;
+    wanted
+        .filter(|controller| match enable(base, controller) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) && !was_moved => {
+                was_moved = true;
+                move_aside(base).is_ok() && enable(base, controller).is_ok()
+            }
+            other => other.is_ok(),
+        })
+        .collect()
+}
+
+fn enable(dir: &Path, controller: &str) -> io::Result<()> {
+    let file = dir.join("cgroup.subtree_control");
+    if fs::read_to_string(&file)?.split_whitespace().any(|word| word == controller) {
+        return Ok(());
+    }
+    fs::write(file, format!("+{controller}"))
+}
+
+/// Moves ourselves and our children out of a group that only we are in, into one beside those of the sessions.
+fn move_aside(base: &Path) -> io::Result<()> {
+    let me = std::process::id();
+    let is_ours = |pid: &u32| {
+        *pid == me || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| parent_in(&stat) == Some(me))
+    };
+    let listed = fs::read_to_string(base.join("cgroup.procs"))?;
+    let pids: Vec<u32> = listed.lines().filter_map(|line| line.parse().ok()).collect();
+    if !pids.iter().all(is_ours) {
+        return Err(Errno::BUSY.into());
+    }
+    let dir = base.join(SUPERVISOR);
+    make(&dir)?;
+    pids.iter().try_for_each(|pid| fs::write(dir.join("cgroup.procs"), pid.to_string()))
+}
+
+fn parent_in(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "30 1 0:26 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n\
+                          31 1 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                          32 1 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+
+    fn check(cgroup: &str, mountinfo: &str, unified: Option<&str>, pids: Option<&str>) {
+        let expected = Own { unified: unified.map(PathBuf::from), pids: pids.map(PathBuf::from) };
+        assert_eq!(Own::parse(cgroup, mountinfo), expected, "{cgroup}");
+    }
+
+    #[test]
+    fn the_own_group_is_found_in_every_kind_of_host() {
+        check("8:pids:/\n4:memory:/x\n0::/", HYBRID, Some("/sys/fs/cgroup/unified"), Some("/sys/fs/cgroup/pids"));
+        check(
+            "0::/system.slice/exec.service",
+            "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate",
+            Some("/sys/fs/cgroup/system.slice/exec.service"),
+            None,
+        );
+        // A container that sees a part of the tree as its root.
+        check("0::/box/a", "29 23 0:26 /box /cg ro - cgroup2 cgroup rw", Some("/cg/a"), None);
+        check("0::/../other", "29 23 0:26 / /cg rw - cgroup2 cgroup rw", None, None);
+        check("8:pids,cpu:/d", "1 1 0:1 / /p rw - cgroup c rw,cpu,pids", None, Some("/p/d"));
+        check("", "", None, None);
+    }
+
+    #[test]
+    fn nobody_is_moved_out_of_a_group_with_strangers() {
+        let base = tempfile::tempdir().expect("a directory");
+        fs::write(base.path().join("cgroup.procs"), format!("{}\n1\n", std::process::id())).expect("write");
+        assert!(move_aside(base.path()).is_err());
+        assert!(!base.path().join(SUPERVISOR).exists());
+    }
+
+    #[test]
+    fn a_server_that_was_moved_aside_finds_the_group_it_was_started_in() {
+        assert_eq!(without_supervisor("/a/supervisor".into()), Path::new("/a"));
+        assert_eq!(without_supervisor("/a/b".into()), Path::new("/a/b"));
+    }
+}
