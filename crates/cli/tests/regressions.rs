@@ -83,7 +83,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     // A spawner that is dead is replaced; one without descriptors stays, and its holders come to nothing.
     let tight = Rlimit { current: Some(4), maximum: Some(4) };
     for pid in &spawners {
-        prlimit(Pid::from_raw(pid.cast_signed()), Resource::Nofile, tight.clone()).expect("lower the limit");
+        prlimit(Pid::from_raw(pid.cast_signed()), Resource::Nofile, tight).expect("lower the limit");
     }
     assert_error(&client.fails("process/start", sh("p", "exit 0")), -32603, "resourcesExhausted");
     client.assert_alive();
