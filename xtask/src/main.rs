@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | faults | interop | bench | dist | ci`.
+//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | fuzz | faults | interop | bench | dist | ci`.
 //!
 //! Owns the checks around the product: house rules, fault injection, interoperation and the benchmark. It depends on no crate
 //! of ours on purpose: the oracle of the fault runs speaks JSON over a WebSocket by a foreign library and starts the release
@@ -18,6 +18,7 @@ mod children;
 mod ci;
 mod dist;
 mod faults;
+mod fuzz;
 mod interop;
 mod random;
 mod server;
@@ -44,6 +45,8 @@ enum Xtask {
     Tidy,
     /// Run the simulation: many seeds, or one with its trace.
     Sim(cargo::Sim),
+    /// Fuzz everything that reads bytes of others; needs a nightly toolchain.
+    Fuzz(fuzz::Options),
     /// Inject faults into a real server under load and check every byte.
     Faults(faults::Options),
     /// Run programs that others wrote against ours: Python, ssh, tmux, vim, top.
@@ -75,6 +78,7 @@ fn run(command: Xtask) -> anyhow::Result<()> {
         Xtask::Lint => cargo::lint(),
         Xtask::Tidy => tidy::run(),
         Xtask::Sim(options) => cargo::sim(&options),
+        Xtask::Fuzz(options) => fuzz::run(&options),
         Xtask::Faults(options) => faults::run(&options),
         Xtask::Interop(options) => interop::run(&options),
         Xtask::Bench(options) => bench::run(&options),

@@ -1,0 +1,136 @@
+//! Recovery of a log from disk: whatever was done to its files, what comes back is a prefix of what was written, record by record
+//! and byte by byte; prefix and counted loss together are the log while the headers are whole; a file of any bytes is a typed
+//! error or a whole prefix.
+
+use std::{
+    fs::{self, File},
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    path::{Path, PathBuf},
+};
+
+use exec_server_log::{Chain, Cursor, Event, Loaded, Recovered, SegmentInfo, Step, disk_name, load, recover};
+use tempfile::TempDir;
+
+use crate::{
+    log_maker::{self, Made, SLOT, stamp},
+    weight,
+};
+
+/// An even first byte: the rest is a file. An odd one: the rest are lengths and then damages, four bytes each.
+pub fn check(data: &[u8]) {
+    match data {
+        [choice, rest @ ..] if choice % 2 == 0 => any_file(rest),
+        [_, count, rest @ ..] => damaged(usize::from(*count), rest),
+        _ => {}
+    }
+}
+
+fn any_file(bytes: &[u8]) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join(disk_name(SLOT, 1));
+    fs::write(&path, bytes).unwrap();
+    let loaded = weight::within(2 * bytes.len() + 4096, || Loaded::read(&File::open(&path).unwrap()));
+    let recovered = recovered(dir.path());
+    let Ok(loaded) = loaded else {
+        assert_eq!((recovered.segments.len(), recovered.lost_files), (0, 1));
+        return;
+    };
+    assert!(loaded.next_seq() >= loaded.info().base_seq);
+    if (loaded.info().id, loaded.slot()) == (1, SLOT) && !recovered.segments.is_empty() {
+        assert_eq!(recovered.next_seq, loaded.next_seq());
+        assert_eq!(recovered.end_offset, loaded.end_offset());
+    }
+}
+
+fn damaged(count: usize, rest: &[u8]) {
+    let (lengths, damages) = rest.split_at(rest.len().min(2 * count));
+    let lengths = lengths.as_chunks::<2>().0.iter().map(|pair| usize::from(u16::from_le_bytes(*pair)));
+    let mut made = log_maker::make(lengths);
+    let dir = TempDir::new().unwrap();
+    let segments = spill(&mut made, dir.path());
+    let mut is_header_hurt = false;
+    for damage in damages.as_chunks::<4>().0 {
+        is_header_hurt |= hurt(&path(dir.path(), &segments, damage[0]), *damage);
+    }
+    let recovered = recovered(dir.path());
+    let (next_seq, end_offset) = read(dir.path(), &recovered, &made);
+    assert_eq!((next_seq, end_offset), (recovered.next_seq.max(1), recovered.end_offset));
+    if !is_header_hurt {
+        assert_eq!(recovered.lost_files, 0);
+        assert_eq!(recovered.next_seq + recovered.torn_records, made.writer.next_seq());
+        assert_eq!(recovered.end_offset + recovered.torn_bytes, made.writer.written());
+    }
+}
+
+fn recovered(dir: &Path) -> Recovered {
+    recover(File::open(dir).unwrap().as_fd(), SLOT).unwrap()
+}
+
+fn path(dir: &Path, segments: &[SegmentInfo], choice: u8) -> PathBuf {
+    dir.join(disk_name(SLOT, segments[usize::from(choice) % segments.len()].id))
+}
+
+/// Writes every segment, as the holder's thread does.
+fn spill(made: &mut Made, dir: &Path) -> Vec<SegmentInfo> {
+    let mut bytes = Vec::new();
+    while let Some(segment) = made.writer.oldest_sealed_in_memory() {
+        segment.encode_for_disk(&mut bytes);
+        let id = segment.id();
+        fs::write(dir.join(disk_name(SLOT, id)), &bytes).unwrap();
+        made.writer.set_on_disk(id).unwrap();
+    }
+    made.writer.segments().collect()
+}
+
+/// Does one damage; whether it may have touched the header, or the whole file.
+fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
+    let Ok(file) = File::options().read(true).write(true).open(path) else { return false };
+    let len = file.metadata().unwrap().len();
+    let at = (u64::from(low) | u64::from(high) << 8) * len / 65536;
+    match kind % 4 {
+        0 => file.set_len(at).unwrap(),
+        1 => {
+            let mut byte = [0];
+            file.read_at(&mut byte, at).unwrap();
+            file.write_at(&[byte[0] ^ 1 << (kind / 4 % 8)], at).unwrap();
+        }
+        // A part that never reached the disk.
+        2 => drop(file.write_at(&[0; 512][..usize::try_from((len - at).min(512)).unwrap()], at).unwrap()),
+        _ => {
+            fs::remove_file(path).unwrap();
+            return true;
+        }
+    }
+    at < 64
+}
+
+/// Reads what was recovered through a chain and compares it with what was written.
+fn read(dir: &Path, recovered: &Recovered, made: &Made) -> (u64, u64) {
+    let dir = File::open(dir).unwrap();
+    let mut chain = Chain::new();
+    recovered.segments.iter().for_each(|info| chain.push_disk(*info));
+    let first = recovered.segments.first().map_or(1, |info| info.base_seq);
+    let mut cursor = Cursor::after(first - 1);
+    let mut expected = first;
+    loop {
+        match chain.read(&mut cursor) {
+            Step::Record(record) => {
+                assert_eq!(record.seq, expected);
+                expected += 1;
+                let len = usize::try_from(record.seq - 1).ok().and_then(|at| made.lengths.get(at));
+                match (record.event, len) {
+                    (Event::Output { bytes, .. }, Some(len)) => {
+                        assert_eq!(bytes.len(), *len);
+                        assert!(bytes.iter().all(|byte| *byte == stamp(record.seq)));
+                    }
+                    (Event::Exited(_), None) => assert_eq!(record.seq, made.lengths.len() as u64 + 1),
+                    (Event::Closed { .. }, None) => assert_eq!(record.seq, made.lengths.len() as u64 + 2),
+                    (event, len) => panic!("{event:?} where {len:?} bytes were written"),
+                }
+            }
+            Step::NeedsLoad(id) => assert!(chain.set_loaded(id, load(dir.as_fd(), SLOT, id).unwrap())),
+            Step::End => return (cursor.next_seq(), cursor.offset().unwrap_or(0)),
+            other => panic!("a prefix has no {other:?}"),
+        }
+    }
+}

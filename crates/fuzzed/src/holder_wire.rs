@@ -1,0 +1,81 @@
+//! The packets between server and holder, both directions: what is understood is written back to the same message, what is not is
+//! a typed error, and neither allocates more than a small multiple of the packet. Also over a real socket, as it is received.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use exec_server_holder::{
+    tombstone::Tombstone,
+    wire::{self, FromHolder, ToHolder},
+};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    net::{AddressFamily, SendFlags, SocketFlags, SocketType},
+};
+
+use crate::weight;
+
+pub fn check(data: &[u8]) {
+    // An empty string in a list takes 4 bytes of the packet and 24 of memory; growing a list may hold the old one too.
+    let limit = 24 * data.len() + 4096;
+    if let Ok(message) = weight::within(limit, || ToHolder::decode(data)) {
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        assert_eq!(ToHolder::decode(&encoded), Ok(message));
+    }
+    if let Ok(message) = weight::within(limit, || FromHolder::decode(data)) {
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        assert_eq!(FromHolder::decode(&encoded), Ok(message));
+    }
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Some(stone) = Tombstone::decode(text)
+    {
+        assert_eq!(Tombstone::decode(&stone.encode()), Some(stone));
+    }
+    over_a_socket(data);
+}
+
+/// The packet as the kernel hands it over: by itself, and as the body of a packet that says it is in a memfd.
+fn over_a_socket(data: &[u8]) {
+    if data.is_empty() || data.len() > wire::MESSAGE_MAX {
+        return;
+    }
+    let (near, far) = pair();
+    rustix::net::send(&near, data, SendFlags::DONTWAIT).unwrap();
+    let expected = FromHolder::decode(data).ok();
+    let mut buf = Vec::new();
+    let received = wire::recv(&far, &mut buf);
+    if data.get(1) == Some(&255) {
+        assert!(received.is_err(), "a body in a memfd that did not come");
+    } else {
+        assert_eq!(received.ok().flatten().map(|(message, _)| message), expected);
+    }
+    assert!(wire::recv(&far, &mut buf).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    let body = memfd(data);
+    let mut envelope = vec![1, 255];
+    envelope.extend_from_slice(&(data.len() as u64).to_le_bytes());
+    send_with(&near, &envelope, &body);
+    let received = wire::recv(&far, &mut buf).ok().flatten().map(|(message, _)| message);
+    assert!(received.is_none() || received == expected);
+}
+
+fn send_with(socket: &OwnedFd, bytes: &[u8], fd: &OwnedFd) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [fd.as_fd()];
+    assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    rustix::net::sendmsg(socket, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::DONTWAIT).unwrap();
+}
+
+fn memfd(bytes: &[u8]) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("fuzzed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    assert_eq!(rustix::io::pwrite(&fd, bytes, 0).unwrap(), bytes.len());
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}

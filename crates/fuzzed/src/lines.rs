@@ -1,0 +1,87 @@
+//! Line framing: however the bytes are sliced, the receiver makes the same of them as splitting them by hand, and holds no more
+//! than a line and what one read takes.
+
+use exec_server_rpc::{Closed, Framing, Inbound, Outbox};
+use futures_util::FutureExt as _;
+
+use crate::{sliced, weight};
+
+/// The first byte chooses the longest line, the second the size of the slices.
+pub fn check(data: &[u8]) {
+    let [max, slice, bytes @ ..] = data else { return };
+    let (max, slice) = (usize::from(*max) + 1, usize::from(*slice) + 1);
+    compare(max, max, slice, bytes);
+}
+
+/// The same with a model that knows another bound: how the tests see that a difference is noticed.
+pub fn check_against(max: usize, other_max: usize, bytes: &[u8]) {
+    compare(max, other_max, 1, bytes);
+}
+
+fn compare(max: usize, model_max: usize, slice: usize, bytes: &[u8]) {
+    // Two rooms of 16 KiB, a copy of the input for the stream, and what was received.
+    let limit = 128 * 1024 + 8 * bytes.len();
+    let (received, closed) = weight::within(limit, || sliced::receive(Framing::Lines { max }, bytes, slice));
+    let (expected, end) = split(bytes, model_max);
+    let received: Vec<&[u8]> = received
+        .iter()
+        .map(|inbound| match inbound {
+            Inbound::Message(message) => &message[..],
+            other => panic!("{other:?} on lines"),
+        })
+        .collect();
+    assert_eq!(received, expected);
+    match (end, &closed) {
+        (End::Eof, Closed::Eof) | (End::Utf8, Closed::InvalidUtf8) => {}
+        (End::TooLarge, Closed::TooLarge { limit }) => assert_eq!(*limit, max),
+        (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
+    }
+    send_again(&expected);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Eof,
+    TooLarge,
+    Utf8,
+}
+
+/// The naive reading: all bytes at once.
+fn split(bytes: &[u8], max: usize) -> (Vec<&[u8]>, End) {
+    let mut lines = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let (line, after) = match end {
+            Some(at) => (rest[..at].strip_suffix(b"\r").unwrap_or(&rest[..at]), &rest[at + 1..]),
+            None => (rest, &rest[rest.len()..]),
+        };
+        // Without its end a line may still be followed by one: a CR is not counted until it is known not to belong to it.
+        let counted =
+            if end.is_none() && line.len() == max + 1 { line.strip_suffix(b"\r").unwrap_or(line) } else { line };
+        if counted.len() > max || (end.is_none() && line.len() > max) {
+            return (lines, End::TooLarge);
+        }
+        let Ok(text) = std::str::from_utf8(line) else { return (lines, End::Utf8) };
+        if !text.trim().is_empty() {
+            lines.push(line);
+        }
+        rest = after;
+    }
+    (lines, End::Eof)
+}
+
+/// What was received goes out and comes back as it is.
+fn send_again(lines: &[&[u8]]) {
+    let mut outbox = Outbox::new(Framing::Lines { max: usize::MAX });
+    for line in lines {
+        outbox.message(line.len(), |buf| buf.extend_from_slice(line));
+    }
+    let mut sent = Vec::new();
+    outbox.flush_to(&mut sent).now_or_never().unwrap().unwrap();
+    let (received, _) = sliced::receive(Framing::Lines { max: 1 << 20 }, &sent, 4096);
+    let expected: Vec<Inbound> = lines.iter().map(|line| Inbound::Message(line.to_vec().into())).collect();
+    // A line that ends in CR alone loses it on the way, as the rule of the framing says.
+    let is_plain = lines.iter().all(|line| !line.ends_with(b"\r"));
+    assert!(!is_plain || received == expected);
+}

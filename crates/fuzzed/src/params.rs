@@ -1,0 +1,76 @@
+//! The typed contents of every method, request and answer: what can be read is written and read again as the same. Knows no
+//! envelope.
+
+use exec_server_protocol::{Empty, command, environment, initialize, message, method, process, session};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// For a type that borrows from its text.
+macro_rules! borrowing {
+    ($text:expr, $type:ident :: $name:ident) => {{
+        if let Ok(value) = message::params::<$type::$name<'_>>(Some($text)) {
+            let written = serde_json::value::to_raw_value(&value).unwrap();
+            let again: $type::$name<'_> = message::params(Some(&written)).unwrap();
+            assert_eq!(serde_json::to_string(&again).unwrap(), written.get());
+        }
+    }};
+}
+
+/// The params of a request or notification of this name.
+pub(crate) fn check_params(name: &str, text: &RawValue) {
+    match name {
+        "initialize" => owned::<initialize::InitializeParams>(text),
+        "process/start" => owned::<process::StartParams>(text),
+        "process/read" => owned::<process::ReadParams>(text),
+        "process/write" => borrowing!(text, process::WriteParams),
+        "process/signal" => owned::<process::SignalParams>(text),
+        "process/terminate" => owned::<process::TerminateParams>(text),
+        "process/closeStdin" => owned::<process::CloseStdinParams>(text),
+        "process/resize" => owned::<process::ResizeParams>(text),
+        "process/list" => owned::<process::ListParams>(text),
+        "process/subscribe" => owned::<process::SubscribeParams>(text),
+        "process/unsubscribe" => owned::<process::UnsubscribeParams>(text),
+        "process/forget" => owned::<process::ForgetParams>(text),
+        "session/end" => owned::<session::EndParams>(text),
+        "environment/info" | "environment/status" | method::INITIALIZED => owned::<Empty>(text),
+        "command/exec" => owned::<command::ExecParams>(text),
+        "command/exec/write" => borrowing!(text, command::WriteParams),
+        "command/exec/terminate" => owned::<command::TerminateParams>(text),
+        method::PROCESS_ACK => owned::<process::AckParams>(text),
+        method::PROCESS_OUTPUT => owned::<process::OutputParams>(text),
+        method::PROCESS_EXITED => owned::<process::ExitedParams>(text),
+        method::PROCESS_CLOSED => owned::<process::ClosedParams>(text),
+        method::PROCESS_GAP => owned::<process::GapParams>(text),
+        method::COMMAND_OUTPUT_DELTA => owned::<command::OutputDeltaParams>(text),
+        method::COMMAND_EXITED => owned::<command::ExitedParams>(text),
+        other => assert!(
+            method::Method::find(other).is_none() && method::NOTIFICATIONS.iter().all(|known| known.name != other),
+            "`{other}` is a method without a type here"
+        ),
+    }
+}
+
+/// Reads `text` as `T`; where that works, what is written reads and writes as itself.
+fn owned<T: for<'a> Deserialize<'a> + Serialize>(text: &RawValue) {
+    let Ok(value) = message::params::<T>(Some(text)) else { return };
+    let written = serde_json::value::to_raw_value(&value).unwrap();
+    let again: T = message::params(Some(&written)).unwrap_or_else(|error| panic!("we wrote {written}: {error}"));
+    assert_eq!(serde_json::to_string(&again).unwrap(), written.get());
+}
+
+/// A result as a client may have to read it: as every type there is.
+pub(crate) fn check_result(text: &RawValue) {
+    owned::<initialize::InitializeResult>(text);
+    owned::<process::StartResult>(text);
+    owned::<process::ReadResult>(text);
+    owned::<process::WriteResult>(text);
+    owned::<process::TerminateResult>(text);
+    owned::<process::CloseStdinResult>(text);
+    owned::<process::ListResult>(text);
+    owned::<process::SubscribeResult>(text);
+    owned::<environment::InfoResult>(text);
+    owned::<environment::StatusResult>(text);
+    owned::<command::ExecResult>(text);
+    owned::<command::WriteResult>(text);
+    owned::<command::TerminateResult>(text);
+}

@@ -1,0 +1,47 @@
+//! A byte stream that comes in slices of chosen sizes, and a receiver driven over it to its end. Knows no framing.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use exec_server_rpc::{Closed, Framing, Inbound, Receiver};
+use futures_util::FutureExt as _;
+use tokio::io::{AsyncRead, ReadBuf};
+
+struct Source {
+    bytes: Vec<u8>,
+    at: usize,
+    slice: usize,
+    is_pending: bool,
+}
+
+impl AsyncRead for Source {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.is_pending = !self.is_pending;
+        if self.is_pending {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let len = self.slice.min(buf.remaining()).min(self.bytes.len() - self.at);
+        buf.put_slice(&self.bytes[self.at..self.at + len]);
+        self.at += len;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Everything a receiver makes of the bytes, cancelled and begun again at every await.
+pub(crate) fn receive(framing: Framing, bytes: &[u8], slice: usize) -> (Vec<Inbound>, Closed) {
+    let source = Source { bytes: bytes.to_vec(), at: 0, slice: slice.max(1), is_pending: false };
+    let mut receiver = Receiver::new(framing, Box::new(source), BytesMut::new());
+    let mut received = Vec::new();
+    loop {
+        match receiver.recv().now_or_never() {
+            None => {}
+            Some(Ok(inbound)) => received.push(inbound),
+            Some(Err(closed)) => return (received, closed),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! WebSocket frames: however the bytes are sliced, the receiver makes the same of them as a naive parser of RFC 6455, in both
+//! roles; and what we send, fragmented and masked, is read back as it was.
+
+use bytes::Bytes;
+use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Role};
+use futures_util::FutureExt as _;
+
+use crate::{sliced, weight};
+
+/// The first byte chooses role and slices, the second the largest message.
+pub fn check(data: &[u8]) {
+    let [choice, max, bytes @ ..] = data else { return };
+    let role = if choice & 1 == 0 { Role::Server } else { Role::Client };
+    let (slice, max) = (usize::from(choice >> 1) + 1, 4 * usize::from(*max));
+    let limit = 256 * 1024 + 8 * bytes.len();
+    let (received, closed) = weight::within(limit, || sliced::receive(Framing::WebSocket { role, max }, bytes, slice));
+    let (expected, end) = parse(bytes, role, max);
+    assert_eq!(received, expected);
+    match (&end, &closed) {
+        (End::Eof, Closed::Eof) | (End::Protocol, Closed::Protocol(_)) | (End::TooLarge, Closed::TooLarge { .. }) => {}
+        (End::Cut, Closed::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
+        (End::Closed(code), Closed::Peer { code: found, .. }) if code == found => {}
+        (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
+    }
+    send_again(&expected);
+}
+
+#[derive(Debug)]
+enum End {
+    Eof,
+    Cut,
+    Protocol,
+    TooLarge,
+    Closed(u16),
+}
+
+struct Frame {
+    fin: bool,
+    opcode: u8,
+    payload: Vec<u8>,
+}
+
+/// The naive reading: frame by frame over all bytes at once.
+fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
+    let mut received = Vec::new();
+    let mut message: Option<Vec<u8>> = None;
+    loop {
+        let frame = match take_frame(&mut rest, role, message.as_ref().map(Vec::len), max) {
+            Ok(Some(frame)) => frame,
+            Ok(None) if rest.is_empty() && message.is_none() => return (received, End::Eof),
+            Ok(None) => return (received, End::Cut),
+            Err(end) => return (received, end),
+        };
+        let payload = Bytes::from(frame.payload.clone());
+        match frame.opcode {
+            0x8 => return (received, closed(&frame.payload)),
+            0x9 => received.push(Inbound::Ping(payload)),
+            0xa => received.push(Inbound::Pong(payload)),
+            _ => {
+                message.get_or_insert_default().extend(frame.payload);
+                if frame.fin {
+                    received.push(Inbound::Message(message.take().unwrap().into()));
+                }
+            }
+        }
+    }
+}
+
+/// Takes a whole frame off the front; a header that breaks a rule is an error before its payload has come.
+fn take_frame(rest: &mut &[u8], role: Role, before: Option<usize>, max: usize) -> Result<Option<Frame>, End> {
+    let [first, second, ..] = **rest else { return Ok(None) };
+    let (fin, opcode, masked, short) = (first & 0x80 != 0, first & 0x0f, second & 0x80 != 0, second & 0x7f);
+    let is_control = matches!(opcode, 0x8..=0xa);
+    if first & 0x70 != 0 || !(is_control || opcode <= 2) || masked != (role == Role::Server) {
+        return Err(End::Protocol);
+    }
+    if is_control && (!fin || short > 125) {
+        return Err(End::Protocol);
+    }
+    let len_bytes = match short {
+        126 => 2,
+        127 => 8,
+        _ => 0,
+    };
+    let mask_bytes = if masked { 4 } else { 0 };
+    let Some(header) = rest.get(2..2 + len_bytes + mask_bytes) else { return Ok(None) };
+    let (len, mask) = header.split_at(len_bytes);
+    let len =
+        if len.is_empty() { u64::from(short) } else { len.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)) };
+    match (opcode, before) {
+        (0, None) | (1 | 2, Some(_)) => return Err(End::Protocol),
+        (0..=2, before) if len > (max - before.unwrap_or(0)) as u64 => return Err(End::TooLarge),
+        _ => {}
+    }
+    let start = 2 + len_bytes + mask_bytes;
+    let Some(payload) = usize::try_from(len).ok().and_then(|len| rest[start..].get(..len)) else { return Ok(None) };
+    let key = |at: usize| if mask.is_empty() { 0 } else { mask[at % 4] };
+    let unmasked = payload.iter().enumerate().map(|(at, byte)| byte ^ key(at)).collect();
+    *rest = &rest[start + payload.len()..];
+    Ok(Some(Frame { fin, opcode, payload: unmasked }))
+}
+
+fn closed(payload: &[u8]) -> End {
+    match payload {
+        [] => End::Closed(1005),
+        [high, low, reason @ ..] => match u16::from_be_bytes([*high, *low]) {
+            code @ (1000..=1003 | 1007..=1014 | 3000..=4999) if std::str::from_utf8(reason).is_ok() => {
+                End::Closed(code)
+            }
+            _ => End::Protocol,
+        },
+        [_] => End::Protocol,
+    }
+}
+
+/// What was received goes out in either role and comes back.
+fn send_again(inbounds: &[Inbound]) {
+    for (ours, theirs) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
+        let mut outbox = Outbox::new(Framing::WebSocket { role: ours, max: 1 << 20 });
+        for inbound in inbounds {
+            match inbound {
+                Inbound::Message(message) => outbox.message(0, |buf| buf.extend_from_slice(message)),
+                Inbound::Ping(payload) => outbox.ping(payload),
+                Inbound::Pong(payload) => outbox.pong(payload),
+            }
+        }
+        let mut sent = Vec::new();
+        outbox.flush_to(&mut sent).now_or_never().unwrap().unwrap();
+        let (received, closed) = sliced::receive(Framing::WebSocket { role: theirs, max: 1 << 20 }, &sent, 1 << 16);
+        assert_eq!(received, inbounds);
+        assert!(matches!(closed, Closed::Eof));
+    }
+}

@@ -1,0 +1,81 @@
+//! How much memory a piece of code holds at once: an allocator that counts per thread. Knows no target.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+thread_local! {
+    /// Bytes that this thread allocated less those it freed; it may free what others allocated.
+    static NOW: Cell<isize> = const { Cell::new(0) };
+    static MOST: Cell<isize> = const { Cell::new(0) };
+}
+
+fn note(change: isize) {
+    // A thread that is ending has no counters any more; nothing is measured then.
+    let now = NOW.try_with(|now| {
+        now.set(now.get() + change);
+        now.get()
+    });
+    if let Ok(now) = now {
+        MOST.try_with(|most| most.set(most.get().max(now))).ok();
+    }
+}
+
+// SAFETY: every call goes to the system's allocator with the arguments it came with; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size().cast_signed());
+        // SAFETY: the caller's own promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size().cast_signed());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(size.cast_signed() - layout.size().cast_signed());
+        // SAFETY: as above.
+        unsafe { System.realloc(old, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        note(-layout.size().cast_signed());
+        // SAFETY: as above.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+/// Runs `code` and panics if it ever held more than `limit` bytes beyond what was there before.
+pub(crate) fn within<T>(limit: usize, code: impl FnOnce() -> T) -> T {
+    let before = NOW.get();
+    MOST.set(before);
+    let result = code();
+    let held = MOST.get() - before;
+    assert!(held <= limit.cast_signed(), "held {held} bytes at once, allowed are {limit}");
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::within;
+
+    #[test]
+    fn what_is_held_at_once_is_counted() {
+        within(5000, || {
+            for _ in 0..100 {
+                drop(std::hint::black_box(vec![1_u8; 4000]));
+            }
+        });
+        let too_much = std::panic::catch_unwind(|| within(5000, || std::hint::black_box(vec![1_u8; 6000])));
+        assert!(too_much.is_err());
+    }
+}
