@@ -1,18 +1,19 @@
 //! The words of the command line.
 //! Must not act on them.
 
+mod bounds;
 mod client;
 mod values;
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use exec_server_protocol::limits;
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use exec_server_server::{
     door::AllowedHost,
     listen::{ListenUrl, exposure::Auth},
 };
 
+pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
 pub(crate) use values::{Bound, Ttl};
 
@@ -133,12 +134,9 @@ pub(crate) struct Serve {
     /// Keep sessions and token in DIR [default: one per fixed address; a private one for port 0 and stdio]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Keep no session longer than this without a connection: 30s, 10m, 24h, 30d or none. A client gets 10m, one that can
-    /// acknowledge 24h, or what it asks for
-    #[arg(long, value_name = "DUR", default_value = "30d", value_parser = values::ttl)]
+    #[arg(long, value_name = "DUR", value_parser = values::ttl, help_heading = "Limits")]
     pub(crate) session_ttl: Ttl,
-    /// Requests of one connection that run at once
-    #[arg(long, value_name = "N", default_value_t = limits::REQUESTS_RUNNING, value_parser = values::concurrent)]
+    #[arg(long, value_name = "N", value_parser = values::concurrent, help_heading = "Limits")]
     pub(crate) concurrent_requests: usize,
     /// Accept requests for this host name, with or without a port; repeatable
     #[arg(long, value_name = "NAME")]
@@ -168,6 +166,9 @@ pub(crate) struct Serve {
     /// Leave the session of whoever started this server
     #[arg(long, hide = true)]
     detached: bool,
+    /// Last, because flags after it would stand under its heading.
+    #[command(flatten)]
+    pub(crate) bounds: Bounds,
 }
 
 /// Flags of `dial-stdio`.
@@ -197,12 +198,22 @@ impl Serve {
 
 /// Reads the command line; ends the program with help or a usage error.
 pub(crate) fn parse() -> Command {
-    Cli::parse_from(normalized(std::env::args_os())).command
+    try_parse(normalized(std::env::args_os())).unwrap_or_else(|error| error.exit())
 }
 
-/// The whole grammar, for completions and manual pages.
+fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
+    let mut grammar = grammar();
+    let mut matches = grammar.try_get_matches_from_mut(args)?;
+    let command = Cli::from_arg_matches_mut(&mut matches)?.command;
+    if let Command::Serve(serve) = &command {
+        serve.bounds.check().map_err(|text| grammar.error(ErrorKind::ValueValidation, text))?;
+    }
+    Ok(command)
+}
+
+/// The whole grammar, also for completions and manual pages.
 pub(crate) fn grammar() -> clap::Command {
-    Cli::command()
+    Cli::command().mut_subcommand("serve", bounds::describe)
 }
 
 /// What a command needs before anything else.
@@ -248,18 +259,15 @@ fn normalized(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory as _, Parser as _};
-
-    use super::{Cli, Command, normalized, values::CONCURRENT_MAX};
+    use super::{Command, grammar, normalized, try_parse, values::CONCURRENT_MAX};
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
-        let args = line.split(' ').map(Into::into);
-        Cli::try_parse_from(normalized(args)).map(|cli| cli.command)
+        try_parse(normalized(line.split(' ').map(Into::into)))
     }
 
     #[test]
     fn the_grammar_is_consistent() {
-        Cli::command().debug_assert();
+        grammar().debug_assert();
     }
 
     #[test]
@@ -288,6 +296,16 @@ mod tests {
         for bad in ["0", "-1", "x", "1.5", ""] {
             assert_eq!(of(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn limits_have_ranges_and_fit_each_other() {
+        let error = |flags: &str| parse(&format!("exec-server serve {flags}")).expect_err(flags).to_string();
+        assert!(error("--memory-per-process 1MiB").contains("must be from 3MiB to 64GiB"));
+        assert!(error("--ping-every 1ms").contains("must be from 30ms to 1h"));
+        assert!(error("--max-sessions 0").contains("must be from 1 to 1048576"));
+        assert!(error("--ping-every 30s").contains("--dead-after (30s) must be longer than --ping-every (30s)"));
+        assert!(parse("exec-server serve --ping-every 40s --dead-after 2m --disk-per-process 0").is_ok());
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn settings(
     let asked = args.max_pids.map(|bound| bound.0);
     let memory_max = args.max_memory.and_then(|bound| bound.0);
     SpawnedConfig {
-        limits: Limits { pids_max: asked.unwrap_or(Some(PIDS_MAX)), memory_max, ..Limits::default() },
+        limits: Limits { pids_max: asked.unwrap_or(Some(PIDS_MAX)), memory_max, ..args.bounds.holder() },
         original_nofile,
         cgroups,
         confine: Confine {

@@ -18,6 +18,7 @@ mod forget;
 mod ids;
 mod kernel;
 mod kill;
+mod limits;
 mod log;
 mod logs;
 mod place;

@@ -120,7 +120,7 @@ async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
 
 fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
     let environment: Vec<_> = env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect();
-    Config {
+    let mut config = Config {
         session_ttl_max: args.session_ttl.0,
         concurrent_requests: args.concurrent_requests,
         environment: match run_as {
@@ -129,7 +129,9 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
         },
         cwd: env::current_dir().ok(),
         ..Config::default()
-    }
+    };
+    args.bounds.apply(&mut config);
+    config
 }
 
 /// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,

@@ -87,7 +87,7 @@ kinds! {
     StdinClosed "stdinClosed" INVALID_REQUEST "The process has no stdin that can be written.";
     Overloaded "overloaded" INVALID_REQUEST "The connection has too many requests waiting.";
     HolderLost "holderLost" INTERNAL "The session's processes were lost with the program that held them.";
-    ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk.";
+    ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk, or the server is at a bound that it was given.";
     Draining "draining" INVALID_REQUEST "The server is shutting down and starts nothing new.";
     ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
     Internal "internal" INTERNAL "Something failed that should not; the server's log has the details.";

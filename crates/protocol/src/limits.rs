@@ -43,6 +43,12 @@ pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
 /// Write ids remembered per process.
 pub const REMEMBERED_WRITES: usize = 4096;
 
+/// Sessions of one server; each that has processes is a small process of its own.
+pub const SESSIONS: usize = 4096;
+
+/// Running processes of one session: with the closed ones that are kept they fit a holder's table.
+pub const RUNNING_PROCESSES: usize = 2048;
+
 /// Closed processes kept per session; those whose output was not taken are never counted out.
 pub const CLOSED_PROCESSES: usize = 1024;
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use exec_server_holder::tombstone::{Ended, Tombstone};
-use exec_server_protocol::limits;
+use exec_server_protocol::{limits, process::Overflow};
 use exec_server_rpc::{Framing, Stream};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
@@ -113,6 +113,16 @@ pub struct Config {
     pub memory_cap_bytes: u64,
     /// How far output may run ahead of the last acknowledgement.
     pub ack_window_bytes: u64,
+    /// What becomes of output that is not taken, where a start does not say.
+    pub overflow: Overflow,
+    /// Sessions at once, attached or not; a new one beyond it is refused.
+    pub sessions_max: usize,
+    /// Running processes of one session; a start beyond it is refused.
+    pub processes_max: usize,
+    /// Closed processes kept per session; those whose output was not taken are never counted out.
+    pub closed_processes: usize,
+    /// How long a closed process stays readable.
+    pub closed_kept: Duration,
 }
 
 impl Config {
@@ -137,6 +147,11 @@ impl Default for Config {
             cwd: None,
             memory_cap_bytes: 16 << 20,
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
+            overflow: Overflow::Block,
+            sessions_max: limits::SESSIONS,
+            processes_max: limits::RUNNING_PROCESSES,
+            closed_processes: limits::CLOSED_PROCESSES,
+            closed_kept: limits::CLOSED_KEPT,
         }
     }
 }
@@ -435,6 +450,10 @@ impl Core {
         if self.is_draining() {
             return Err(Failure::Draining);
         }
+        // Looked at without being reserved: a few that come at once may go beyond it, by no more than their number.
+        if lock(&self.sessions).len() >= self.config.sessions_max {
+            return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
+        }
         let id: Arc<str> = uuid::Uuid::new_v4().to_string().into();
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
@@ -500,7 +519,7 @@ impl Core {
     fn sweep(&self, now: Instant) {
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {
-            session.sweep(now);
+            session.sweep(now, self.config.closed_kept);
         }
     }
 }

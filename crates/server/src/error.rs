@@ -68,6 +68,8 @@ pub(crate) enum Failure {
     NoStdin { id: String },
     #[error("too many requests wait on this connection: {what}")]
     Overloaded { what: &'static str },
+    #[error("there are {most} {what} already, which is the bound it was given; end some and try again")]
+    TooMany { what: &'static str, most: usize },
     #[error("the holder of session {session} is gone, and its processes with it; open a new session")]
     HolderLost { session: String },
     #[error("create the holder of session {session}: {source}; try again, or restart the server if it stays so")]
@@ -123,7 +125,7 @@ impl Failure {
                 io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
                 _ => Kind::CwdNotFound,
             },
-            Self::Resources { .. } => Kind::ResourcesExhausted,
+            Self::Resources { .. } | Self::TooMany { .. } => Kind::ResourcesExhausted,
             Self::NotATerminal { .. } => Kind::NotATerminal,
             Self::UnknownSignal { .. } => Kind::UnknownSignal,
             Self::NotEnforceable { .. } => Kind::NotEnforceable,

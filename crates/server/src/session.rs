@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::{
     connection::Peer,
-    core::{Core, Principal},
+    core::{Config, Core, Principal},
     error::Failure,
     link::{Link, Unsent, Waiter},
     process::{Meta, Process, lock},
@@ -283,7 +283,7 @@ impl Session {
     }
 
     /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
-    pub(crate) fn reserve(&self, id: &str, now: Instant) -> Result<Gate, Failure> {
+    pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<Gate, Failure> {
         let mut state = lock(&self.state);
         if state.over {
             return Err(Failure::UnknownSession { id: self.id.to_string() });
@@ -297,7 +297,10 @@ impl Session {
                 state.forget(&old);
             }
         }
-        state.make_room(now);
+        if state.running_beyond(config.processes_max) {
+            return Err(Failure::TooMany { what: "running processes in this session", most: config.processes_max });
+        }
+        state.make_room(now, config.closed_processes);
         let gate = Gate::new();
         state.processes.insert(id.to_owned(), Entry::Starting(gate.clone()));
         Ok(gate)
@@ -469,12 +472,12 @@ impl Session {
     }
 
     /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
-    pub(crate) fn sweep(&self, now: Instant) {
+    pub(crate) fn sweep(&self, now: Instant, kept: Duration) {
         let mut state = lock(&self.state);
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
-            Some(since) if state.is_named(process) => now.duration_since(since) >= limits::CLOSED_KEPT,
+            Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
             // Terminated while it started, hidden, or forgotten while others still hold it.
             Some(_) => process.is_taken() && !process.has_holds(),
         };

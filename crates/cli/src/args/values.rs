@@ -1,14 +1,17 @@
-//! How values of flags are read: durations, times to live, variables, numbers.
+//! How values of flags are read: sizes, durations, times to live, variables, numbers.
 //! Must not know which flag has them.
 
 use std::time::Duration;
 
 use exec_server_protocol::limits;
 
+use crate::limits::Amount;
+
 /// Requests of one connection that may run at once, whatever is asked for: all that may wait.
 pub(super) const CONCURRENT_MAX: usize = limits::REQUESTS_WAITING;
 
 const FORMS: &str = "must be like 500ms, 30s, 10m, 24h or 30d";
+const SIZE_FORMS: &str = "must be like 0, 512KiB, 16MiB, 1GiB or a number of bytes";
 const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, or none";
 
 /// A time to live; `None` means no end. A name of its own, because clap reads an `Option` as an optional flag.
@@ -105,6 +108,56 @@ pub(super) fn signal(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// Sizes from `least` to `most` bytes.
+pub(super) fn size_within(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| within(size(text)?, least, most, Amount::Bytes)
+}
+
+/// Durations from `least` to `most`.
+pub(super) fn time_within(
+    least: Duration,
+    most: Duration,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    move |text| within(duration_or_zero(text)?, least, most, Amount::Time)
+}
+
+/// Whole numbers from `least` to `most`.
+pub(super) fn count_within(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().map_err(|_| format!("must be a whole number from {least} to {most}"))?;
+        within(number, least, most, Amount::Count)
+    }
+}
+
+fn within<T: PartialOrd>(value: T, least: T, most: T, say: fn(T) -> Amount) -> Result<T, String> {
+    if value < least || value > most {
+        return Err(format!("must be from {} to {}", say(least), say(most)));
+    }
+    Ok(value)
+}
+
+/// A number of bytes, or of the binary units; the decimal ones are refused, because nobody knows what a MB is.
+fn size(text: &str) -> Result<u64, &'static str> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        _ => return Err(SIZE_FORMS),
+    };
+    let number: u64 = number.parse().map_err(|_| SIZE_FORMS)?;
+    number.checked_mul(1 << shift).ok_or(SIZE_FORMS)
+}
+
 /// A number and its unit.
 fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Duration, &'static str> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(forms)?);
@@ -139,6 +192,25 @@ mod tests {
         }
         assert!(ttl("5ms").is_err() && duration("none").is_err());
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn sizes_have_binary_units_and_a_range() {
+        for (text, bytes) in
+            [("0", 0), ("1500", 1500), ("7B", 7), ("512KiB", 512 << 10), ("16MiB", 16 << 20), ("1TiB", 1 << 40)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "MiB", "16MB", "16M", "-1", "1.5GiB", "99999999999TiB", "16 MiB"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        let small = size_within(3 << 20, 1 << 30);
+        assert_eq!(small("3MiB"), Ok(3 << 20));
+        assert_eq!(small("1MiB"), Err("must be from 3MiB to 1GiB".to_owned()));
+        let short = time_within(Duration::from_millis(100), Duration::from_secs(60));
+        assert_eq!(short("0s"), Err("must be from 100ms to 1m".to_owned()));
+        assert_eq!(count_within(1, 9)("10"), Err("must be from 1 to 9".to_owned()));
+        assert!(count_within(1, 9)("x").is_err());
     }
 
     #[test]

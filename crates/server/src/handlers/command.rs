@@ -39,7 +39,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
         },
     };
     let reserved = check_names(None, &params.env).and_then(|()| launch(parts)).and_then(|launch| {
-        let gate = context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
     });
     let (launch, gate) = match reserved {

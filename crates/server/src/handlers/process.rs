@@ -64,7 +64,7 @@ fn wall_clock_ms() -> u64 {
 /// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
     let (launch, gate) = match prepare(&context, params).and_then(|launch| {
-        let gate = context.session.reserve(&launch.meta.process_id, Instant::now())?;
+        let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
     }) {
         Ok(reserved) => reserved,
@@ -109,7 +109,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             pipe_stdin: params.pipe_stdin,
             timeout_ms: params.timeout_ms,
             idle_timeout_ms: params.idle_timeout_ms,
-            overflow: match params.overflow.unwrap_or_default() {
+            overflow: match params.overflow.unwrap_or(config.overflow) {
                 wire::Overflow::Block => Overflow::Block,
                 wire::Overflow::DropOldest => Overflow::DropOldest,
             },

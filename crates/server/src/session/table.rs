@@ -86,18 +86,29 @@ impl State {
                 .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
     }
 
+    /// Whether `most` processes run already, those that are being started counted.
+    pub(super) fn running_beyond(&self, most: usize) -> bool {
+        // A look at each costs; where all together are too few there is no need.
+        if self.processes.len() + self.by_slot.len() < most {
+            return false;
+        }
+        let starting = self.processes.values().filter(|entry| entry.gate().is_some()).count();
+        let running = self.by_slot.values().filter(|process| !process.has_ended()).count();
+        starting + running >= most
+    }
+
     /// Beyond the bound of closed processes the oldest that was taken goes.
-    pub(super) fn make_room(&mut self, now: Instant) {
+    pub(super) fn make_room(&mut self, now: Instant, most: usize) {
         let attached = self.attached.is_some();
         let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
-        if self.processes.len() >= limits::CLOSED_PROCESSES {
+        if self.processes.len() >= most {
             let live = self.processes.values().filter_map(Entry::live);
             closed = live
                 .filter(|process| process.is_taken())
                 .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
                 .collect();
         }
-        if closed.len() >= limits::CLOSED_PROCESSES
+        if closed.len() >= most
             && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
         {
             self.forget(&oldest);

@@ -1,0 +1,114 @@
+//! The flags of `serve` that set limits. Their help, defaults and ranges come from the list in `limits`; here is only their shape.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use exec_server_holder as holder;
+use exec_server_protocol::process::Overflow;
+use exec_server_server::core::Config;
+
+use super::values;
+use crate::limits::{self, Amount};
+
+/// Limits that users set.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct Bounds {
+    #[arg(long, value_name = "SIZE")]
+    memory_per_process: u64,
+    #[arg(long, value_name = "SIZE")]
+    disk_per_process: u64,
+    #[arg(long, value_name = "SIZE")]
+    disk_floor: u64,
+    /// What becomes of output that is not taken when there is no room for it, where a start does not say: the process waits, or
+    /// loses its oldest output, counted and told
+    #[arg(long, value_enum, default_value_t = OverflowArg::Block)]
+    overflow: OverflowArg,
+    #[arg(long, value_name = "N")]
+    closed_processes: u64,
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    closed_for: Duration,
+    #[arg(long, value_name = "N")]
+    max_processes: u64,
+    #[arg(long, value_name = "N")]
+    max_sessions: u64,
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    takeover_after: Duration,
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    ping_every: Duration,
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    dead_after: Duration,
+    #[arg(long, value_name = "SIZE")]
+    ack_window: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OverflowArg {
+    Block,
+    DropOldest,
+}
+
+impl Bounds {
+    /// What cannot be said of one flag alone.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.dead_after <= self.ping_every {
+            let (dead, ping) = (Amount::Time(self.dead_after), Amount::Time(self.ping_every));
+            return Err(format!(
+                "--dead-after ({dead}) must be longer than --ping-every ({ping}), or a peer is dead before it was asked"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Writes them into the core's configuration.
+    pub(crate) fn apply(&self, config: &mut Config) {
+        config.memory_cap_bytes = self.memory_per_process;
+        config.overflow = match self.overflow {
+            OverflowArg::Block => Overflow::Block,
+            OverflowArg::DropOldest => Overflow::DropOldest,
+        };
+        config.closed_processes = count(self.closed_processes);
+        config.closed_kept = self.closed_for;
+        config.processes_max = count(self.max_processes);
+        config.sessions_max = count(self.max_sessions);
+        config.takeover_after = self.takeover_after;
+        config.ping_every = self.ping_every;
+        config.dead_after = self.dead_after;
+        config.ack_window_bytes = self.ack_window;
+    }
+
+    /// What holders are told.
+    pub(crate) fn holder(&self) -> holder::Limits {
+        let mut limits = holder::Limits { disk_quota_bytes: self.disk_per_process, ..holder::Limits::default() };
+        if self.disk_floor != limits.free_floor_bytes {
+            // Whoever names a floor means it; the share is for those who did not think of their disk.
+            (limits.free_floor_bytes, limits.free_floor_percent) = (self.disk_floor, 100);
+        }
+        limits
+    }
+}
+
+/// Gives the flags that set limits their help, default and range.
+pub(super) fn describe(mut serve: clap::Command) -> clap::Command {
+    for limit in limits::all() {
+        let Some(flag) = limit.flag else { continue };
+        let (help, default) = (limit.help(), limit.default.to_string());
+        serve = serve.mut_arg(flag.replace('-', "_"), |arg| {
+            let arg = arg.help(help).required(false).default_value(default);
+            match limit.range {
+                None => arg,
+                Some((Amount::Bytes(least), Amount::Bytes(most))) => arg.value_parser(values::size_within(least, most)),
+                Some((Amount::Time(least), Amount::Time(most))) => arg.value_parser(values::time_within(least, most)),
+                Some((Amount::Count(least), Amount::Count(most))) => {
+                    arg.value_parser(values::count_within(least, most))
+                }
+                Some((least, most)) => unreachable!("a range of two kinds: {least} and {most}"),
+            }
+        });
+    }
+    serve
+}
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
