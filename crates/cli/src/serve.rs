@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context as _;
 use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
+    access::Access,
     core::{Config, Core},
     door::{Door, DoorConfig},
     listen::{
@@ -87,7 +88,7 @@ async fn serve(
     let mut signals = Signals::new()?;
     let core = Core::new(core_config(args, run_as), holders);
     let door = Arc::new(Door::new(DoorConfig {
-        token: token.as_ref().map(Token::digest),
+        access: Arc::new(token.as_ref().map_or_else(Access::open, |token| Access::new(token.digest()))),
         allowed_hosts: args.allow_host.clone(),
     }));
     let config = ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private };

@@ -27,7 +27,8 @@ use exec_server_holder::{
 use exec_server_protocol::{SessionId, initialize::Ttl, limits};
 use exec_server_rpc::{Framing, memory};
 use exec_server_server::{
-    core::{Authenticated, Config, Core, Principal},
+    access::Grant,
+    core::{Authenticated, Config, Core},
     state_dir::{self, Spawned, SpawnedConfig, StateDir},
 };
 use tokio::task::JoinSet;
@@ -225,7 +226,7 @@ impl Connect for InMemory {
             let Serving { core, links } = serving.as_mut().ok_or_else(ended)?;
             let (near, far) = memory(PAIR_BYTES);
             let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
-            let connection = Authenticated::vouch(far, framing, Principal::owner(), NAME);
+            let connection = Authenticated::vouch(far, framing, Grant::owner(), NAME);
             let core = Arc::clone(core);
             // Those that have ended are let go here, so that the set does not grow with every reconnect.
             while links.try_join_next().is_some() {}

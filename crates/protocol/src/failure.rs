@@ -89,6 +89,8 @@ kinds! {
     HolderLost "holderLost" INTERNAL "The session's processes were lost with the program that held them.";
     ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk, or the server is at a bound that it was given.";
     Draining "draining" INVALID_REQUEST "The server is shutting down and starts nothing new.";
+    Forbidden "forbidden" INVALID_REQUEST "The principal was not granted what the request needs.";
+    AuditUnavailable "auditUnavailable" INTERNAL "The audit log cannot be written, and by the operator's choice nothing starts unrecorded.";
     ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
     Internal "internal" INTERNAL "Something failed that should not; the server's log has the details.";
 }

@@ -9,8 +9,52 @@ pub struct Method {
     pub family: Family,
     /// How it runs beside other requests of its connection.
     pub class: Class,
+    /// What a principal must have been granted to call it; none where being let in is enough.
+    pub scope: Option<Scope>,
     /// Whether the reference does not have it.
     pub addition: bool,
+}
+
+/// A right that a principal has or has not. The server's own record says which; a client's word counts for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Start processes, and read, list and give up one's own.
+    Exec,
+    /// Write to a process: its stdin, the size of its terminal.
+    Stdin,
+    /// Signal and terminate processes.
+    Signal,
+    /// Read files. No method of this release needs it.
+    FsRead,
+    /// Change files. No method of this release needs it.
+    FsWrite,
+    /// Make HTTP requests. No method of this release needs it.
+    Http,
+}
+
+impl Scope {
+    /// Every scope, in the order of their declaration.
+    pub const ALL: &'static [Scope] =
+        &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http];
+
+    /// Its word in token files, on the command line and in error texts.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Stdin => "stdin",
+            Self::Signal => "signal",
+            Self::FsRead => "fs-read",
+            Self::FsWrite => "fs-write",
+            Self::Http => "http",
+        }
+    }
+
+    /// The scope with this word.
+    #[must_use]
+    pub fn find(word: &str) -> Option<Scope> {
+        Self::ALL.iter().copied().find(|scope| scope.as_str() == word)
+    }
 }
 
 /// Groups of methods with one precondition.
@@ -81,26 +125,26 @@ pub enum Class {
     Control,
 }
 
-/// Every method this server serves.
+/// Every method this server serves. A new one is not written without saying which scope it needs.
 pub const METHODS: &[Method] = &[
-    reference("initialize", Family::Handshake, Class::Inline),
-    reference("process/start", Family::Exec, Class::Ordered),
-    reference("process/read", Family::Exec, Class::Parked),
-    reference("process/write", Family::Exec, Class::Parked),
-    reference("process/signal", Family::Exec, Class::Control),
-    reference("process/terminate", Family::Exec, Class::Control),
-    addition("process/closeStdin", Family::Exec, Class::Parked),
-    addition("process/resize", Family::Exec, Class::Control),
-    addition("process/list", Family::Exec, Class::Ordered),
-    addition("process/subscribe", Family::Exec, Class::Ordered),
-    addition("process/unsubscribe", Family::Exec, Class::Ordered),
-    addition("process/forget", Family::Exec, Class::Ordered),
-    addition("session/end", Family::Session, Class::Control),
-    reference("environment/info", Family::EnvironmentInfo, Class::Control),
-    reference("environment/status", Family::EnvironmentStatus, Class::Control),
-    reference("command/exec", Family::Command, Class::Ordered),
-    reference("command/exec/write", Family::Command, Class::Parked),
-    reference("command/exec/terminate", Family::Command, Class::Control),
+    reference("initialize", Family::Handshake, Class::Inline, None),
+    reference("process/start", Family::Exec, Class::Ordered, Some(Scope::Exec)),
+    reference("process/read", Family::Exec, Class::Parked, Some(Scope::Exec)),
+    reference("process/write", Family::Exec, Class::Parked, Some(Scope::Stdin)),
+    reference("process/signal", Family::Exec, Class::Control, Some(Scope::Signal)),
+    reference("process/terminate", Family::Exec, Class::Control, Some(Scope::Signal)),
+    addition("process/closeStdin", Family::Exec, Class::Parked, Some(Scope::Stdin)),
+    addition("process/resize", Family::Exec, Class::Control, Some(Scope::Stdin)),
+    addition("process/list", Family::Exec, Class::Ordered, Some(Scope::Exec)),
+    addition("process/subscribe", Family::Exec, Class::Ordered, Some(Scope::Exec)),
+    addition("process/unsubscribe", Family::Exec, Class::Ordered, Some(Scope::Exec)),
+    addition("process/forget", Family::Exec, Class::Ordered, Some(Scope::Exec)),
+    addition("session/end", Family::Session, Class::Control, Some(Scope::Exec)),
+    reference("environment/info", Family::EnvironmentInfo, Class::Control, None),
+    reference("environment/status", Family::EnvironmentStatus, Class::Control, None),
+    reference("command/exec", Family::Command, Class::Ordered, Some(Scope::Exec)),
+    reference("command/exec/write", Family::Command, Class::Parked, Some(Scope::Stdin)),
+    reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
 ];
 
 /// Methods under this prefix are V0's: an unknown one is -32600 there.
@@ -163,12 +207,12 @@ pub const NOTIFICATIONS: &[Notification] = &[
     Notification { name: COMMAND_EXITED, sender: Sender::Server, addition: false },
 ];
 
-const fn reference(name: &'static str, family: Family, class: Class) -> Method {
-    Method { name, family, class, addition: false }
+const fn reference(name: &'static str, family: Family, class: Class, scope: Option<Scope>) -> Method {
+    Method { name, family, class, scope, addition: false }
 }
 
-const fn addition(name: &'static str, family: Family, class: Class) -> Method {
-    Method { name, family, class, addition: true }
+const fn addition(name: &'static str, family: Family, class: Class, scope: Option<Scope>) -> Method {
+    Method { name, family, class, scope, addition: true }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{
     failure::Kind,
     initialize,
     message::{RequestId, Trace},
-    method::{METHODS, NOTIFICATIONS, Sender},
+    method::{METHODS, NOTIFICATIONS, Scope, Sender},
     process, session,
 };
 
@@ -24,7 +24,8 @@ pub fn schema() -> Value {
         .iter()
         .map(|method| {
             let (params, result) = method_schema(method.name, &mut generator).unwrap_or_default();
-            let entry = json!({ "params": params, "result": result, "addition": method.addition });
+            let scope = method.scope.map(Scope::as_str);
+            let entry = json!({ "params": params, "result": result, "scope": scope, "addition": method.addition });
             (method.name.to_owned(), entry)
         })
         .collect();

@@ -33,7 +33,8 @@ use tokio::{
 };
 
 use crate::{
-    core::{Authenticated, Core, Principal},
+    access::{Ended, Grant},
+    core::{Authenticated, Core},
     dispatch::{self, Call},
     error::Failure,
     handlers,
@@ -44,6 +45,12 @@ use crate::{
 
 /// How long a connection that is told goodbye may take to go.
 const GOODBYE: Duration = Duration::from_secs(5);
+
+/// The same where its grant is no longer good: with the time until that is noticed, at most a second in all.
+const CUT: Duration = Duration::from_millis(500);
+
+/// The close code for a peer whose grant is no longer good.
+const ACCESS_ENDED: u16 = 4001;
 
 /// How long a peer that was told goodbye may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
@@ -114,10 +121,12 @@ pub(crate) enum Stage {
 pub(crate) struct Connection {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
-    pub(crate) principal: Principal,
+    pub(crate) grant: Grant,
     pub(crate) stage: Stage,
     label: String,
     ends_session: bool,
+    /// How long its goodbye may take.
+    goodbye: Duration,
     /// The framing has pings, so that a living peer is heard from.
     pings: bool,
     tasks: FuturesUnordered<Call>,
@@ -128,7 +137,7 @@ pub(crate) struct Connection {
 
 /// Serves a connection until it ends. Its session, if it has one, is then detached.
 pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
-    let Authenticated { stream, framing, principal, label, ends_session } = connection;
+    let Authenticated { stream, framing, grant, label, ends_session } = connection;
     let peer = Arc::new(Peer {
         id,
         mailbox: Arc::default(),
@@ -147,10 +156,11 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let mut connection = Connection {
         core,
         peer,
-        principal,
+        grant,
         stage: Stage::Fresh,
         label,
         ends_session,
+        goodbye: GOODBYE,
         pings: matches!(framing, Framing::WebSocket { .. }),
         tasks: FuturesUnordered::new(),
         waiting: VecDeque::new(),
@@ -173,6 +183,7 @@ impl Connection {
         let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let peer = self.peer.clone();
+        let mut grant = self.grant.clone();
         loop {
             let inbound = async {
                 peer.mailbox.room_for_answers().await;
@@ -184,6 +195,7 @@ impl Connection {
                 () = peer.mailbox.slot_freed.notified(), if !self.waiting.is_empty() => self.begin_waiting().await,
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
+                why = grant.ended() => return self.cut(why),
                 inbound = inbound => match inbound {
                     Ok(Inbound::Message(message)) => self.handle(message).await,
                     Ok(Inbound::Ping(payload)) => peer.mailbox.pong(payload),
@@ -196,6 +208,14 @@ impl Connection {
                 },
             }
         }
+    }
+
+    /// Whoever it was may act no more: nothing that it sent is looked at from here on. Its session waits as after any cut.
+    fn cut(&mut self, why: Ended) -> Option<u16> {
+        tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
+        self.goodbye = CUT;
+        self.peer.mailbox.close(ACCESS_ENDED, why.reason());
+        None
     }
 
     /// The code to close with. A peer that closed its sending half may still read what was answered.
@@ -241,7 +261,7 @@ impl Connection {
             tokio::time::timeout(LINGER, discard(&mut receiver)).await.unwrap_or(());
         };
         // A peer that does not listen does not keep us.
-        if tokio::time::timeout(GOODBYE, farewell).await.is_err() {
+        if tokio::time::timeout(self.goodbye, farewell).await.is_err() {
             pump.shutdown().await;
         }
         self.core.disconnected(&self.peer);
@@ -329,6 +349,11 @@ impl Connection {
             Ok(context) => context,
             Err(failure) => return reply.fail(&failure),
         };
+        // The one place where scopes are asked: no handler sees a request that its principal may not make.
+        if let Some(scope) = self.grant.lacks(method) {
+            let (principal, method) = (self.grant.principal().to_string(), method.name);
+            return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
+        }
         let Some(mut call) = dispatch::call(context, method, params, reply) else { return };
         if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
             self.tasks.push(call);
@@ -361,7 +386,7 @@ impl Connection {
                 session.clone()
             }
             (Stage::Fresh, None) => {
-                let session = self.core.implicit_session(self.principal.clone(), self.peer.clone())?;
+                let session = self.core.implicit_session(self.grant.principal().clone(), self.peer.clone())?;
                 self.peer.listening.store(true, Ordering::Release);
                 self.stage = Stage::Implicit(session.clone());
                 session

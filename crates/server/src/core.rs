@@ -21,6 +21,7 @@ use exec_server_rpc::{Framing, Stream};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
+    access::Grant,
     connection::{self, Peer},
     error::Failure,
     process::{Meta, Process, lock},
@@ -36,7 +37,7 @@ pub use idle::Visit;
 pub struct Principal(Arc<str>);
 
 impl Principal {
-    /// The one principal of this release: the default token, the owner's uid on a Unix socket, and stdio.
+    /// The owner of the server: its own token, the owner's uid on a Unix socket, and stdio.
     pub fn owner() -> Self {
         Self("owner".into())
     }
@@ -64,8 +65,8 @@ pub struct Authenticated {
     pub(crate) stream: Stream,
     /// How messages are cut out of the bytes.
     pub(crate) framing: Framing,
-    /// Who speaks.
-    pub(crate) principal: Principal,
+    /// Who speaks, and what it may do.
+    pub(crate) grant: Grant,
     /// For logs and for the prefix of the malformed-message answer, such as `exec-server websocket 127.0.0.1:4000`.
     pub(crate) label: String,
     /// Plain stdio keeps the reference's rule: the end of the stream ends the session and its processes.
@@ -74,8 +75,8 @@ pub struct Authenticated {
 
 impl Authenticated {
     /// Vouches for a stream. Called by the doors after their checks, and by a program that embeds the server for its own use.
-    pub fn vouch(stream: Stream, framing: Framing, principal: Principal, label: impl Into<String>) -> Self {
-        Self { stream, framing, principal, label: label.into(), ends_session: false }
+    pub fn vouch(stream: Stream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
+        Self { stream, framing, grant, label: label.into(), ends_session: false }
     }
 
     /// Says that a live server has taken the connection: one blank line, which every peer of newline framing skips. Without it

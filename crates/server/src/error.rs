@@ -76,6 +76,8 @@ pub(crate) enum Failure {
     HolderFailed { session: String, source: io::Error },
     #[error("the server is shutting down; connect again")]
     Draining,
+    #[error("`{principal}` may not call `{method}`: it lacks the scope `{scope}`")]
+    LacksScope { principal: String, method: &'static str, scope: &'static str },
 }
 
 impl Failure {
@@ -135,6 +137,7 @@ impl Failure {
             // Nothing was lost: the session has no process yet.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
+            Self::LacksScope { .. } => Kind::Forbidden,
         }
     }
 

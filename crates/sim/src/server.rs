@@ -6,7 +6,10 @@ use std::{io, sync::Arc};
 
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Role, Stream};
-use exec_server_server::core::{Authenticated, Config, Core, Principal};
+use exec_server_server::{
+    access::Grant,
+    core::{Authenticated, Config, Core},
+};
 use tokio::task::JoinSet;
 
 use crate::{holders::Holders, stage::Stage};
@@ -68,7 +71,7 @@ impl Server {
         }
         if let Some(core) = self.core.clone() {
             let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
-            let connection = Authenticated::vouch(stream, framing, Principal::owner(), "simulated");
+            let connection = Authenticated::vouch(stream, framing, Grant::owner(), "simulated");
             self.connections.spawn(async move { core.serve(connection).await });
         }
     }

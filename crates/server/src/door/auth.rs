@@ -1,4 +1,4 @@
-//! The token in a request: `Authorization: Bearer …` or `?token=…`.
+//! The tokens in a request: `Authorization: Bearer …` or `?token=…`.
 //! Must not keep or show what was offered.
 
 use zeroize::Zeroizing;
@@ -6,24 +6,15 @@ use zeroize::Zeroizing;
 use super::http::Request;
 use crate::state_dir::TokenDigest;
 
-/// Whether a request bears the token. Every credential it offers must be right, and there must be one: a wrong one beside
-/// a right one is not let in by the order in which they are looked at.
-pub(super) fn bears(request: &Request<'_>, token: &TokenDigest) -> bool {
+/// Digests of all the tokens that a request offers; `None` where one of them cannot be read, which makes the whole offer wrong.
+pub(super) fn offered(request: &Request<'_>) -> Option<Vec<TokenDigest>> {
     let from_header = request.values("authorization").map(bearer);
     let from_query = request
         .query()
         .split('&')
         .filter_map(|pair| pair.split_once('=').filter(|(name, _)| *name == "token"))
         .map(|(_, value)| percent_decode(value.as_bytes()));
-    let mut offered = 0_u32;
-    let mut wrong = 0_u32;
-    // No early end: how many were looked at must not depend on which was right.
-    for credential in from_header.chain(from_query) {
-        offered += 1;
-        let is_right = credential.is_some_and(|bytes| token.matches(&TokenDigest::of(&bytes)));
-        wrong += u32::from(!is_right);
-    }
-    offered > 0 && wrong == 0
+    from_header.chain(from_query).map(|credential| credential.map(|bytes| TokenDigest::of(&bytes))).collect()
 }
 
 /// The token of a Bearer credential; another scheme is none.

@@ -13,25 +13,35 @@ use super::{
     host::{self, AllowedHost},
     http::{Request, Response},
 };
-use crate::state_dir::TokenDigest;
+use crate::access::{Access, Grant};
 
 /// What one listener asks for.
 pub(super) struct Gate<'a> {
     /// The address that requests come in at and the names allowed besides; `None` where the Host says nothing.
     pub(super) hosts: Option<(SocketAddr, &'a [AllowedHost])>,
-    /// The token to bear; `None` where the kernel vouches for the peer, or nobody has to.
-    pub(super) token: Option<&'a TokenDigest>,
+    /// How a peer proves who it is.
+    pub(super) proof: Proof<'a>,
     /// The server is on its way out.
     pub(super) draining: bool,
 }
 
+/// How a peer proves who it is.
+pub(super) enum Proof<'a> {
+    /// It has: by the kernel's word or a certificate, or nobody has to.
+    Given(Grant),
+    /// By a token in the request.
+    Token(&'a Access),
+}
+
 /// What becomes of a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Verdict {
     /// It becomes a WebSocket.
     Upgrade {
         /// The answer to its key.
         accept: String,
+        /// What the peer may do.
+        grant: Grant,
     },
     /// It is answered and closed.
     Answer(Response),
@@ -40,12 +50,12 @@ pub(super) enum Verdict {
 /// Judges one request.
 pub(super) fn check(request: &Request<'_>, gate: &Gate<'_>) -> Verdict {
     match examine(request, gate) {
-        Ok(accept) => Verdict::Upgrade { accept },
+        Ok((accept, grant)) => Verdict::Upgrade { accept, grant },
         Err(response) => Verdict::Answer(response),
     }
 }
 
-fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<String, Response> {
+fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<(String, Grant), Response> {
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, gate));
     }
@@ -61,18 +71,19 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<String, Response> {
     if request.values("sec-fetch-site").any(|site| !matches!(site.trim_ascii(), b"none" | b"same-origin")) {
         return Err(Response::forbidden());
     }
-    if let Some(token) = gate.token
-        && !auth::bears(request, token)
-    {
-        return Err(Response::unauthorized());
-    }
+    let grant = match &gate.proof {
+        Proof::Given(grant) => grant.clone(),
+        Proof::Token(access) => auth::offered(request)
+            .and_then(|offered| access.by_tokens(&offered))
+            .ok_or_else(Response::unauthorized)?,
+    };
     if request.path() != "/" {
         return Err(Response::not_found());
     }
     if gate.draining {
         return Err(Response::busy());
     }
-    upgrade(request)
+    Ok((upgrade(request)?, grant))
 }
 
 /// Says only ok, or that no new client should come.

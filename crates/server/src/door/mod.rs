@@ -41,12 +41,12 @@ use tokio::{
 };
 
 use self::{
-    check::{Gate, Verdict},
+    check::{Gate, Proof, Verdict},
     http::Response,
 };
 use crate::{
-    core::{Authenticated, Principal},
-    state_dir::TokenDigest,
+    access::{Access, Grant},
+    core::Authenticated,
 };
 
 /// Connections that have not yet passed: each costs a descriptor and 8 KiB.
@@ -58,8 +58,8 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// What a door asks of those who come over TCP.
 #[derive(Clone, Debug)]
 pub struct DoorConfig {
-    /// The token a peer must bear; `None` lets in everybody who reaches the socket.
-    pub token: Option<TokenDigest>,
+    /// Who may come in, by what they offer.
+    pub access: Arc<Access>,
     /// Names under which this server is reached besides its own addresses.
     pub allowed_hosts: Vec<AllowedHost>,
 }
@@ -108,11 +108,11 @@ impl Door {
         };
         let gate = Gate {
             hosts: Some((local, &self.config.allowed_hosts)),
-            token: self.config.token.as_ref(),
+            proof: self.config.access.anybody().map_or(Proof::Token(&self.config.access), Proof::Given),
             draining: self.draining.load(Ordering::Acquire),
         };
-        let leftover = judge(&mut socket, &gate, &peer).await?;
-        Some(websocket(socket, leftover, format!("exec-server websocket {peer}")))
+        let (leftover, grant) = judge(&mut socket, &gate, &peer).await?;
+        Some(websocket(socket, leftover, grant, format!("exec-server websocket {peer}")))
     }
 
     /// Judges a connection on a Unix socket: the kernel says whose it is, so that no token and no Host are asked for.
@@ -125,9 +125,10 @@ impl Door {
             http::answer_and_close(&mut socket, &Response::forbidden()).await;
             return None;
         }
-        let gate = Gate { hosts: None, token: None, draining: self.draining.load(Ordering::Acquire) };
-        let leftover = judge(&mut socket, &gate, &"unix").await?;
-        Some(websocket(socket, leftover, "exec-server websocket unix".to_owned()))
+        let proof = Proof::Given(Grant::owner());
+        let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
+        let (leftover, grant) = judge(&mut socket, &gate, &"unix").await?;
+        Some(websocket(socket, leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
     /// Judges a connection of `dial-stdio`: newline JSON, the owner's uid alone.
@@ -136,7 +137,7 @@ impl Door {
             return None;
         }
         let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
-        Some(Authenticated::vouch(socket.into(), framing, Principal::owner(), "exec-server dial-stdio"))
+        Some(Authenticated::vouch(socket.into(), framing, Grant::owner(), "exec-server dial-stdio"))
     }
 }
 
@@ -145,7 +146,7 @@ async fn judge(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     gate: &Gate<'_>,
     peer: &impl Display,
-) -> Option<BytesMut> {
+) -> Option<(BytesMut, Grant)> {
     let judged = time::timeout(HEAD_DEADLINE, async {
         let mut buf = BytesMut::new();
         let verdict = match http::read_head(socket, &mut buf).await {
@@ -156,9 +157,9 @@ async fn judge(
             Err(failure) => Verdict::Answer(failure.response()?),
         };
         match verdict {
-            Verdict::Upgrade { accept } => {
+            Verdict::Upgrade { accept, grant } => {
                 socket.write_all(&Response::switching(&accept).encode()).await.ok()?;
-                Some(buf)
+                Some((buf, grant))
             }
             Verdict::Answer(response) => {
                 tracing::debug!(%peer, status = response.status(), "answered at the door");
@@ -170,12 +171,12 @@ async fn judge(
     judged.await.ok().flatten()
 }
 
-fn websocket(socket: impl Into<Stream>, leftover: BytesMut, label: String) -> Authenticated {
+fn websocket(socket: impl Into<Stream>, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
     let mut stream: Stream = socket.into();
     // Copied out of the head's buffer, which would otherwise live as long as the connection.
     stream.leftover = BytesMut::from(&leftover[..]);
     let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
-    Authenticated::vouch(stream, framing, Principal::owner(), label)
+    Authenticated::vouch(stream, framing, grant, label)
 }
 
 /// Whether the peer is our user or root, by the kernel's word.

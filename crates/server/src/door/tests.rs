@@ -1,6 +1,6 @@
 //! The whole table of the door, first as a pure function, then over a real socket.
 
-use std::{net::SocketAddr, str};
+use std::{net::SocketAddr, str, sync::Arc};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -9,27 +9,34 @@ use tokio::{
 
 use super::{
     AllowedHost, Door, DoorConfig, PENDING_MAX,
-    check::{self, Gate, Verdict},
+    check::{self, Gate, Proof, Verdict},
     http,
 };
-use crate::state_dir::Token;
+use crate::{
+    access::{Access, Grant},
+    state_dir::Token,
+};
 
 const TOKEN: &str = "0123456789abcdef%+&=";
 const ESCAPED: &str = "0123456789abcdef%25%2B%26%3d";
 const UPGRADE: &str = "Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
+fn access() -> Access {
+    Access::new(Token::parse(TOKEN.as_bytes()).unwrap().digest())
+}
+
 /// The status that a request gets; 101 for an upgrade. `local` is the address it came in at.
 fn status_at(local: &str, request: &str) -> u16 {
     let local: SocketAddr = local.parse().unwrap();
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
-    let digest = Token::parse(TOKEN.as_bytes()).unwrap().digest();
-    let gate = Gate { hosts: Some((local, &allowed)), token: Some(&digest), draining: false };
+    let access = access();
+    let gate = Gate { hosts: Some((local, &allowed)), proof: Proof::Token(&access), draining: false };
     judge(request, &gate)
 }
 
 fn judge(request: &str, gate: &Gate<'_>) -> u16 {
     match http::with_request(request.as_bytes(), |request| check::check(request, gate)) {
-        Verdict::Upgrade { accept } => {
+        Verdict::Upgrade { accept, .. } => {
             assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
             101
         }
@@ -201,9 +208,9 @@ fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
 
 #[test]
 fn health_asks_for_nothing_and_says_nothing() {
-    let digest = Token::parse(TOKEN.as_bytes()).unwrap().digest();
+    let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
-        let gate = Gate { hosts: Some(("127.0.0.1:1".parse().unwrap(), &[])), token: Some(&digest), draining };
+        let gate = Gate { hosts: Some(("127.0.0.1:1".parse().unwrap(), &[])), proof: Proof::Token(&access), draining };
         for (request, expected) in [
             ("GET /healthz HTTP/1.0\r\n\r\n", 200),
             ("HEAD /healthz HTTP/1.1\r\nHost: evil\r\n\r\n", 200),
@@ -237,7 +244,7 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
 
 #[test]
 fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
-    let gate = Gate { hosts: None, token: None, draining: false };
+    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
     assert_eq!(judge(&upgrade("/", "whatever", ""), &gate), 101);
     assert_eq!(judge(&upgrade("/", "whatever", "Origin: null\r\n"), &gate), 403);
     let gate = Gate { draining: true, ..gate };
@@ -265,8 +272,8 @@ impl Rig {
     async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = listener.local_addr().unwrap();
-        let token = Some(Token::parse(TOKEN.as_bytes()).unwrap().digest());
-        Self { listener, local, door: Door::new(DoorConfig { token, allowed_hosts: Vec::new() }) }
+        let access = Arc::new(access());
+        Self { listener, local, door: Door::new(DoorConfig { access, allowed_hosts: Vec::new() }) }
     }
 
     /// Sends bytes in parts and returns the answer and whether the connection was let in.
@@ -332,7 +339,7 @@ async fn a_head_beyond_its_bound_is_refused() {
 async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let (mut near, mut far) = tokio::io::duplex(64);
     near.write_all(b"GET / HT").await.unwrap();
-    let gate = Gate { hosts: None, token: None, draining: false };
+    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
     let started = tokio::time::Instant::now();
     assert!(super::judge(&mut far, &gate, &"test").await.is_none());
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);

@@ -50,7 +50,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
     let (session, resumed, claim) = match (&params.resume_session_id, implicit) {
         (Some(id), implicit) => {
-            let session = connection.core.session(id.as_str(), &connection.principal)?;
+            let session = connection.core.session(id.as_str(), connection.grant.principal())?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
             let claim = if params.takeover { Claim::Any } else { Claim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
@@ -66,7 +66,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         }
         (None, Some(session)) => (session, false, Claim::Any),
         (None, None) => {
-            (connection.core.new_session(connection.principal.clone(), attachment).await?, false, Claim::Any)
+            (connection.core.new_session(connection.grant.principal().clone(), attachment).await?, false, Claim::Any)
         }
     };
     connection.peer.set_manners(Manners {

@@ -28,7 +28,8 @@ use super::{
     unix::UnixSocket,
 };
 use crate::{
-    core::{Authenticated, Core, Principal},
+    access::Grant,
+    core::{Authenticated, Core},
     door::Door,
 };
 
@@ -213,7 +214,7 @@ async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
     let stream: Stream = exec_server_rpc::stdio();
     let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
     // Whoever holds our standard streams started us: the owner.
-    let mut connection = Authenticated::vouch(stream, framing, Principal::owner(), "stdio");
+    let mut connection = Authenticated::vouch(stream, framing, Grant::owner(), "stdio");
     if ends_session {
         connection = connection.ending_its_session();
     }
