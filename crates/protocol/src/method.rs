@@ -34,8 +34,7 @@ pub enum Scope {
 
 impl Scope {
     /// Every scope, in the order of their declaration.
-    pub const ALL: &'static [Scope] =
-        &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http];
+    pub const ALL: &'static [Scope] = &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http];
 
     /// Its word in token files, on the command line and in error texts.
     #[must_use]

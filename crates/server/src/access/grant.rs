@@ -122,6 +122,9 @@ impl Grant {
 
 impl fmt::Debug for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("principal", &self.principal).field("rights", &self.rights).finish_non_exhaustive()
+        f.debug_struct("Grant")
+            .field("principal", &self.principal)
+            .field("rights", &self.rights)
+            .finish_non_exhaustive()
     }
 }

@@ -73,9 +73,9 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<(String, Grant), Re
     }
     let grant = match &gate.proof {
         Proof::Given(grant) => grant.clone(),
-        Proof::Token(access) => auth::offered(request)
-            .and_then(|offered| access.by_tokens(&offered))
-            .ok_or_else(Response::unauthorized)?,
+        Proof::Token(access) => {
+            auth::offered(request).and_then(|offered| access.by_tokens(&offered)).ok_or_else(Response::unauthorized)?
+        }
     };
     if request.path() != "/" {
         return Err(Response::not_found());
