@@ -25,6 +25,8 @@ pub(crate) struct Setup {
     /// Removed when the run is over.
     state: TempDir,
     extra: Vec<String>,
+    /// The limit of descriptors that the server is started with.
+    nofile: Option<u64>,
 }
 
 impl Setup {
@@ -32,7 +34,13 @@ impl Setup {
     pub(crate) fn new(binary: &Path) -> Result<Self> {
         let port = free_port()?;
         let state = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
-        Ok(Self { binary: binary.to_owned(), listen: format!("ws://127.0.0.1:{port}"), state, extra: Vec::new() })
+        Ok(Self {
+            binary: binary.to_owned(),
+            listen: format!("ws://127.0.0.1:{port}"),
+            state,
+            extra: Vec::new(),
+            nofile: None,
+        })
     }
 
     /// One more argument of `serve`.
@@ -46,19 +54,32 @@ impl Setup {
         binary.clone_into(&mut self.binary);
     }
 
+    /// Lets the server have no more descriptors than this, now and later.
+    pub(crate) fn nofile(mut self, most: u64) -> Self {
+        self.nofile = Some(most);
+        self
+    }
+
     /// A folder beside the state for what a run's children write.
     pub(crate) fn scratch(&self) -> &Path {
         self.state.path()
     }
 
-    fn state_dir(&self) -> PathBuf {
+    pub(crate) fn state_dir(&self) -> PathBuf {
         self.state.path().join("state")
     }
 
     /// Starts the program; it does not listen yet.
     pub(crate) fn launch(&self) -> Result<Launched> {
         let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
-        let mut command = Command::new(&self.binary);
+        let mut command = match self.nofile {
+            None => Command::new(&self.binary),
+            Some(most) => {
+                let mut shell = Command::new("/bin/sh");
+                shell.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]).arg(&self.binary);
+                shell
+            }
+        };
         command.args(["serve", "--listen", &self.listen, "--state-dir"]).arg(self.state_dir());
         command.args(&self.extra);
         let child = command
@@ -75,9 +96,22 @@ impl Setup {
         self.launch()?.ready().with_context(|| format!("its log says: {}", self.log_tail()))
     }
 
+    /// All that the servers said on standard error.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.state.path().join("stderr")).unwrap_or_default()
+    }
+
+    /// Fails where a server or holder panicked.
+    pub(crate) fn ensure_no_panic(&self) -> Result<()> {
+        let log = self.log();
+        let panic = log.lines().find(|line| line.contains("panicked"));
+        ensure!(panic.is_none(), "a panic: {}", panic.unwrap_or_default());
+        Ok(())
+    }
+
     /// The last lines of what the server said on standard error.
     pub(crate) fn log_tail(&self) -> String {
-        let text = fs::read_to_string(self.state.path().join("stderr")).unwrap_or_default();
+        let text = self.log();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
@@ -97,6 +131,11 @@ impl Setup {
     /// Memory of the family in KiB.
     pub(crate) fn memory_kib(&self) -> u64 {
         self.family().into_iter().map(memory_kib).sum()
+    }
+
+    /// The holders of the family.
+    pub(crate) fn holders(&self) -> Vec<u32> {
+        self.family().into_iter().filter(|pid| comm(*pid).is_some_and(|comm| comm.starts_with("exec-holder"))).collect()
     }
 
     /// Threads of the family.
@@ -149,7 +188,7 @@ impl Launched {
             let status = self.child.wait()?;
             bail!("the server ended before it printed a URL: {status}");
         }
-        Ok(Server { child: self.child, address: Address::parse(line.trim_end())?, _stdout: stdout })
+        Ok(Server { child: self.child, address: Address::parse(line.trim_end())?, stdout })
     }
 
     /// SIGKILL before it listens.
@@ -165,7 +204,7 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) address: Address,
     /// Held open: what a closed standard output does is another test.
-    _stdout: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Server {
@@ -175,20 +214,38 @@ impl Server {
         Ok(())
     }
 
+    /// The URL of its second listener.
+    pub(crate) fn second_line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGTERM, and the exit it promises.
-    pub(crate) fn stop(mut self) -> Result<()> {
+    /// SIGTERM, without a wait.
+    pub(crate) fn terminate(&self) {
         kill(self.child.id(), rustix::process::Signal::TERM);
-        let deadline = Instant::now() + Duration::from_secs(10);
+    }
+
+    /// SIGTERM, and the exit it promises.
+    pub(crate) fn stop(self) -> Result<()> {
+        self.terminate();
+        let code = self.wait(Duration::from_secs(10)).context("after SIGTERM")?;
+        ensure!(code == Some(0), "the server ended with {code:?} on SIGTERM");
+        Ok(())
+    }
+
+    /// Waits for its end; the code, unless a signal ended it.
+    pub(crate) fn wait(mut self, patience: Duration) -> Result<Option<i32>> {
+        let deadline = Instant::now() + patience;
         loop {
             if let Some(status) = self.child.try_wait()? {
-                ensure!(status.success(), "the server ended with {status} on SIGTERM");
-                return Ok(());
+                return Ok(status.code());
             }
-            ensure!(Instant::now() < deadline, "the server did not end within 10 s of SIGTERM");
+            ensure!(Instant::now() < deadline, "the server did not end within {patience:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -201,7 +258,8 @@ impl Drop for Server {
     }
 }
 
-fn kill(pid: u32, signal: rustix::process::Signal) {
+/// Sends a signal to a process that we started or that belongs to it.
+pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
         rustix::process::kill_process(pid, signal).ok(); // Gone already: what was wanted.
     }
@@ -244,4 +302,29 @@ pub(crate) fn memory_kib(pid: u32) -> u64 {
             sum(&text, &["RssAnon:", "RssShmem:"])
         }
     }
+}
+
+/// Open descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
+}
+
+/// Processor time that a process has used, in clock ticks of a hundredth of a second.
+pub(crate) fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may hold spaces; state is the first field after it, the times are the 12th and 13th.
+    let after = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+    after.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+/// Bytes that the files under a folder take on the disk.
+pub(crate) fn disk_bytes(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let size = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path()),
+        Ok(metadata) => metadata.blocks() * 512,
+        Err(_) => 0, // Removed while we looked.
+    };
+    entries.map(size).sum()
 }

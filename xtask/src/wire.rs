@@ -166,6 +166,25 @@ impl Wire {
         }
     }
 
+    /// Listens for this long, so that pings are answered; what comes is kept for `next`.
+    pub(crate) fn attend(&mut self, long: Duration) -> Result<(), Fault> {
+        let until = Instant::now() + long;
+        let outcome = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break Ok(());
+            }
+            self.socket.get_ref().set_read_timeout(Some(left)).ok(); // A dead socket tells at the read.
+            match self.receive() {
+                Ok(incoming) => self.early.push_back(incoming),
+                Err(Fault::Silence) => {}
+                Err(fault) => break Err(fault),
+            }
+        };
+        self.socket.get_ref().set_read_timeout(Some(PATIENCE)).ok(); // As above.
+        outcome
+    }
+
     /// Throws away what was kept: a run that only counts answers does not need it.
     pub(crate) fn forget_early(&mut self) {
         self.early.clear();

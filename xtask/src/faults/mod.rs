@@ -5,16 +5,23 @@
 
 mod client;
 mod cuts;
+mod damage;
 mod delivery;
+mod drains;
 mod figures;
+mod floods;
+mod half_open;
 mod kills;
 mod lanes;
 pub(crate) mod left;
 mod load;
+mod races;
 pub(crate) mod readme;
 pub(crate) mod relay;
 pub(crate) mod rules;
 mod skew;
+mod slow;
+mod starved;
 mod stdin;
 
 use std::{collections::HashMap, path::PathBuf, time::Instant};
@@ -46,6 +53,9 @@ pub(crate) struct Options {
     /// Writes what passed into the table of the README.
     #[arg(long, conflicts_with = "ci")]
     readme: bool,
+    /// Runs in this build of xtask, also where it is not the release build; figures are then no figures.
+    #[arg(long, hide = true)]
+    as_built: bool,
     /// Another server than the release build of this tree.
     #[arg(long)]
     server: Option<PathBuf>,
@@ -104,7 +114,14 @@ const RUNS: &[Run] = &[
     Run { name: "F1", what: "the link is cut under load", how: "proxy: FIN, RST, inside a frame", run: cuts::run },
     Run { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
     Run { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
+    Run { name: "F5", what: "the server is ended under load", how: "SIGTERM, started again", run: drains::run },
+    Run { name: "F6", what: "the peer is half open", how: "proxy that swallows; link down", run: half_open::run },
+    Run { name: "F7", what: "a reader of 64 KiB/s, a flood", how: "proxy that throttles", run: slow::run },
+    Run { name: "F8", what: "ten floods, nobody there", how: "`dropOldest`, quota 64 MiB", run: floods::run },
+    Run { name: "F11", what: "no descriptors left", how: "64, 200 connects, 100 starts", run: starved::run },
     Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
+    Run { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
+    Run { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },
     Run {
         name: "F20",
         what: "two versions, mixed",
@@ -133,7 +150,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         return rules::list(cargo::root());
     }
-    if cargo::again_in_release()? {
+    if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
     let chosen = choose(&options.only)?;

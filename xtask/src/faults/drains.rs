@@ -1,0 +1,88 @@
+//! F5: the server is told to end, under load, and another one takes over on the same state directory and port.
+//!
+//! It must end by itself with code 0 within five seconds, also where the client does not listen, having told the client; and
+//! no byte, process, exit code or pid may change.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{
+    Figures, Setting, cuts,
+    load::{Load, is_lost},
+};
+use crate::{
+    server::{Server, Setup},
+    wire::Wire,
+};
+
+/// Producers at once.
+const LANES: usize = 8;
+
+/// A drain may take this long.
+const DRAIN: Duration = Duration::from_secs(5);
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(8, 50, 500);
+    let mut random = setting.random("F5");
+    let setup = Setup::new(&setting.binary)?;
+    let mut server = setup.start()?;
+    let mut load = Load::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&server.address)?;
+    let (mut times, mut drains, mut deaf) = (Vec::new(), Vec::new(), 0);
+    for drained in 0..wanted {
+        let said = || format!("after {drained} drains; the server says: {}", setup.log_tail());
+        let until = Instant::now() + Duration::from_millis(random.between(5, 250));
+        while Instant::now() < until {
+            load.step(&mut wire).with_context(said)?;
+        }
+        let listens = !random.one_in(4);
+        deaf += u64::from(!listens);
+        drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(said)?);
+        let begun = Instant::now();
+        server = setup.start()?;
+        let (resumed, millis) = cuts::resume(&mut load, &server.address, begun).with_context(said)?;
+        times.push(millis);
+        wire = resumed;
+        load.check_pids(&mut wire).with_context(said)?;
+    }
+    load.let_run_out();
+    while !load.is_done() {
+        load.step(&mut wire).context("after the last drain")?;
+    }
+    wire.call("session/end", &json!({})).context("end the session")?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    setup.ensure_no_panic()?;
+    drains.sort_by(f64::total_cmp);
+    Ok(vec![
+        Figures::default()
+            .survived(wanted)
+            .set("bytes", load.bytes)
+            .set("processes", load.ended)
+            .times(&mut times)
+            .set("deaf", deaf)
+            .set("worst_drain_ms", format!("{:.1}", drains.last().copied().unwrap_or_default())),
+    ])
+}
+
+/// Ends the server in order; whoever listens is told that it goes away.
+fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) -> Result<f64> {
+    server.terminate();
+    let begun = Instant::now();
+    if let Some((load, wire)) = listener {
+        let end = loop {
+            match load.step(wire) {
+                Ok(()) => ensure!(begun.elapsed() < DRAIN, "still connected 5 s after SIGTERM"),
+                Err(error) if is_lost(&error) => break error.to_string(),
+                Err(error) => return Err(error),
+            }
+        };
+        ensure!(end.contains("Away"), "the client was not told that the server goes away: {end}");
+    }
+    // A second SIGTERM would force it: only waited for.
+    let code = server.wait(DRAIN.saturating_sub(begun.elapsed())).context("the server has not drained within 5 s")?;
+    ensure!(code == Some(0), "the drained server ended with {code:?}");
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}

@@ -1,0 +1,199 @@
+//! F8: ten processes write as fast as they can while nobody is there, with a small quota and `dropOldest`.
+//!
+//! The disk must stay within the quota and memory within its bound; and whoever comes back must find every byte that is there
+//! at its place: what a process writes says where each byte stands, so that a gap that is told wrong by one byte is seen.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use super::{Figures, Setting};
+use crate::{
+    children::{self, RECORD},
+    server::{self, Setup},
+    wire::{self, Address, Incoming, Wire, hello},
+};
+
+const FLOODS: u64 = 10;
+
+/// What the log of a process may cost beside its cap in memory: a segment on its way to disk, and tables.
+const BESIDE_KIB: u64 = 4 << 10;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let (rounds, seconds) = (setting.pick(1, 2, 20), setting.pick(3, 30, 30));
+    // In three seconds a larger quota is not reached everywhere.
+    let bounds = Bounds { disk_mib: setting.pick(8, 64, 64), memory_mib: setting.pick(4, 16, 16) };
+    let (mut bytes, mut gaps, mut disk, mut growth) = (0, 0, 0, 0);
+    for _ in 0..rounds {
+        let setup = Setup::new(&setting.binary)?
+            .arg(&format!("--disk-per-process={}MiB", bounds.disk_mib))
+            .arg(&format!("--memory-per-process={}MiB", bounds.memory_mib));
+        let round = one(&setup, &bounds, Duration::from_secs(seconds))
+            .with_context(|| format!("the server says: {}", setup.log_tail()))?;
+        bytes += round.received;
+        gaps += round.gaps;
+        disk = disk.max(round.disk);
+        growth = growth.max(round.growth_kib);
+        setup.ensure_no_panic()?;
+    }
+    ensure!(gaps > 0, "nothing was dropped: the floods were no floods");
+    Ok(vec![
+        Figures::default()
+            .survived(rounds * FLOODS)
+            .set("bytes", bytes)
+            .set("gap_bytes", gaps)
+            .set("disk_bytes", disk)
+            .set("growth_kib", growth),
+    ])
+}
+
+/// What one process may have.
+struct Bounds {
+    disk_mib: u64,
+    memory_mib: u64,
+}
+
+struct Round {
+    received: u64,
+    gaps: u64,
+    disk: u64,
+    growth_kib: u64,
+}
+
+fn one(setup: &Setup, bounds: &Bounds, long: Duration) -> Result<Round> {
+    let server = setup.start()?;
+    let before = setup.memory_kib();
+    let (mut wire, session) = Wire::session(&server.address)?;
+    for id in 0..FLOODS {
+        let argv = [&children::program()?, "child", "producer", &id.to_string(), &(u64::MAX / RECORD).to_string()];
+        let mut params = wire::start(&format!("flood-{id}"), &argv);
+        params["overflow"] = json!("dropOldest");
+        wire.call("process/start", &params)?;
+    }
+    drop(wire);
+    let (mut disk, mut memory) = (0, before);
+    let begun = Instant::now();
+    while begun.elapsed() < long {
+        thread::sleep(Duration::from_millis(50));
+        disk = disk.max(server::disk_bytes(&setup.state_dir()));
+        memory = memory.max(setup.memory_kib());
+    }
+    let growth_kib = memory.saturating_sub(before);
+    // A segment that is being written stands beside those that count.
+    let quota = (FLOODS * bounds.disk_mib) << 20;
+    ensure!(disk <= quota + (FLOODS + 1) * (1 << 20), "{disk} bytes on disk, the quota is {quota}");
+    let bound = FLOODS * ((bounds.memory_mib << 10) + BESIDE_KIB) + (32 << 10);
+    ensure!(growth_kib <= bound, "memory grew by {growth_kib} KiB, at most {bound}");
+    let (received, gaps) = read_all(&server.address, &session)?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    Ok(Round { received, gaps, disk, growth_kib })
+}
+
+/// Ends the floods, so that nothing is dropped any more that was read, then resumes and reads what is left of each to its end.
+fn read_all(address: &Address, session: &str) -> Result<(u64, u64)> {
+    let mut floods: Vec<Flood> = (0..FLOODS).map(Flood::new).collect();
+    let (mut other, _) = Wire::session(address)?;
+    for flood in &floods {
+        other.call("process/terminate", &json!({ "processId": flood.name, "sessionId": session }))?;
+    }
+    wait_ended(&mut other)?;
+    other.call("session/end", &json!({}))?;
+    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+    while floods.iter().any(|flood| !flood.closed) {
+        let (name, event) = match wire.next()? {
+            Incoming::Output(output) => (output.process.clone(), Event::Output(output)),
+            Incoming::Closed { process, params, .. } => (process, Event::Closed(params)),
+            Incoming::Other { method, params } if method == "process/gap" => {
+                (params["processId"].as_str().unwrap_or_default().to_owned(), Event::Gap(params))
+            }
+            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            Incoming::Exited { .. } | Incoming::Answer { .. } => continue,
+        };
+        let flood = floods.iter_mut().find(|flood| flood.name == name).context("an event of an unknown process")?;
+        if let Some(seq) = flood.take(event).with_context(|| name.clone())? {
+            wire.notify("process/ack", &json!({ "processId": name, "seq": seq }))?;
+        }
+    }
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(floods.iter().fold((0, 0), |(received, gaps), flood| (received + flood.received, gaps + flood.gaps)))
+}
+
+fn wait_ended(wire: &mut Wire) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let list = wire.call("process/list", &json!({ "scope": "all" }))?;
+        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        let running = entries.iter().filter(|entry| entry["exited"] != true).count();
+        if running == 0 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{running} floods run 10 s after they were ended");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+enum Event {
+    Output(wire::Output),
+    Gap(serde_json::Value),
+    Closed(serde_json::Value),
+}
+
+/// What came of one process, and where the next byte stands.
+struct Flood {
+    id: u64,
+    name: String,
+    at: u64,
+    seq: u64,
+    received: u64,
+    gaps: u64,
+    closed: bool,
+}
+
+impl Flood {
+    fn new(id: u64) -> Self {
+        Self { id, name: format!("flood-{id}"), at: 0, seq: 0, received: 0, gaps: 0, closed: false }
+    }
+
+    /// Returns the number to acknowledge.
+    fn take(&mut self, event: Event) -> Result<Option<u64>> {
+        match event {
+            Event::Output(output) => {
+                ensure!(output.seq == self.seq + 1, "number {} after {}", output.seq, self.seq);
+                self.check(&output.bytes)?;
+                self.seq = output.seq;
+                self.received += output.bytes.len() as u64;
+                Ok(Some(self.seq))
+            }
+            Event::Gap(gap) => {
+                let number = |key: &str| gap[key].as_u64().with_context(|| format!("no `{key}` in {gap}"));
+                ensure!(number("fromSeq")? == self.seq + 1, "a gap that does not begin after {}: {gap}", self.seq);
+                self.seq = number("toSeq")?;
+                self.at += number("bytes")?;
+                self.gaps += number("bytes")?;
+                Ok(Some(self.seq))
+            }
+            Event::Closed(params) => {
+                ensure!(params["outputBytes"] == self.at, "{} bytes by our count, it says {params}", self.at);
+                ensure!(params["droppedBytes"] == self.gaps, "{} bytes in gaps, it says {params}", self.gaps);
+                self.closed = true;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Every byte is the one that stands at its place in what the process wrote.
+    fn check(&mut self, bytes: &[u8]) -> Result<()> {
+        for byte in bytes {
+            let (record, within) = (self.at / RECORD, usize::try_from(self.at % RECORD)?);
+            let expected = if within < 8 { self.id.to_le_bytes()[within] } else { record.to_le_bytes()[within - 8] };
+            ensure!(*byte == expected, "byte {} is {byte}, not {expected}: a gap was told wrong", self.at);
+            self.at += 1;
+        }
+        Ok(())
+    }
+}

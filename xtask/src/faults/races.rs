@@ -1,0 +1,164 @@
+//! F17: two clients resume the same session at the same moment.
+//!
+//! However they ask (with `takeover`, without, or one of each), exactly one has the session afterwards; the other was refused or
+//! hung up on, and whatever it sends from then on changes nothing. The sink, `cat` into a file, tells whose writes went in.
+
+use std::{
+    fs,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::json;
+
+use super::{Figures, Setting};
+use crate::{
+    server::Setup,
+    wire::{self, Address, Fault, Incoming, Wire, hello},
+};
+
+/// The code of a session that somebody else has.
+const ATTACHED: i64 = -32010;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let rounds = setting.pick(60, 500, 20_000);
+    let mut random = setting.random("F17");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let file = setup.scratch().join("sink");
+    let (mut wire, session) = Wire::session(&server.address)?;
+    let path = file.to_str().context("the temporary folder is UTF-8")?;
+    let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", path]);
+    params["pipeStdin"] = json!(true);
+    wire.call("process/start", &params)?;
+    drop(wire);
+    let mut race = Race { address: &server.address, session: &session, ended: Vec::new(), written: Vec::new() };
+    let (mut refused, mut times) = (0, Vec::new());
+    for round in 0..rounds {
+        let takeovers = [random.one_in(2), random.one_in(2)];
+        let begun = Instant::now();
+        refused += race
+            .run(round, takeovers)
+            .with_context(|| format!("round {round}, takeover {takeovers:?}; the server says: {}", setup.log_tail()))?;
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    let written = race.written.concat();
+    finish(&server.address, &session)?;
+    ensure!(fs::read_to_string(&file)? == written, "the file is not what the owners wrote");
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    setup.ensure_no_panic()?;
+    Ok(vec![
+        Figures::default().survived(rounds).set("bytes", written.len()).times(&mut times).set("stale_refused", refused),
+    ])
+}
+
+struct Race<'a> {
+    address: &'a Address,
+    session: &'a str,
+    /// The winner of the last round, which the next round takes the session from.
+    ended: Vec<Wire>,
+    /// What the owners wrote, in order.
+    written: Vec<String>,
+}
+
+impl Race<'_> {
+    /// Returns how many stale connections were refused a write.
+    fn run(&mut self, round: u64, takeovers: [bool; 2]) -> Result<u64> {
+        // Half of the rounds find the session free, half find an owner that hangs up in this moment.
+        let last = self.ended.pop().filter(|_| round.is_multiple_of(2));
+        let (start, settled) = (Barrier::new(2), Barrier::new(2));
+        let texts = [0, 1].map(|side| format!("round {round} side {side}\n"));
+        let outcomes = thread::scope(|scope| {
+            let sides = [0, 1].map(|side| {
+                let (start, settled, text) = (&start, &settled, &texts[side]);
+                let (address, session) = (self.address, self.session);
+                scope.spawn(move || one(address, session, takeovers[side], text, (start, settled)))
+            });
+            drop(last);
+            sides.map(|side| side.join().expect("a side does not panic"))
+        });
+        let mut owners = 0;
+        let mut stale = 0;
+        for (outcome, text) in outcomes.into_iter().zip(texts) {
+            match outcome? {
+                Side::Owner(wire) => {
+                    owners += 1;
+                    self.written.push(text);
+                    self.ended.push(*wire);
+                }
+                Side::Stale => stale += 1,
+                Side::Refused => {}
+            }
+        }
+        ensure!(owners == 1, "{owners} owners");
+        Ok(stale)
+    }
+}
+
+/// What became of one of the two.
+enum Side {
+    /// Its write went in.
+    Owner(Box<Wire>),
+    /// It had the session and lost it; its write was refused.
+    Stale,
+    /// It never got the session.
+    Refused,
+}
+
+fn one(
+    address: &Address,
+    session: &str,
+    takeover: bool,
+    text: &str,
+    (start, settled): (&Barrier, &Barrier),
+) -> Result<Side> {
+    let mut params = hello(Some(session));
+    params["takeover"] = json!(takeover);
+    let mut connected = Wire::connect(address);
+    start.wait();
+    let asked = Instant::now();
+    let answer = match &mut connected {
+        Ok(wire) => wire.call("initialize", &params).and_then(|_| wire.notify("initialized", &json!({}))),
+        Err(fault) => Err(Fault::Lost(fault.to_string())),
+    };
+    // Whoever has it must answer pings while the other asks: the other may ask for three seconds.
+    let listened = match (&answer, &mut connected) {
+        (Ok(()), Ok(wire)) => wire.attend(Duration::from_millis(150)),
+        _ => Ok(()),
+    };
+    settled.wait();
+    match answer {
+        Ok(()) => {}
+        Err(Fault::Refused { code: ATTACHED, .. }) if !takeover => {
+            ensure!(asked.elapsed() < Duration::from_secs(3), "refused only after {:?}", asked.elapsed());
+            return Ok(Side::Refused);
+        }
+        // The other one took it before our answer was read.
+        Err(Fault::Lost(_)) => return Ok(Side::Stale),
+        Err(fault) => return Err(fault.into()),
+    }
+    let mut wire = connected.context("connect")?;
+    if listened.is_err() {
+        return Ok(Side::Stale);
+    }
+    let params = json!({ "processId": "sink", "writeId": text, "chunk": STANDARD.encode(text) });
+    match wire.call("process/write", &params) {
+        Ok(answer) if answer["status"] == "accepted" => Ok(Side::Owner(Box::new(wire))),
+        Ok(answer) => bail!("a write was answered {answer}"),
+        Err(Fault::Lost(_) | Fault::Refused { .. }) => Ok(Side::Stale),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Ends the input and waits for the end of `cat`.
+fn finish(address: &Address, session: &str) -> Result<()> {
+    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+    wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
+    while !matches!(wire.next()?, Incoming::Closed { .. }) {}
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! F11: a server that may have 64 descriptors gets 200 connections and 100 starts at once.
+//!
+//! It must not end, must not spin, must answer whoever is inside, and must be well again within a second after they have gone.
+
+use std::{
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{Figures, Setting, slow::Neighbour};
+use crate::{
+    server::{self, Setup},
+    wire::{self, Address, Fault, Wire},
+};
+
+const DESCRIPTORS: u64 = 64;
+const CONNECTS: usize = 200;
+const STARTS: usize = 100;
+
+/// How long it is left without descriptors while its processor time is measured.
+const STARVED: Duration = Duration::from_secs(1);
+
+/// A tenth of a core for that long, in clock ticks.
+const TICKS: u64 = 10;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let rounds = setting.pick(2, 10, 100);
+    let setup = Setup::new(&setting.binary)?.nofile(DESCRIPTORS);
+    let server = setup.start()?;
+    let mut neighbour = Neighbour::new(&server.address)?;
+    neighbour.round_trip()?;
+    let baseline = server::descriptors(server.pid());
+    let (mut times, mut worst_ticks, mut refused, mut started) = (Vec::new(), 0, 0, 0);
+    for round in 0..rounds {
+        let said = || format!("round {round}; the server says: {}", setup.log_tail());
+        let (mut wire, _) = Wire::session(&server.address).with_context(said)?;
+        let crowd =
+            |count| (0..count).filter_map(|_| TcpStream::connect(server.address.socket).ok()).collect::<Vec<_>>();
+        // In every other round the processes are there first, and the connections find nothing left.
+        let early = crowd(if round % 2 == 0 { 0 } else { CONNECTS });
+        let (ok, no) = starts(&mut wire).with_context(said)?;
+        let late = crowd(CONNECTS - early.len());
+        started += ok;
+        refused += no;
+        let before = server::cpu_ticks(server.pid());
+        thread::sleep(STARVED);
+        let ticks = server::cpu_ticks(server.pid()) - before;
+        worst_ticks = worst_ticks.max(ticks);
+        ensure!(ticks < TICKS, "{ticks} hundredths of a second of processor time in one second without descriptors");
+        neighbour.round_trip().context("a client that was inside before").with_context(said)?;
+        wire.call("session/end", &json!({})).with_context(said)?;
+        drop((early, late, wire));
+        times.push(healthy(&server.address).with_context(said)?);
+    }
+    neighbour.end()?;
+    // One connection less than at first, and nothing more.
+    wait_descriptors(server.pid(), baseline)?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    setup.ensure_no_panic()?;
+    Ok(vec![
+        Figures::default()
+            .survived(rounds * (CONNECTS + STARTS) as u64)
+            .times(&mut times)
+            .set("started", started)
+            .set("refused", refused)
+            .set("worst_cpu_percent", worst_ticks * 100 / (STARVED.as_millis() as u64 / 10)),
+    ])
+}
+
+/// Starts as many as it is asked to; each is answered, with a process or with a reason.
+fn starts(wire: &mut Wire) -> Result<(u64, u64)> {
+    let ids = (0..STARTS)
+        .map(|number| wire.send("process/start", &wire::start(&format!("p{number}"), &["/bin/sleep", "60"])))
+        .collect::<Result<Vec<_>, Fault>>()?;
+    let (mut started, mut refused) = (0, 0);
+    for id in ids {
+        match wire.answer(id) {
+            Ok(_) => started += 1,
+            Err(Fault::Refused { kind, .. }) if kind == "resourcesExhausted" => refused += 1,
+            Err(fault) => return Err(fault.into()),
+        }
+    }
+    Ok((started, refused))
+}
+
+/// Until a new client can start a program again; at most a second.
+fn healthy(address: &Address) -> Result<f64> {
+    let begun = Instant::now();
+    loop {
+        let tried = try_start(address);
+        let took = begun.elapsed();
+        match tried {
+            Ok(()) => {
+                ensure!(took <= Duration::from_secs(1), "healthy again only after {took:?}");
+                return Ok(took.as_secs_f64() * 1e3);
+            }
+            Err(error) => ensure!(took <= Duration::from_secs(1), "not healthy after {took:?}: {error:#}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn try_start(address: &Address) -> Result<()> {
+    let (mut wire, _) = Wire::session(address)?;
+    let outcome = wire.call("process/start", &wire::start("p", &["/bin/true"]));
+    wire.call("session/end", &json!({}))?;
+    outcome?;
+    Ok(())
+}
+
+fn wait_descriptors(pid: u32, most: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let open = server::descriptors(pid);
+        if open <= most {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{open} descriptors are open, {most} before");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
