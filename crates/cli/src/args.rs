@@ -10,7 +10,11 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use exec_server_server::{
     door::AllowedHost,
-    listen::{ListenUrl, exposure::Auth},
+    listen::{
+        ListenUrl,
+        exposure::{Auth, Terms},
+    },
+    tls::{Oldest, TlsFiles},
 };
 
 pub(crate) use bounds::Bounds;
@@ -122,12 +126,25 @@ pub(crate) enum Shell {
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_HELP)]
 pub(crate) struct Serve {
-    /// Where to listen: ws://IP:PORT, unix:///path or stdio; repeatable [default: ws://127.0.0.1:0]
+    /// Where to listen: ws://IP:PORT, wss://IP:PORT, unix:///path or stdio; repeatable [default: ws://127.0.0.1:0]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<ListenUrl>,
-    /// Who may connect over ws: bearers of the token, or everybody who reaches the socket
-    #[arg(long, value_enum, default_value_t = AuthArg::Token)]
-    auth: AuthArg,
+    /// Who may connect over ws and wss: bearers of a token, or everybody who reaches the socket [default: token; with
+    /// --client-ca a certificate alone]
+    #[arg(long, value_enum)]
+    auth: Option<AuthArg>,
+    /// The certificate for wss, with its chain; PEM. Read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, which only its owner may read
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The oldest version of TLS to speak
+    #[arg(long, value_enum, value_name = "VERSION", default_value_t = TlsMin::V1_3)]
+    pub(crate) tls_min: TlsMin,
+    /// Require certificates of these authorities from clients on wss; who it is, says the certificate's alternative name
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) client_ca: Option<PathBuf>,
     /// Read the token from FILE, which only its owner may read [default: $EXEC_SERVER_TOKEN, else the state directory's]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -186,13 +203,39 @@ enum AuthArg {
     None,
 }
 
+/// Versions of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TlsMin {
+    /// 1.2 and 1.3
+    #[value(name = "1.2")]
+    V1_2,
+    /// 1.3 alone
+    #[value(name = "1.3")]
+    V1_3,
+}
+
 impl Serve {
-    /// Who may come in over TCP.
-    pub(crate) fn auth(&self) -> Auth {
-        match self.auth {
-            AuthArg::Token => Auth::Token,
-            AuthArg::None => Auth::None,
+    /// Who may come in over TCP, and how.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms {
+            auth: self.auth.map(|auth| match auth {
+                AuthArg::Token => Auth::Token,
+                AuthArg::None => Auth::None,
+            }),
+            has_certificate: self.tls_cert.is_some(),
+            asks_for_certificates: self.client_ca.is_some(),
+            insecure_plaintext: self.insecure_plaintext,
         }
+    }
+
+    /// The files of TLS, where they were named.
+    pub(crate) fn tls_files(&self) -> Option<TlsFiles> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return None };
+        let oldest = match self.tls_min {
+            TlsMin::V1_2 => Oldest::Tls12,
+            TlsMin::V1_3 => Oldest::Tls13,
+        };
+        Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca: self.client_ca.clone(), oldest })
     }
 }
 

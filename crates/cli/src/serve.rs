@@ -16,9 +16,10 @@ use exec_server_server::{
     door::{Door, DoorConfig},
     listen::{
         ListenUrl, Server, ServerConfig,
-        exposure::{self, Auth},
+        exposure::{self, Auth, Terms},
     },
     state_dir::{Spawned, StateDir, Token},
+    tls::Tls,
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -39,7 +40,7 @@ pub(crate) fn run(
     if args.listen.is_empty() {
         args.listen.push(ListenUrl::default());
     }
-    exposure::check(&args.listen, args.auth(), args.insecure_plaintext)?;
+    exposure::check(&args.listen, &args.terms())?;
     // A process of our user that is confined elsewhere must not read the token out of our memory.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
     let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
@@ -63,12 +64,13 @@ fn serve_from(
     spawner: SpawnerHandle,
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
+    let tls = args.tls_files().map(Tls::load).transpose()?.map(Arc::new);
     let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
     let config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
     let cgroups = config.cgroups.clone();
     let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(args, place, token, holders, run_as.as_ref()));
+    let ended = runtime.block_on(serve(args, place, (token, tls), holders, run_as.as_ref()));
     if let Some(cgroups) = cgroups {
         cgroups.remove();
     }
@@ -80,7 +82,7 @@ fn serve_from(
 async fn serve(
     args: &args::Serve,
     place: &Place,
-    token: Option<Token>,
+    (token, tls): (Option<Token>, Option<Arc<Tls>>),
     holders: Arc<Spawned>,
     run_as: Option<&confine::RunAs>,
 ) -> anyhow::Result<()> {
@@ -88,14 +90,21 @@ async fn serve(
     let mut signals = Signals::new()?;
     let core = Core::new(core_config(args, run_as), holders);
     let door = Arc::new(Door::new(DoorConfig {
-        access: Arc::new(token.as_ref().map_or_else(Access::open, |token| Access::new(token.digest()))),
+        access: Arc::new(match &token {
+            Some(token) => Access::new(token.digest()),
+            None if args.terms().auth == Some(Auth::None) => Access::open(),
+            // Certificates alone.
+            None => Access::default(),
+        }),
         allowed_hosts: args.allow_host.clone(),
+        token_beside_certificate: args.terms().auth == Some(Auth::Token),
     }));
-    let config = ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private };
+    let config =
+        ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private, tls };
     let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
     // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
-    announce(&server, token);
+    announce(&server, &args.terms(), token);
     let ended = server.run(stop(&core, &mut signals, args.exit_when_idle)).await;
     tracing::debug!(?ended, "drained");
     if args.kill_on_exit || place.is_private {
@@ -137,14 +146,14 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
 
 /// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,
 /// without the token, which does not belong into a log.
-fn announce(server: &Server, token: Option<Token>) {
+fn announce(server: &Server, terms: &Terms, token: Option<Token>) {
     let serves_stdio = server.bound().iter().any(|bound| bound.url == ListenUrl::Stdio);
     for bound in server.bound() {
         match (&bound.url, serves_stdio) {
             (ListenUrl::Stdio, _) => {}
             (url, true) => say::talk(format_args!("listening: {url}")),
-            (ListenUrl::Unix(_), false) => say::line(&bound.url.to_string()),
-            (ListenUrl::Ws(_), false) => say::line(&with_token(&bound.url, token.as_ref())),
+            (url, false) if !terms.asks_for_token(url) => say::line(&url.to_string()),
+            (url, false) => say::line(&with_token(url, token.as_ref())),
         }
     }
 }
@@ -166,16 +175,18 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// The token that opens the door, from the first source there is; `None` for `--auth none`.
+/// The token that opens the door, from the first source there is; `None` where no listener asks for one.
 fn find_token(
     args: &args::Serve,
     from_env: Option<env_token::Waiting>,
     state: &StateDir,
 ) -> anyhow::Result<Option<Token>> {
-    if args.auth() == Auth::None {
-        if args.listen.iter().any(|url| matches!(url, ListenUrl::Ws(_))) {
-            say::talk("warning: `--auth none`: every local user can run programs as you through this server");
-        }
+    let terms = args.terms();
+    if args.listen.iter().any(|url| terms.is_open(url)) {
+        say::talk("warning: `--auth none`: every local user can run programs as you through this server");
+    }
+    let is_by_certificate = |url: &ListenUrl| matches!(url, ListenUrl::Wss(_)) && !terms.asks_for_token(url);
+    if terms.auth == Some(Auth::None) || args.listen.iter().all(is_by_certificate) {
         return Ok(None);
     }
     if let Some(file) = &args.token_file {

@@ -5,6 +5,7 @@ mod common;
 
 mod promises {
     mod s02_nothing_before_the_door;
+    mod s09_certificates_say_who_it_is;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -13,6 +13,7 @@ pub mod door;
 pub mod listen;
 pub mod session;
 pub mod state_dir;
+pub mod tls;
 
 mod connection;
 mod descriptors;

@@ -35,7 +35,8 @@ pub(crate) fn http_unix(path: &Path, request: &str) -> Reply {
     exchange(stream, request)
 }
 
-fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
+/// The same over any stream, which must have a deadline of its own.
+pub(crate) fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
     // A refusal may arrive and the connection be reset before all is sent; the answer still counts.
     stream.write_all(request.as_bytes()).ok();
     let mut raw = Vec::new();

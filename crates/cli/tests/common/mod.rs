@@ -7,15 +7,18 @@ mod client;
 mod http;
 mod leak;
 mod server;
+mod tls;
 
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
-pub(crate) use http::{Reply, http, http_unix};
+pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use leak::{descendants, marked, wait_gone};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use server::{Builder, TestServer, binary};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use tls::{Authority, Identity, Shown, http_tls, secure};
 
 use std::{
     thread,

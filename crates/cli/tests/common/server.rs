@@ -183,7 +183,7 @@ impl TestServer {
 
     /// `IP:PORT` of the first WebSocket listener.
     pub(crate) fn address(&self) -> &str {
-        let rest = self.url().strip_prefix("ws://").expect("the first listener is a WebSocket");
+        let rest = self.url().split_once("://").expect("a URL has a scheme").1;
         rest.split('/').next().expect("split gives at least one part")
     }
 

@@ -115,10 +115,17 @@ mod with_rustls {
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
-        let Some((cert, key)) = &tls.client_cert else { return Ok(builder.with_no_client_auth()) };
-        let private =
-            PrivateKeyDer::from_pem_file(key).map_err(|source| TlsError::File { path: key.clone(), source })?;
-        Ok(builder.with_client_auth_cert(certificates(cert.clone())?, private)?)
+        let mut config = match &tls.client_cert {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => {
+                let private =
+                    PrivateKeyDer::from_pem_file(key).map_err(|source| TlsError::File { path: key.clone(), source })?;
+                builder.with_client_auth_cert(certificates(cert.clone())?, private)?
+            }
+        };
+        // All that is said inside; a server of several protocols must not take us for another.
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
     }
 
     fn certificates(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {

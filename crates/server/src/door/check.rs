@@ -4,21 +4,19 @@
 //! `Sec-Fetch-Site` (403), token (401), and only for those who passed whether the path exists, the method fits and the
 //! upgrade is valid.
 
-use std::net::SocketAddr;
-
 use exec_server_rpc::handshake;
 
 use super::{
     auth,
-    host::{self, AllowedHost},
+    host::{self, Hosts},
     http::{Request, Response},
 };
 use crate::access::{Access, Grant};
 
 /// What one listener asks for.
 pub(super) struct Gate<'a> {
-    /// The address that requests come in at and the names allowed besides; `None` where the Host says nothing.
-    pub(super) hosts: Option<(SocketAddr, &'a [AllowedHost])>,
+    /// The names that requests may call us by; `None` where the Host says nothing.
+    pub(super) hosts: Option<Hosts<'a>>,
     /// How a peer proves who it is.
     pub(super) proof: Proof<'a>,
     /// The server is on its way out.
@@ -59,8 +57,8 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<(String, Grant), Re
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, gate));
     }
-    if let Some((local, allowed)) = gate.hosts
-        && !host::is_ours(request.values("host"), local, allowed)
+    if let Some(hosts) = &gate.hosts
+        && !host::is_ours(request.values("host"), hosts)
     {
         return Err(Response::forbidden());
     }

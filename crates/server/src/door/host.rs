@@ -6,10 +6,22 @@ use std::{
     str::FromStr,
 };
 
-use crate::listen::exposure::is_loopback;
+use crate::{listen::exposure::is_loopback, tls::OwnNames};
 
-/// A Host without a port means the one of plain HTTP.
+/// A Host without a port means the one of plain HTTP, or of HTTPS.
 const DEFAULT_PORT: u16 = 80;
+const DEFAULT_TLS_PORT: u16 = 443;
+
+/// What one listener is called.
+#[derive(Clone, Copy)]
+pub(super) struct Hosts<'a> {
+    /// The address that requests come in at.
+    pub(super) local: SocketAddr,
+    /// The names allowed besides.
+    pub(super) allowed: &'a [AllowedHost],
+    /// The names in our certificate, where the connection has TLS.
+    pub(super) certified: Option<&'a OwnNames>,
+}
 
 /// A name from `--allow-host`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,23 +55,22 @@ impl FromStr for AllowedHost {
     }
 }
 
-/// Whether a request with these Host headers, come in at `local`, means us. There must be exactly one.
-pub(super) fn is_ours<'a>(
-    mut hosts: impl Iterator<Item = &'a [u8]>,
-    local: SocketAddr,
-    allowed: &[AllowedHost],
-) -> bool {
-    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+/// Whether a request with these Host headers means us. There must be exactly one.
+pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Hosts<'_>) -> bool {
+    let (Some(host), None) = (headers.next(), headers.next()) else {
         return false;
     };
     let Some((name, port)) = std::str::from_utf8(host).ok().and_then(split) else {
         return false;
     };
-    let is_allowed = allowed.iter().any(|allowed| {
-        let is_port = allowed.port.is_none() || allowed.port == Some(port.unwrap_or(DEFAULT_PORT));
+    let port = port.unwrap_or(if ours.certified.is_some() { DEFAULT_TLS_PORT } else { DEFAULT_PORT });
+    let is_allowed = ours.allowed.iter().any(|allowed| {
+        let is_port = allowed.port.is_none_or(|allowed| allowed == port);
         is_port && allowed.name.eq_ignore_ascii_case(name)
     });
-    is_allowed || (port.unwrap_or(DEFAULT_PORT) == local.port() && is_local(name, local.ip()))
+    // Whatever the port: the client has checked that the name is ours before it sent anything.
+    let is_certified = ours.certified.is_some_and(|names| names.has(name));
+    is_allowed || is_certified || (port == ours.local.port() && is_local(name, ours.local.ip()))
 }
 
 /// `localhost`, a loopback literal, or the very address that we are bound to.

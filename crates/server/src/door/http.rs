@@ -194,6 +194,7 @@ pub(super) fn with_request(head: &[u8], judge: impl FnOnce(&Request<'_>) -> Verd
 pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), response: &Response) {
     let answered: io::Result<()> = async {
         socket.write_all(&response.encode()).await?;
+        // Under TLS this also flushes.
         socket.shutdown().await
     }
     .await;

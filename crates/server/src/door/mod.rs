@@ -42,26 +42,39 @@ use tokio::{
 
 use self::{
     check::{Gate, Proof, Verdict},
+    host::Hosts,
     http::Response,
 };
 use crate::{
-    access::{Access, Grant},
+    access::{Access, Certificate, Grant},
     core::Authenticated,
+    tls::Tls,
 };
 
 /// Connections that have not yet passed: each costs a descriptor and 8 KiB.
 const PENDING_MAX: usize = 64;
 
-/// From the first byte to the end of the answer. Longer, and 64 slow peers keep everybody else out.
+/// From the connection to the end of the answer, with the handshake of TLS. Longer, and 64 slow peers keep everybody else out.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a door asks of those who come over TCP.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DoorConfig {
     /// Who may come in, by what they offer.
     pub access: Arc<Access>,
     /// Names under which this server is reached besides its own addresses.
     pub allowed_hosts: Vec<AllowedHost>,
+    /// Who has shown a certificate must bear the token as well.
+    pub token_beside_certificate: bool,
+}
+
+/// One TCP listener, as the door sees it.
+#[derive(Clone, Debug)]
+pub struct Entrance {
+    /// The address that it is bound to.
+    pub local: SocketAddr,
+    /// What secures it; absent for `ws://`.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// The gate of all listeners of a server.
@@ -94,25 +107,73 @@ impl Door {
     /// Judges a TCP connection; `None` when it was answered and closed.
     pub async fn admit_tcp(
         &self,
-        mut socket: TcpStream,
-        local: SocketAddr,
+        socket: TcpStream,
+        entrance: &Entrance,
         peer: SocketAddr,
         slot: Slot,
     ) -> Option<Authenticated> {
         let Slot(Some(_slot)) = slot else {
-            // Best effort: whoever floods us does not get a task that waits. What it sent is taken, or the reset
-            // that a close with unread input is would take the answer away again.
-            socket.try_write(&Response::busy().encode()).ok();
-            socket.try_read(&mut [0; 1 << 10]).ok();
+            if entrance.tls.is_none() {
+                // Best effort: whoever floods us does not get a task that waits. What it sent is taken, or the reset
+                // that a close with unread input is would take the answer away again.
+                socket.try_write(&Response::busy().encode()).ok();
+                socket.try_read(&mut [0; 1 << 10]).ok();
+            }
             return None;
         };
-        let gate = Gate {
-            hosts: Some((local, &self.config.allowed_hosts)),
+        match &entrance.tls {
+            None => in_time(self.admit_plain(socket, entrance.local, peer)).await,
+            Some(tls) => in_time(self.admit_secured(socket, tls, entrance.local, peer)).await,
+        }
+    }
+
+    async fn admit_plain(&self, mut socket: TcpStream, local: SocketAddr, peer: SocketAddr) -> Option<Authenticated> {
+        let gate = self.gate(Hosts { local, allowed: &self.config.allowed_hosts, certified: None });
+        let (leftover, grant) = judge(&mut socket, &gate, &peer).await?;
+        Some(websocket(socket.into(), leftover, grant, label(peer)))
+    }
+
+    /// The handshake, and behind it the same as without. Who shows a certificate is known by it; a token beside it only opens.
+    async fn admit_secured(
+        &self,
+        socket: TcpStream,
+        tls: &Tls,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<Authenticated> {
+        let mut secured = match tls.accept(socket.into()).await {
+            Ok(secured) => secured,
+            Err(error) => {
+                tracing::debug!(%peer, %error, "no TLS handshake");
+                return None;
+            }
+        };
+        let names = secured.names.clone();
+        let mut gate = self.gate(Hosts { local, allowed: &self.config.allowed_hosts, certified: Some(&names) });
+        let certified = match &secured.certificate {
+            None => None,
+            Some(shown) => {
+                let names = std::slice::from_ref(&shown.name);
+                let found = self.config.access.by_certificate(&Certificate { names, fingerprint: &shown.fingerprint });
+                if found.is_none() {
+                    tracing::warn!(%peer, name = shown.name, "refused a revoked certificate");
+                }
+                Some(found?)
+            }
+        };
+        if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
+            gate.proof = Proof::Given(grant.clone());
+        }
+        let (leftover, grant) = judge(&mut secured.socket, &gate, &peer).await?;
+        Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
+    }
+
+    fn gate<'a>(&'a self, hosts: Hosts<'a>) -> Gate<'a> {
+        Gate {
+            hosts: Some(hosts),
             proof: self.config.access.anybody().map_or(Proof::Token(&self.config.access), Proof::Given),
             draining: self.draining.load(Ordering::Acquire),
-        };
-        let (leftover, grant) = judge(&mut socket, &gate, &peer).await?;
-        Some(websocket(socket, leftover, grant, format!("exec-server websocket {peer}")))
+        }
     }
 
     /// Judges a connection on a Unix socket: the kernel says whose it is, so that no token and no Host are asked for.
@@ -127,8 +188,8 @@ impl Door {
         }
         let proof = Proof::Given(Grant::owner());
         let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
-        let (leftover, grant) = judge(&mut socket, &gate, &"unix").await?;
-        Some(websocket(socket, leftover, grant, "exec-server websocket unix".to_owned()))
+        let (leftover, grant) = in_time(judge(&mut socket, &gate, &"unix")).await?;
+        Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
     /// Judges a connection of `dial-stdio`: newline JSON, the owner's uid alone.
@@ -141,38 +202,44 @@ impl Door {
     }
 }
 
+/// What takes too long is dropped, with its connection.
+async fn in_time<T>(admitting: impl Future<Output = Option<T>>) -> Option<T> {
+    time::timeout(HEAD_DEADLINE, admitting).await.ok().flatten()
+}
+
 /// Reads one request and answers it. The leftover is what the peer sent behind its upgrade.
 async fn judge(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     gate: &Gate<'_>,
     peer: &impl Display,
 ) -> Option<(BytesMut, Grant)> {
-    let judged = time::timeout(HEAD_DEADLINE, async {
-        let mut buf = BytesMut::new();
-        let verdict = match http::read_head(socket, &mut buf).await {
-            Ok(size) => {
-                let head = buf.split_to(size);
-                http::with_request(&head, |request| check::check(request, gate))
-            }
-            Err(failure) => Verdict::Answer(failure.response()?),
-        };
-        match verdict {
-            Verdict::Upgrade { accept, grant } => {
-                socket.write_all(&Response::switching(&accept).encode()).await.ok()?;
-                Some((buf, grant))
-            }
-            Verdict::Answer(response) => {
-                tracing::debug!(%peer, status = response.status(), "answered at the door");
-                http::answer_and_close(socket, &response).await;
-                None
-            }
+    let mut buf = BytesMut::new();
+    let verdict = match http::read_head(socket, &mut buf).await {
+        Ok(size) => {
+            let head = buf.split_to(size);
+            http::with_request(&head, |request| check::check(request, gate))
         }
-    });
-    judged.await.ok().flatten()
+        Err(failure) => Verdict::Answer(failure.response()?),
+    };
+    match verdict {
+        Verdict::Upgrade { accept, grant } => {
+            socket.write_all(&Response::switching(&accept).encode()).await.ok()?;
+            socket.flush().await.ok()?;
+            Some((buf, grant))
+        }
+        Verdict::Answer(response) => {
+            tracing::debug!(%peer, status = response.status(), "answered at the door");
+            http::answer_and_close(socket, &response).await;
+            None
+        }
+    }
 }
 
-fn websocket(socket: impl Into<Stream>, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
-    let mut stream: Stream = socket.into();
+fn label(peer: SocketAddr) -> String {
+    format!("exec-server websocket {peer}")
+}
+
+fn websocket(mut stream: Stream, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
     // Copied out of the head's buffer, which would otherwise live as long as the connection.
     stream.leftover = BytesMut::from(&leftover[..]);
     let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };

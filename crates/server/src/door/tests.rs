@@ -8,8 +8,9 @@ use tokio::{
 };
 
 use super::{
-    AllowedHost, Door, DoorConfig, PENDING_MAX,
+    AllowedHost, Door, DoorConfig, Entrance, PENDING_MAX,
     check::{self, Gate, Proof, Verdict},
+    host::Hosts,
     http,
 };
 use crate::{
@@ -30,7 +31,8 @@ fn status_at(local: &str, request: &str) -> u16 {
     let local: SocketAddr = local.parse().unwrap();
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
     let access = access();
-    let gate = Gate { hosts: Some((local, &allowed)), proof: Proof::Token(&access), draining: false };
+    let hosts = Some(Hosts { local, allowed: &allowed, certified: None });
+    let gate = Gate { hosts, proof: Proof::Token(&access), draining: false };
     judge(request, &gate)
 }
 
@@ -210,7 +212,8 @@ fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
 fn health_asks_for_nothing_and_says_nothing() {
     let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
-        let gate = Gate { hosts: Some(("127.0.0.1:1".parse().unwrap(), &[])), proof: Proof::Token(&access), draining };
+        let hosts = Some(Hosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
+        let gate = Gate { hosts, proof: Proof::Token(&access), draining };
         for (request, expected) in [
             ("GET /healthz HTTP/1.0\r\n\r\n", 200),
             ("HEAD /healthz HTTP/1.1\r\nHost: evil\r\n\r\n", 200),
@@ -273,7 +276,7 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = listener.local_addr().unwrap();
         let access = Arc::new(access());
-        Self { listener, local, door: Door::new(DoorConfig { access, allowed_hosts: Vec::new() }) }
+        Self { listener, local, door: Door::new(DoorConfig { access, ..DoorConfig::default() }) }
     }
 
     /// Sends bytes in parts and returns the answer and whether the connection was let in.
@@ -296,7 +299,10 @@ impl Rig {
         };
         let server = async {
             let (socket, peer) = self.listener.accept().await.unwrap();
-            self.door.admit_tcp(socket, self.local, peer, self.door.slot()).await.is_some()
+            self.door
+                .admit_tcp(socket, &Entrance { local: self.local, tls: None }, peer, self.door.slot())
+                .await
+                .is_some()
         };
         tokio::join!(client, server)
     }
@@ -341,7 +347,7 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     near.write_all(b"GET / HT").await.unwrap();
     let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
     let started = tokio::time::Instant::now();
-    assert!(super::judge(&mut far, &gate, &"test").await.is_none());
+    assert!(super::in_time(super::judge(&mut far, &gate, &"test")).await.is_none());
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
 }
 

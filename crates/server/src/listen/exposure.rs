@@ -1,54 +1,106 @@
 //! Refuses a server that would be open to the world.
 //! Must not bind anything: this is asked before the first socket exists.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use super::ListenUrl;
 
 /// Who may come in over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Bearers of the token.
+    /// Bearers of a token.
     Token,
     /// Everybody who reaches the socket.
     None,
+}
+
+/// What the flags say about all listeners.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// `--auth`, where it was said. Without a word a token is asked for, except of those who show a certificate.
+    pub auth: Option<Auth>,
+    /// `--tls-cert` and `--tls-key` were given.
+    pub has_certificate: bool,
+    /// `--client-ca` was given: on `wss://` everybody shows a certificate.
+    pub asks_for_certificates: bool,
+    /// `--insecure-plaintext`.
+    pub insecure_plaintext: bool,
+}
+
+impl Terms {
+    /// Whether a listener asks for a token.
+    pub fn asks_for_token(&self, url: &ListenUrl) -> bool {
+        match (url, self.auth) {
+            (ListenUrl::Unix(_) | ListenUrl::Stdio, _) | (_, Some(Auth::None)) => false,
+            (_, Some(Auth::Token)) | (ListenUrl::Ws(_), None) => true,
+            (ListenUrl::Wss(_), None) => !self.asks_for_certificates,
+        }
+    }
+
+    /// Whether a listener lets in everybody who reaches it.
+    pub fn is_open(&self, url: &ListenUrl) -> bool {
+        match url {
+            ListenUrl::Ws(_) => !self.asks_for_token(url),
+            ListenUrl::Wss(_) => !self.asks_for_token(url) && !self.asks_for_certificates,
+            ListenUrl::Unix(_) | ListenUrl::Stdio => false,
+        }
+    }
 }
 
 /// Why a combination of listeners and flags is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExposureError {
     /// `--auth none` where others can reach it.
-    #[error("`ws://{address}` is reachable from other machines: `--auth none` is for loopback and Unix sockets only")]
+    #[error(
+        "`{url}` is reachable from other machines: `--auth none` is for loopback and Unix sockets, or with `--client-ca`"
+    )]
     NoAuth {
-        /// The address.
-        address: SocketAddr,
+        /// The listener.
+        url: ListenUrl,
     },
     /// A token in clear text over a network, without a word that this is meant.
     #[error(
-        "`ws://{address}` is reachable from other machines and has no TLS: pass `--insecure-plaintext` if a TLS proxy stands in front of it"
+        "`{url}` is reachable from other machines and has no TLS: use `wss://` with `--tls-cert` and `--tls-key`, or pass `--insecure-plaintext` if a TLS proxy stands in front of it"
     )]
     Plaintext {
-        /// The address.
-        address: SocketAddr,
+        /// The listener.
+        url: ListenUrl,
     },
+    /// TLS without anything to show.
+    #[error("`{url}` needs a certificate: pass `--tls-cert` and `--tls-key`")]
+    NoCertificate {
+        /// The listener.
+        url: ListenUrl,
+    },
+    /// Somebody believes to be safe.
+    #[error("`--tls-cert` is given, but no listener is `wss://`")]
+    UnusedCertificate,
 }
 
 /// Checks every listener; the first that is too open is named.
-pub fn check(listeners: &[ListenUrl], auth: Auth, insecure_plaintext: bool) -> Result<(), ExposureError> {
+pub fn check(listeners: &[ListenUrl], terms: &Terms) -> Result<(), ExposureError> {
     for url in listeners {
-        let ListenUrl::Ws(address) = *url else {
-            continue;
+        let (address, has_tls) = match *url {
+            ListenUrl::Ws(address) => (address, false),
+            ListenUrl::Wss(address) => (address, true),
+            ListenUrl::Unix(_) | ListenUrl::Stdio => continue,
         };
+        if has_tls && !terms.has_certificate {
+            return Err(ExposureError::NoCertificate { url: url.clone() });
+        }
         if is_loopback(address.ip()) {
             continue;
         }
         // The order matters: `--insecure-plaintext` never replaces the token.
-        if auth == Auth::None {
-            return Err(ExposureError::NoAuth { address });
+        if terms.is_open(url) {
+            return Err(ExposureError::NoAuth { url: url.clone() });
         }
-        if !insecure_plaintext {
-            return Err(ExposureError::Plaintext { address });
+        if !has_tls && !terms.insecure_plaintext {
+            return Err(ExposureError::Plaintext { url: url.clone() });
         }
+    }
+    if terms.has_certificate && !listeners.iter().any(|url| matches!(url, ListenUrl::Wss(_))) {
+        return Err(ExposureError::UnusedCertificate);
     }
     Ok(())
 }
@@ -60,57 +112,84 @@ pub(crate) fn is_loopback(ip: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Auth, ExposureError, check};
+    use super::{Auth, ExposureError, ListenUrl, Terms, check};
+
+    const LOCAL: [&str; 4] = ["127.0.0.1:0", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"];
+    const OPEN: [&str; 8] = [
+        "0.0.0.0:0",
+        "[::]:80",
+        "10.0.0.1:80",
+        "192.168.1.1:80",
+        "[fe80::1]:80",
+        "[::ffff:0.0.0.0]:80",
+        "[::ffff:10.0.0.1]:80",
+        "[::2]:80",
+    ];
+
+    /// Every combination of the flags.
+    fn all_terms() -> impl Iterator<Item = Terms> {
+        (0..24).map(|n| Terms {
+            auth: [None, Some(Auth::Token), Some(Auth::None)][n % 3],
+            has_certificate: n / 3 % 2 == 1,
+            asks_for_certificates: n / 6 % 2 == 1,
+            insecure_plaintext: n / 12 == 1,
+        })
+    }
+
+    /// What must come of one listener, in words of its own.
+    fn expected(has_tls: bool, is_reachable: bool, terms: &Terms) -> &'static str {
+        let has_token = terms.auth != Some(Auth::None);
+        match (has_tls, is_reachable) {
+            (true, _) if !terms.has_certificate => "certificate",
+            (false, true) if !has_token => "auth",
+            (false, true) if !terms.insecure_plaintext => "plaintext",
+            (true, true) if !has_token && !terms.asks_for_certificates => "auth",
+            (false, _) if terms.has_certificate => "unused",
+            _ => "fine",
+        }
+    }
 
     #[test]
-    fn only_a_token_and_a_word_open_a_listener_beyond_loopback() {
-        let local = [
-            "ws://127.0.0.1:0",
-            "ws://127.9.9.9:80",
-            "ws://[::1]:80",
-            "ws://[::ffff:127.0.0.1]:80",
-            "unix:///x",
-            "stdio",
-        ];
-        let open = [
-            "ws://0.0.0.0:0",
-            "ws://[::]:80",
-            "ws://10.0.0.1:80",
-            "ws://192.168.1.1:80",
-            "ws://[fe80::1]:80",
-            "ws://[::ffff:0.0.0.0]:80",
-            "ws://[::ffff:10.0.0.1]:80",
-            "ws://[::2]:80",
-        ];
-        for (urls, is_open) in [(&local[..], false), (&open[..], true)] {
-            for text in urls {
-                for auth in [Auth::Token, Auth::None] {
-                    for plaintext in [false, true] {
-                        // Second of two, so that every listener is looked at.
-                        let listeners = [Default::default(), text.parse().unwrap()];
-                        let result = check(&listeners, auth, plaintext);
-                        let right = match (is_open, auth, plaintext) {
-                            (false, ..) | (true, Auth::Token, true) => result.is_ok(),
-                            (true, Auth::None, _) => {
-                                matches!(result, Err(ExposureError::NoAuth { .. }))
-                            }
-                            (true, Auth::Token, false) => {
-                                matches!(result, Err(ExposureError::Plaintext { .. }))
-                            }
-                        };
-                        assert!(right, "{text} {auth:?} {plaintext}: {result:?}");
-                    }
+    fn beyond_loopback_only_with_somebody_to_ask_and_something_to_hide_behind() {
+        for terms in all_terms() {
+            for (addresses, is_reachable) in [(&LOCAL[..], false), (&OPEN[..], true)] {
+                for (address, scheme) in addresses.iter().flat_map(|address| [(address, "ws"), (address, "wss")]) {
+                    let url: ListenUrl = format!("{scheme}://{address}").parse().unwrap();
+                    // Second of two, so that every listener is looked at.
+                    let word = match check(&["unix:///x".parse().unwrap(), url.clone()], &terms) {
+                        Ok(()) => "fine",
+                        Err(ExposureError::NoAuth { .. }) => "auth",
+                        Err(ExposureError::Plaintext { .. }) => "plaintext",
+                        Err(ExposureError::NoCertificate { .. }) => "certificate",
+                        Err(ExposureError::UnusedCertificate) => "unused",
+                    };
+                    assert_eq!(word, expected(scheme == "wss", is_reachable, &terms), "{url} {terms:?}");
                 }
             }
         }
     }
 
     #[test]
+    fn a_certificate_stands_for_a_token_unless_both_are_asked_for() {
+        let [ws, wss, unix] =
+            ["ws://[::1]:1", "wss://[::1]:1", "unix:///x"].map(|url| url.parse::<ListenUrl>().unwrap());
+        for terms in all_terms() {
+            assert_eq!(terms.asks_for_token(&ws), terms.auth != Some(Auth::None));
+            let stands = terms.asks_for_certificates && terms.auth.is_none();
+            assert_eq!(terms.asks_for_token(&wss), terms.auth != Some(Auth::None) && !stands);
+            assert!(!terms.asks_for_token(&unix) && !terms.is_open(&unix));
+        }
+    }
+
+    #[test]
     fn the_refusal_names_the_flag() {
         let open = ["ws://0.0.0.0:1".parse().unwrap()];
-        let text = check(&open, Auth::Token, false).unwrap_err().to_string();
-        assert!(text.contains("--insecure-plaintext"), "{text}");
-        let text = check(&open, Auth::None, true).unwrap_err().to_string();
+        let text = check(&open, &Terms::default()).unwrap_err().to_string();
+        assert!(text.contains("--insecure-plaintext") && text.contains("--tls-cert"), "{text}");
+        let none = Terms { auth: Some(Auth::None), insecure_plaintext: true, ..Terms::default() };
+        let text = check(&open, &none).unwrap_err().to_string();
         assert!(text.contains("--auth none"), "{text}");
+        let text = check(&["wss://[::1]:1".parse().unwrap()], &Terms::default()).unwrap_err().to_string();
+        assert!(text.contains("--tls-cert") && text.contains("--tls-key"), "{text}");
     }
 }

@@ -21,12 +21,18 @@ use std::{io, net::SocketAddr, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// A TCP address.
-    #[error("listen on `ws://{address}`")]
+    #[error("listen on `{url}`")]
     Tcp {
-        /// The address.
-        address: SocketAddr,
+        /// The listener.
+        url: ListenUrl,
         /// What the system said.
         source: io::Error,
+    },
+    /// `wss://` without anything to secure it with.
+    #[error("listen on `wss://{address}`: pass `--tls-cert` and `--tls-key`")]
+    NoCertificate {
+        /// The address.
+        address: SocketAddr,
     },
     /// A Unix socket.
     #[error("listen on `unix://{}`", path.display())]

@@ -9,6 +9,7 @@
 
 use std::{
     future::{self, Future},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -30,7 +31,8 @@ use super::{
 use crate::{
     access::Grant,
     core::{Authenticated, Core},
-    door::Door,
+    door::{Door, Entrance},
+    tls::Tls,
 };
 
 /// How long clients get to take what is on its way when the server drains.
@@ -43,6 +45,8 @@ pub struct ServerConfig {
     pub dial_socket: Option<PathBuf>,
     /// The end of standard input ends its session: the reference's rule, for a server without a lasting state directory.
     pub stdio_ends_session: bool,
+    /// What secures `wss://` listeners; they cannot be made without.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// A listener that exists: what to print.
@@ -66,7 +70,7 @@ pub struct Server {
     core: Arc<Core>,
     door: Arc<Door>,
     config: ServerConfig,
-    tcp: Vec<TcpListener>,
+    tcp: Vec<(TcpListener, Entrance)>,
     unix: Vec<UnixSocket>,
     dial: Option<UnixSocket>,
     stdio: bool,
@@ -102,8 +106,11 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) -> Ended {
         let Self { core, door, config, tcp, unix, dial, stdio, bound } = self;
         let mut tasks = JoinSet::new();
-        for listener in tcp {
-            tasks.spawn(serve_tcp(Arc::clone(&core), Arc::clone(&door), listener));
+        for (listener, entrance) in tcp {
+            tasks.spawn(serve_tcp(Arc::clone(&core), Arc::clone(&door), listener, entrance));
+        }
+        if let Some(tls) = config.tls {
+            tasks.spawn(async move { tls.watch().await });
         }
         for socket in unix {
             tasks.spawn(serve_unix(Arc::clone(&core), Arc::clone(&door), socket));
@@ -131,12 +138,12 @@ impl Server {
 
     fn add(&mut self, url: &ListenUrl) -> Result<ListenUrl, BindError> {
         match url {
-            ListenUrl::Ws(address) => {
-                let failed = |source| BindError::Tcp { address: *address, source };
-                let listener = tcp::bind(*address).map_err(failed)?;
-                let real = listener.local_addr().map_err(failed)?;
-                self.tcp.push(listener);
-                Ok(ListenUrl::Ws(real))
+            ListenUrl::Ws(address) => self.add_tcp(url, *address, None).map(ListenUrl::Ws),
+            ListenUrl::Wss(address) => {
+                let Some(tls) = self.config.tls.clone() else {
+                    return Err(BindError::NoCertificate { address: *address });
+                };
+                self.add_tcp(url, *address, Some(tls)).map(ListenUrl::Wss)
             }
             ListenUrl::Unix(path) => {
                 self.unix.push(bind_unix(path)?);
@@ -147,6 +154,22 @@ impl Server {
                 Ok(ListenUrl::Stdio)
             }
         }
+    }
+}
+
+impl Server {
+    /// Returns the address with its real port.
+    fn add_tcp(
+        &mut self,
+        url: &ListenUrl,
+        address: SocketAddr,
+        tls: Option<Arc<Tls>>,
+    ) -> Result<SocketAddr, BindError> {
+        let failed = |source| BindError::Tcp { url: url.clone(), source };
+        let listener = tcp::bind(address).map_err(failed)?;
+        let local = listener.local_addr().map_err(failed)?;
+        self.tcp.push((listener, Entrance { local, tls }));
+        Ok(local)
     }
 }
 
@@ -163,17 +186,13 @@ async fn ended_of(stdio: &mut JoinSet<()>, ends_server: bool) {
     }
 }
 
-async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener) {
-    // The address of a bound socket; without it no Host would be ours.
-    let Ok(local) = listener.local_addr() else {
-        tracing::error!("a listener lost its address and is closed");
-        return;
-    };
+async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener, entrance: Entrance) {
+    let entrance = Arc::new(entrance);
     accept_all(listener, |(socket, peer)| {
-        let (core, door) = (Arc::clone(&core), Arc::clone(&door));
+        let (core, door, entrance) = (Arc::clone(&core), Arc::clone(&door), Arc::clone(&entrance));
         let slot = door.slot();
         async move {
-            if let Some(connection) = door.admit_tcp(socket, local, peer, slot).await {
+            if let Some(connection) = door.admit_tcp(socket, &entrance, peer, slot).await {
                 core.serve(connection).await;
             }
         }

@@ -13,6 +13,8 @@ use std::{
 pub enum ListenUrl {
     /// `ws://IP:PORT`; port 0 lets the kernel choose.
     Ws(SocketAddr),
+    /// `wss://IP:PORT`: the same inside TLS.
+    Wss(SocketAddr),
     /// `unix:///path`.
     Unix(PathBuf),
     /// `stdio` or `stdio://`: newline JSON on standard input and output.
@@ -23,7 +25,7 @@ pub enum ListenUrl {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// None of the forms.
-    #[error("`{text}` is none of `ws://IP:PORT`, `unix:///path`, `stdio`")]
+    #[error("`{text}` is none of `ws://IP:PORT`, `wss://IP:PORT`, `unix:///path`, `stdio`")]
     Unknown {
         /// What was given.
         text: String,
@@ -52,14 +54,6 @@ pub enum ParseError {
         /// What was given.
         text: String,
     },
-    /// This release has no TLS.
-    #[error(
-        "`{text}`: TLS is not served by this release; use `ws://` behind a TLS proxy, with `--insecure-plaintext` beyond loopback"
-    )]
-    Tls {
-        /// What was given.
-        text: String,
-    },
 }
 
 impl Default for ListenUrl {
@@ -77,16 +71,14 @@ impl FromStr for ListenUrl {
         if matches!(text, "stdio" | "stdio://") {
             return Ok(Self::Stdio);
         }
-        if text.starts_with("wss://") {
-            return Err(ParseError::Tls { text: owned() });
-        }
         if let Some(path) = text.strip_prefix("unix://") {
             let is_file = path.starts_with('/') && !path.ends_with('/') && !path.contains('\0');
             return if is_file { Ok(Self::Unix(path.into())) } else { Err(ParseError::SocketPath { text: owned() }) };
         }
-        match text.strip_prefix("ws://") {
-            Some(rest) => parse_ws(text, rest),
-            None => Err(ParseError::Unknown { text: owned() }),
+        match text.split_once("://") {
+            Some(("ws", rest)) => address(text, rest).map(Self::Ws),
+            Some(("wss", rest)) => address(text, rest).map(Self::Wss),
+            Some(_) | None => Err(ParseError::Unknown { text: owned() }),
         }
     }
 }
@@ -95,13 +87,14 @@ impl fmt::Display for ListenUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ws(address) => write!(f, "ws://{address}"),
+            Self::Wss(address) => write!(f, "wss://{address}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Stdio => f.write_str("stdio"),
         }
     }
 }
 
-fn parse_ws(text: &str, rest: &str) -> Result<ListenUrl, ParseError> {
+fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
     let authority = rest.strip_suffix('/').unwrap_or(rest);
     if authority.contains(['/', '?', '#', '@']) {
         return Err(ParseError::Path { text: text.to_owned() });
@@ -122,7 +115,7 @@ fn parse_ws(text: &str, rest: &str) -> Result<ListenUrl, ParseError> {
         return Err(port_error());
     }
     let port = port.parse().map_err(|_| port_error())?;
-    Ok(ListenUrl::Ws(SocketAddr::new(ip, port)))
+    Ok(SocketAddr::new(ip, port))
 }
 
 #[cfg(test)]
@@ -137,6 +130,7 @@ mod tests {
             ("ws://0.0.0.0:65535", "ws://0.0.0.0:65535"),
             ("ws://[::1]:80", "ws://[::1]:80"),
             ("ws://[::ffff:127.0.0.1]:80", "ws://[::ffff:127.0.0.1]:80"),
+            ("wss://[::]:443", "wss://[::]:443"),
             ("unix:///run/x.sock", "unix:///run/x.sock"),
             ("stdio", "stdio"),
             ("stdio://", "stdio"),
@@ -163,7 +157,7 @@ mod tests {
             ("ws://[::1]", |e| matches!(e, ParseError::Port { .. })),
             ("ws://127.0.0.1:80/path", |e| matches!(e, ParseError::Path { .. })),
             ("ws://u@127.0.0.1:80", |e| matches!(e, ParseError::Path { .. })),
-            ("wss://127.0.0.1:80", |e| matches!(e, ParseError::Tls { .. })),
+            ("wss://localhost:80", |e| matches!(e, ParseError::HostName { .. })),
             ("unix://relative", |e| matches!(e, ParseError::SocketPath { .. })),
             ("unix:///dir/", |e| matches!(e, ParseError::SocketPath { .. })),
             ("http://127.0.0.1:80", |e| matches!(e, ParseError::Unknown { .. })),

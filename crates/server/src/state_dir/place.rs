@@ -15,8 +15,9 @@ use crate::listen::ListenUrl;
 /// The directory name of the first listener that is found at the same place after a restart; `None` when there is none.
 pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
     listeners.iter().find_map(|url| match url {
-        ListenUrl::Ws(address) if address.port() == 0 => None,
+        ListenUrl::Ws(address) | ListenUrl::Wss(address) if address.port() == 0 => None,
         ListenUrl::Ws(address) => Some(format!("ws-{}-{}", plain(&address.ip().to_string()), address.port())),
+        ListenUrl::Wss(address) => Some(format!("wss-{}-{}", plain(&address.ip().to_string()), address.port())),
         ListenUrl::Unix(path) => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             // Two sockets of one name in different places are two servers; the name is for people, the digest tells them apart.

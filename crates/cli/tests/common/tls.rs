@@ -1,0 +1,134 @@
+//! Owns certificates made on the spot, and a TLS client that shows and trusts exactly what a test says.
+//! It must not know any code of ours: rustls stands in for whoever connects.
+
+use std::{
+    fs, io,
+    net::TcpStream,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
+};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+
+use super::{DEADLINE, Reply, exchange};
+
+/// An authority, its file `NAME.ca`, and files of what it vouches for.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: PathBuf,
+    name: String,
+}
+
+/// Files of a certificate and its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+impl Authority {
+    /// Makes an authority with its files in `dir`.
+    pub(crate) fn new(dir: &Path, name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("make a key");
+        let issuer = CertifiedIssuer::self_signed(params, key).expect("sign");
+        let authority = Self { issuer, dir: dir.to_owned(), name: name.to_owned() };
+        fs::write(authority.ca(), authority.issuer.pem()).expect("write the authority");
+        authority
+    }
+
+    /// The file of the authority itself.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.dir.join(format!("{}.ca", self.name))
+    }
+
+    /// A certificate for a server on loopback, in files `FILE.pem` and `FILE.key`.
+    pub(crate) fn server(&self, file: &str) -> Identity {
+        let names = ["localhost", "127.0.0.1", "box.example", "*.wild.example"].map(str::to_owned);
+        self.vouch(file, CertificateParams::new(names).expect("names are names"))
+    }
+
+    /// A certificate of a client with these alternative names.
+    pub(crate) fn client(&self, file: &str, names: Vec<SanType>) -> Identity {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
+        params.subject_alt_names = names;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.vouch(file, params)
+    }
+
+    /// A client certificate that ended long ago.
+    pub(crate) fn expired_client(&self, file: &str, names: Vec<SanType>) -> Identity {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
+        params.subject_alt_names = names;
+        params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+        self.vouch(file, params)
+    }
+
+    fn vouch(&self, file: &str, params: CertificateParams) -> Identity {
+        let key = KeyPair::generate().expect("make a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("sign");
+        let identity =
+            Identity { cert: self.dir.join(format!("{file}.pem")), key: self.dir.join(format!("{file}.key")) };
+        fs::write(&identity.cert, certificate.pem()).expect("write the certificate");
+        fs::write(&identity.key, key.serialize_pem()).expect("write the key");
+        fs::set_permissions(&identity.key, fs::Permissions::from_mode(0o600)).expect("close the key");
+        identity
+    }
+}
+
+/// What a client shows and speaks.
+#[derive(Clone, Default)]
+pub(crate) struct Shown<'a> {
+    pub(crate) identity: Option<&'a Identity>,
+    /// Empty for what rustls offers by itself.
+    pub(crate) versions: &'a [&'static SupportedProtocolVersion],
+}
+
+/// Shakes hands with `address`, called `localhost`, trusting `authority` alone. With TLS 1.3 a server refuses a client's
+/// certificate only behind this.
+pub(crate) fn secure(
+    address: &str,
+    authority: &Authority,
+    shown: &Shown<'_>,
+) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority.ca()).expect("read the authority")).expect("an authority");
+    let versions = if shown.versions.is_empty() { rustls::ALL_VERSIONS } else { shown.versions };
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .expect("versions that exist")
+        .with_root_certificates(roots);
+    let mut config = match shown.identity {
+        None => builder.with_no_client_auth(),
+        Some(Identity { cert, key }) => builder
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_file(cert).expect("read the certificate")],
+                PrivateKeyDer::from_pem_file(key).expect("read the key"),
+            )
+            .expect("certificate and key fit"),
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let name = ServerName::try_from("localhost").expect("a name");
+    let mut connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(DEADLINE))?;
+    connection.complete_io(&mut socket)?;
+    Ok(StreamOwned::new(connection, socket))
+}
+
+/// One HTTP exchange inside TLS; status 0 where the handshake fails or nothing is answered.
+pub(crate) fn http_tls(address: &str, authority: &Authority, shown: &Shown<'_>, request: &str) -> Reply {
+    match secure(address, authority, shown) {
+        Ok(stream) => exchange(stream, request),
+        Err(_) => Reply { status: 0, head: String::new(), body: String::new() },
+    }
+}

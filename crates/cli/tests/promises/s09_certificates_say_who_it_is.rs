@@ -1,0 +1,224 @@
+//! S9: with `--client-ca` nobody comes in over `wss://` without a certificate of that authority, valid today; its
+//! alternative name is the principal. Files are read again without a restart, and a broken pair changes nothing. TLS 1.3
+//! alone is spoken unless the flag says otherwise.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use rcgen::SanType;
+use rustls::version::{TLS12, TLS13};
+use tempfile::TempDir;
+
+use crate::{
+    common::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, wait_for},
+    promises::upgrade,
+};
+
+/// Authorities of servers and of clients, and a server's certificate.
+struct World {
+    dir: TempDir,
+    servers: Authority,
+    clients: Authority,
+    server: Identity,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let (servers, clients) = (Authority::new(dir.path(), "servers"), Authority::new(dir.path(), "clients"));
+        let server = servers.server("server");
+        Self { dir, servers, clients, server }
+    }
+
+    /// A server with TLS and nothing else.
+    fn tls(&self) -> Builder {
+        TestServer::builder()
+            .listen("wss://127.0.0.1:0")
+            .arg("--tls-cert")
+            .arg(text(&self.server.cert))
+            .arg("--tls-key")
+            .arg(text(&self.server.key))
+    }
+
+    /// One that asks for certificates.
+    fn mutual(&self) -> Builder {
+        self.tls().arg("--client-ca").arg(text(&self.clients.ca()))
+    }
+
+    /// The status of an upgrade at `target`, 0 where TLS refuses.
+    fn status(&self, server: &TestServer, identity: Option<&Identity>, target: &str) -> u16 {
+        let shown = Shown { identity, ..Shown::default() };
+        http_tls(server.address(), &self.servers, &shown, &upgrade(target, server.address(), "")).status
+    }
+
+    /// `exec-server run` on this server.
+    fn run(&self, server: &TestServer, identity: Option<&Identity>, argv: &[&str]) -> Output {
+        let mut command = Command::new(binary());
+        command.args(["run", "--connect", server.url(), "--tls-ca"]).arg(self.servers.ca());
+        if let Some(Identity { cert, key }) = identity {
+            command.arg("--tls-cert").arg(cert).arg("--tls-key").arg(key);
+        }
+        command.env("HOME", self.dir.path()).env_remove("EXEC_SERVER_TOKEN");
+        command.arg("--").args(argv).output().expect("run exec-server")
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of a test is text")
+}
+
+fn dns(name: &str) -> SanType {
+    SanType::DnsName(name.try_into().expect("a name"))
+}
+
+fn uri(name: &str) -> SanType {
+    SanType::URI(name.try_into().expect("a URI"))
+}
+
+#[test]
+fn only_certificates_of_the_authority_that_are_valid_and_name_somebody_come_in() {
+    let world = World::new();
+    let server = world.mutual().arg("--log").arg("debug").start();
+    assert_eq!(server.url(), format!("wss://{}", server.address()), "no token is asked for, so none is printed");
+    let alice = world.clients.client("alice", vec![dns("alice.example")]);
+    assert_eq!(world.status(&server, Some(&alice), "/"), 101);
+    let stranger = Authority::new(world.dir.path(), "strangers").client("stranger", vec![dns("alice.example")]);
+    let impostors = world.dir.path().join("impostors");
+    fs::create_dir(&impostors).expect("make a directory");
+    let impostor = Authority::new(&impostors, "clients").client("alice", vec![dns("alice.example")]);
+    let expired = world.clients.expired_client("expired", vec![dns("alice.example")]);
+    let nameless = world.clients.client("nameless", Vec::new());
+    for (who, identity) in [
+        ("nobody", None),
+        ("of another authority", Some(&stranger)),
+        ("of one with the same name", Some(&impostor)),
+        ("expired", Some(&expired)),
+        ("nameless", Some(&nameless)),
+        ("a server's", Some(&world.server)),
+    ] {
+        assert_eq!(world.status(&server, identity, "/"), 0, "{who}");
+    }
+    // Not even whether it lives is told to those who have none.
+    assert_eq!(
+        http_tls(server.address(), &world.servers, &Shown::default(), "GET /healthz HTTP/1.0\r\n\r\n").status,
+        0
+    );
+    assert_eq!(world.status(&server, Some(&alice), "/"), 101, "afterwards all is as before");
+}
+
+#[test]
+fn the_principal_is_the_alternative_name_and_sessions_belong_to_it() {
+    let world = World::new();
+    let server = world.mutual().start();
+    let alice = world.clients.client("alice", vec![dns("a.example"), uri("spiffe://here/alice")]);
+    let renewed = world.clients.client("renewed", vec![uri("spiffe://here/alice"), dns("b.example")]);
+    let bob = world.clients.client("bob", vec![dns("a.example")]);
+    let ran = world.run(&server, Some(&alice), &["sh", "-c", "echo hi; echo oh >&2; exit 3"]);
+    assert_eq!((ran.status.code(), &ran.stdout[..], &ran.stderr[..]), (Some(3), &b"hi\n"[..], &b"oh\n"[..]));
+    let names = |identity: &Identity| {
+        let mut command = Command::new(binary());
+        command.args(["ps", "--connect", server.url(), "--json", "--tls-ca"]).arg(world.servers.ca());
+        command.arg("--tls-cert").arg(&identity.cert).arg("--tls-key").arg(&identity.key);
+        let output = command.env("HOME", world.dir.path()).output().expect("run exec-server");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).contains("\"mine\"")
+    };
+    let mut command = Command::new(binary());
+    command.args(["run", "--detach", "--name", "mine", "--connect", server.url(), "--tls-ca"]).arg(world.servers.ca());
+    command.arg("--tls-cert").arg(&alice.cert).arg("--tls-key").arg(&alice.key).args(["--", "sleep", "1000"]);
+    assert!(command.env("HOME", world.dir.path()).output().expect("run exec-server").status.success());
+    assert!(names(&alice), "whose it is");
+    assert!(names(&renewed), "the same name in a new certificate is the same principal");
+    assert!(!names(&bob), "the same host name is not the same URI");
+}
+
+#[test]
+fn a_token_is_asked_for_where_there_is_no_certificate_or_both_were_asked_for() {
+    let world = World::new();
+    let alice = world.clients.client("alice", vec![dns("alice.example")]);
+    let plain = world.tls().start();
+    assert!(plain.url().starts_with("wss://127.0.0.1:") && plain.url().contains("/?token="), "{}", plain.url());
+    let with_token = format!("/?token={}", plain.token());
+    assert_eq!((world.status(&plain, None, "/"), world.status(&plain, None, &with_token)), (401, 101));
+    assert_eq!(world.run(&plain, None, &["echo", "hi"]).stdout, b"hi\n");
+    let both = world.mutual().arg("--auth").arg("token").start();
+    let with_token = format!("/?token={}", both.token());
+    assert_eq!(world.status(&both, Some(&alice), "/"), 401);
+    assert_eq!(world.status(&both, Some(&alice), &with_token), 101);
+    assert_eq!(world.status(&both, None, &with_token), 0);
+}
+
+#[test]
+fn names_of_the_certificate_are_names_of_the_server_and_a_wildcard_is_none() {
+    let world = World::new();
+    let server = world.tls().start();
+    let port = server.address().rsplit(':').next().expect("an address has a port");
+    let target = format!("/?token={}", server.token());
+    let status =
+        |host: &str| http_tls(server.address(), &world.servers, &Shown::default(), &upgrade(&target, host, "")).status;
+    for host in ["box.example", "BOX.example:1", &format!("localhost:{port}"), server.address()] {
+        assert_eq!(status(host), 101, "{host}");
+    }
+    for host in ["evil.example", "a.wild.example", "*.wild.example", "box.example.evil.example", ""] {
+        assert_eq!(status(host), 403, "{host}");
+    }
+}
+
+#[test]
+fn tls_1_3_alone_unless_the_flag_says_otherwise() {
+    let world = World::new();
+    let old = Shown { versions: &[&TLS12], ..Shown::default() };
+    let new = Shown { versions: &[&TLS13], ..Shown::default() };
+    for (server, takes_old) in [(world.tls().start(), false), (world.tls().arg("--tls-min").arg("1.2").start(), true)] {
+        assert_eq!(secure(server.address(), &world.servers, &old).is_ok(), takes_old);
+        let mut stream = secure(server.address(), &world.servers, &new).expect("TLS 1.3");
+        assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+        stream.conn.send_close_notify();
+    }
+}
+
+#[test]
+fn new_files_are_read_without_a_restart_and_broken_ones_change_nothing() {
+    let world = World::new();
+    let server = world.mutual().start();
+    let alice = world.clients.client("alice", vec![dns("alice.example")]);
+    let shown = Shown { identity: Some(&alice), ..Shown::default() };
+    let leaf = || {
+        let stream = secure(server.address(), &world.servers, &shown).expect("shake hands");
+        stream.conn.peer_certificates().expect("a server shows one")[0].to_vec()
+    };
+    let first = leaf();
+    fs::write(&world.server.cert, "nothing that is a certificate").expect("write");
+    wait_for("the word that it is not used", || server.stderr().contains("the old ones stay"));
+    assert_eq!(leaf(), first);
+    world.servers.server("server");
+    wait_for("the new certificate", || leaf() != first);
+    assert_eq!(world.status(&server, Some(&alice), "/"), 101);
+    let others = Authority::new(world.dir.path(), "others");
+    fs::copy(others.ca(), world.clients.ca()).expect("replace the authority");
+    wait_for("the new authority", || world.status(&server, Some(&alice), "/") == 0);
+    assert_eq!(world.status(&server, Some(&others.client("bob", vec![dns("bob.example")])), "/"), 101);
+}
+
+#[test]
+fn a_key_that_others_can_read_and_files_that_do_not_fit_end_the_start() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let world = World::new();
+    let said = |builder: &Builder| {
+        let output = builder.command(world.dir.path(), "refused.test").output().expect("run exec-server");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    fs::set_permissions(&world.server.key, fs::Permissions::from_mode(0o640)).expect("open the key");
+    let words = said(&world.tls());
+    assert!(words.contains("0640") && words.contains("server.key"), "{words}");
+    fs::set_permissions(&world.server.key, fs::Permissions::from_mode(0o600)).expect("close the key");
+    fs::copy(&world.servers.server("other").key, &world.server.key).expect("take another key");
+    let words = said(&world.tls());
+    assert!(words.contains("server.pem") && words.contains("server.key"), "{words}");
+    fs::remove_file(&world.server.cert).expect("remove the certificate");
+    assert!(said(&world.tls()).contains("server.pem"));
+}

@@ -1,0 +1,180 @@
+//! The alternative names of a certificate: who its bearer is, or by which names a server is called.
+//!
+//! A walk over DER as far as one extension needs it. It decides nothing: a certificate comes here after its chain was
+//! verified (a client's), or from a file of ours. What is malformed has no names.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Tags of ASN.1 that lie on the way.
+const SEQUENCE: u8 = 0x30;
+const OCTET_STRING: u8 = 0x04;
+const OBJECT_ID: u8 = 0x06;
+/// `[3]`, the extensions of a certificate.
+const EXTENSIONS: u8 = 0xa3;
+/// 2.5.29.17, subjectAltName.
+const ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
+
+/// Longest name of a principal: it stands in records and logs.
+const NAME_MAX_BYTES: usize = 256;
+
+/// One alternative name, of the kinds that we know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    /// `[1]`, an address of e-mail.
+    Email(String),
+    /// `[2]`, a host name.
+    Dns(String),
+    /// `[6]`, such as a SPIFFE id.
+    Uri(String),
+    /// `[7]`.
+    Ip(IpAddr),
+}
+
+/// The names of a certificate, in its order.
+pub(super) fn of(certificate: &[u8]) -> Vec<Name> {
+    find(certificate).unwrap_or_default()
+}
+
+/// Who bears this certificate: its first URI, else its first host name, else its first address of e-mail. The kind stands
+/// in front, so that no certificate is taken for the bearer of a token.
+pub(super) fn principal(certificate: &[u8]) -> Option<String> {
+    let names = of(certificate);
+    let uri = names.iter().find_map(|name| if let Name::Uri(uri) = name { Some(format!("uri:{uri}")) } else { None });
+    let dns =
+        || names.iter().find_map(|name| if let Name::Dns(dns) = name { Some(format!("dns:{dns}")) } else { None });
+    let email =
+        || names.iter().find_map(|name| if let Name::Email(it) = name { Some(format!("email:{it}")) } else { None });
+    uri.or_else(dns).or_else(email).filter(|name| name.len() <= NAME_MAX_BYTES)
+}
+
+fn find(certificate: &[u8]) -> Option<Vec<Name>> {
+    let (certificate, _) = expect(certificate, SEQUENCE)?;
+    let (mut fields, _) = expect(certificate, SEQUENCE)?;
+    let extensions = loop {
+        let (tag, field, rest) = element(fields)?;
+        fields = rest;
+        if tag == EXTENSIONS {
+            break field;
+        }
+    };
+    let (mut extensions, _) = expect(extensions, SEQUENCE)?;
+    loop {
+        let (extension, rest) = expect(extensions, SEQUENCE)?;
+        extensions = rest;
+        let (id, mut fields) = expect(extension, OBJECT_ID)?;
+        if id != ALTERNATIVE_NAME {
+            continue;
+        }
+        // A flag may stand before the value: whether the extension is critical.
+        let value = loop {
+            let (tag, value, rest) = element(fields)?;
+            fields = rest;
+            if tag == OCTET_STRING {
+                break value;
+            }
+        };
+        return Some(general_names(expect(value, SEQUENCE)?.0));
+    }
+}
+
+fn general_names(mut list: &[u8]) -> Vec<Name> {
+    let mut names = Vec::new();
+    while let Some((tag, value, rest)) = element(list) {
+        list = rest;
+        let text = || {
+            let is_plain = !value.is_empty() && value.iter().all(u8::is_ascii_graphic);
+            is_plain.then(|| String::from_utf8_lossy(value).into_owned())
+        };
+        let name = match tag {
+            0x81 => text().map(Name::Email),
+            0x82 => text().map(|name| Name::Dns(name.to_ascii_lowercase())),
+            0x86 => text().map(Name::Uri),
+            0x87 => ip(value).map(Name::Ip),
+            _ => None,
+        };
+        names.extend(name);
+    }
+    names
+}
+
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => <[u8; 4]>::try_from(value).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
+        16 => <[u8; 16]>::try_from(value).ok().map(|bytes| Ipv6Addr::from(bytes).into()),
+        _ => None,
+    }
+}
+
+/// The content of an element with this tag, and what follows it.
+fn expect(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (found, content, rest) = element(bytes)?;
+    (found == tag).then_some((content, rest))
+}
+
+/// Tag and content of the first element, and what follows it.
+fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&[tag, first], rest) = bytes.split_first_chunk::<2>()?;
+    let (size, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        // The number of bytes of the length; four are more than a certificate has.
+        0x81..=0x84 => {
+            let (length, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            (length.iter().fold(0, |size, byte| size << 8 | usize::from(*byte)), rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(size)?;
+    Some((tag, content, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    use super::*;
+
+    fn certificate(names: Vec<SanType>) -> Vec<u8> {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.subject_alt_names = names;
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    fn dns(name: &str) -> SanType {
+        SanType::DnsName(name.try_into().unwrap())
+    }
+
+    fn uri(name: &str) -> SanType {
+        SanType::URI(name.try_into().unwrap())
+    }
+
+    fn email(name: &str) -> SanType {
+        SanType::Rfc822Name(name.try_into().unwrap())
+    }
+
+    #[test]
+    fn the_principal_is_the_first_uri_then_host_then_email() {
+        let check = |names: Vec<SanType>, expected: Option<&str>| {
+            assert_eq!(principal(&certificate(names)).as_deref(), expected);
+        };
+        check(vec![email("a@b"), dns("X.example"), uri("spiffe://c/d"), uri("spiffe://e")], Some("uri:spiffe://c/d"));
+        check(vec![email("a@b"), dns("X.example")], Some("dns:x.example"));
+        check(vec![email("a@b")], Some("email:a@b"));
+        check(vec![SanType::IpAddress("127.0.0.1".parse().unwrap())], None);
+        check(Vec::new(), None);
+        check(vec![uri(&"x".repeat(300))], None);
+    }
+
+    #[test]
+    fn a_certificate_that_is_cut_or_changed_anywhere_is_walked_without_harm() {
+        let whole = certificate(vec![dns("x.example"), SanType::IpAddress("::1".parse().unwrap())]);
+        assert_eq!(of(&whole), [Name::Dns("x.example".into()), Name::Ip("::1".parse().unwrap())]);
+        for at in 0..whole.len() {
+            assert_eq!(of(&whole[..at]), []);
+            for byte in [0, 0x7f, 0x80, 0x84, 0x85, 0xff] {
+                let mut changed = whole.clone();
+                changed[at] = byte;
+                of(&changed);
+            }
+        }
+    }
+}
