@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn columns_fit_and_nothing_in_them_steers_the_terminal() {
-        let exit = Exit { exit_code: 3, signal: None, cause: Cause::Exit, usage: Usage::default() };
+        let exit =
+            Exit { exit_code: 3, signal: None, cause: Cause::Exit, usage: Usage::default(), limits_hit: Vec::new() };
         let mut done = process("long-name-of-it", &["sh", "-c", "echo \x1b[2J; it's"]);
         (done.exited, done.exit, done.closed) = (true, Some(exit), true);
         let mut waits = process("w", &["cat"]);

@@ -4,8 +4,11 @@
 mod common;
 
 mod promises {
+    pub(crate) mod host;
+
     mod s02_nothing_before_the_door;
     mod s09_certificates_say_who_it_is;
+    mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -77,6 +77,7 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "takeover",
         "sessionEnd",
         "forget",
+        "limitsHit",
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }

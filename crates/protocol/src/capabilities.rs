@@ -85,6 +85,8 @@ pub struct ServerCapabilities {
     pub session_end: bool,
     /// `process/forget` is served.
     pub forget: bool,
+    /// Exits tell `limitsHit`.
+    pub limits_hit: bool,
     /// Binary dialects the server speaks.
     pub dialects: Vec<String>,
     /// Unacknowledged bytes after which a client should acknowledge.
@@ -114,6 +116,7 @@ impl ServerCapabilities {
             takeover: true,
             session_end: true,
             forget: true,
+            limits_hit: true,
             dialects: Vec::new(),
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::default(),

@@ -80,6 +80,9 @@ pub struct Exit {
     pub cause: Cause,
     /// What it used.
     pub usage: Usage,
+    /// Limits that it, or something that it started, has reached; left out where there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits_hit: Vec<Limit>,
 }
 
 /// Why a process ended.
@@ -101,6 +104,17 @@ pub enum Cause {
     Oom,
     /// With the program that held it; how it would have ended nobody knows.
     Lost,
+}
+
+/// A limit that this server sets on a process and all that it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum Limit {
+    /// The number of processes and threads: one more was refused.
+    Pids,
+    /// Memory: one of them was killed for it.
+    Memory,
 }
 
 /// What a process and its reaped children used.

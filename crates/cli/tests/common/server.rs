@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
@@ -21,6 +22,9 @@ use super::{
     wait_for,
 };
 
+/// The user without rights.
+const NOBODY: u32 = 65534;
+
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// The path of the program under test.
@@ -35,6 +39,7 @@ pub(crate) struct Builder {
     env: Vec<(String, String)>,
     kill_on_exit: bool,
     state_dir: bool,
+    is_nobody: bool,
 }
 
 /// A running server. It has its own state dir inside `dir`, unless the builder said otherwise, and ends with the value.
@@ -79,6 +84,12 @@ impl Builder {
         self
     }
 
+    /// Runs the server as `nobody`. The tests must run as root.
+    pub(crate) fn as_nobody(mut self) -> Self {
+        self.is_nobody = true;
+        self
+    }
+
     /// Starts the server and waits for its URLs.
     pub(crate) fn start(self) -> TestServer {
         let dir = tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a private directory");
@@ -116,6 +127,11 @@ impl Builder {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if self.is_nobody {
+            std::os::unix::fs::chown(dir, Some(NOBODY), Some(NOBODY))
+                .expect("hand the directory over; run this as root");
+            command.uid(NOBODY).gid(NOBODY).current_dir("/");
+        }
         command
     }
 
@@ -168,7 +184,14 @@ impl TestServer {
 
     /// A builder with a private state dir and `--kill-on-exit`.
     pub(crate) fn builder() -> Builder {
-        Builder { listen: Vec::new(), args: Vec::new(), env: Vec::new(), kill_on_exit: true, state_dir: true }
+        Builder {
+            listen: Vec::new(),
+            args: Vec::new(),
+            env: Vec::new(),
+            kill_on_exit: true,
+            state_dir: true,
+            is_nobody: false,
+        }
     }
 
     /// The first URL, token included.

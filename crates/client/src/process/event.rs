@@ -58,6 +58,8 @@ pub struct Exit {
     pub cause: Option<wire::Cause>,
     /// What it used, where the server says so.
     pub usage: Option<wire::Usage>,
+    /// Limits of the server that it, or something that it started, has reached.
+    pub limits_hit: Vec<wire::Limit>,
     /// Whether a sandbox was the reason, where the server says so.
     pub sandbox_denied: Option<bool>,
 }
@@ -93,7 +95,7 @@ impl Event {
 impl Exit {
     /// An exit of which only the code is known.
     pub(crate) fn of_code(code: i32) -> Self {
-        Self { code, signal: None, cause: None, usage: None, sandbox_denied: None }
+        Self { code, signal: None, cause: None, usage: None, limits_hit: Vec::new(), sandbox_denied: None }
     }
 }
 
@@ -104,6 +106,7 @@ impl From<wire::Exit> for Exit {
             signal: exit.signal.map(std::borrow::Cow::into_owned),
             cause: Some(exit.cause),
             usage: Some(exit.usage),
+            limits_hit: exit.limits_hit,
             sandbox_denied: None,
         }
     }
@@ -116,6 +119,7 @@ impl From<wire::ExitedParams> for Exit {
             signal: exited.signal.map(std::borrow::Cow::into_owned),
             cause: exited.cause,
             usage: exited.usage,
+            limits_hit: exited.limits_hit,
             sandbox_denied: exited.sandbox_denied,
         }
     }

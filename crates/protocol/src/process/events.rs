@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cause, Gap, Stream, Usage};
+use super::{Cause, Gap, Limit, Stream, Usage};
 use crate::{ProcessId, SessionId};
 
 /// Params of the notification `process/output`.
@@ -57,6 +57,9 @@ pub struct ExitedParams {
     /// What it used; older peers leave it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// Limits that it, or something that it started, has reached; left out where there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits_hit: Vec<Limit>,
 }
 
 /// Params of the notification `process/closed`, the last one of a process.

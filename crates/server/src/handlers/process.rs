@@ -225,6 +225,7 @@ fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
         signal: exit.signal.map(names::name),
         cause: pump::wire_cause(exit.cause),
         usage: wire::Usage { user_ms: exit.user_ms, system_ms: exit.system_ms, max_rss_bytes: exit.max_rss_bytes },
+        limits_hit: pump::limits_hit(exit.hit),
     });
     wire::ProcessInfo {
         process_id: process.process_id(),

@@ -12,7 +12,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use exec_server_log::{Cause, Cursor, Event, Exit, Record, Step, Stream};
+use exec_server_log::{Cursor, Event, Exit, Record, Step, Stream};
 use exec_server_protocol::{
     SessionId, command, limits, message,
     output::{self, EscapedId, Output},
@@ -21,7 +21,7 @@ use exec_server_protocol::{
 use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
-use super::{Manners, Watch};
+use super::{Manners, Watch, words};
 use crate::process::{Dialect, Hold, Position, Process};
 
 /// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
@@ -578,22 +578,12 @@ fn exited_params(process: &Process, session_id: Option<SessionId>, seq: u64, exi
         exit_code: exit.map_or(-1, |exit| exit.code),
         sandbox_denied: Some(false),
         signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
-        cause: Some(exit.map_or(wire::Cause::Lost, |exit| wire_cause(exit.cause))),
+        cause: Some(exit.map_or(wire::Cause::Lost, |exit| words::wire_cause(exit.cause))),
         usage: exit.map(|exit| wire::Usage {
             user_ms: exit.user_ms,
             system_ms: exit.system_ms,
             max_rss_bytes: exit.max_rss_bytes,
         }),
-    }
-}
-
-pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
-    match cause {
-        Cause::Exit => wire::Cause::Exit,
-        Cause::Signal => wire::Cause::Signal,
-        Cause::Timeout => wire::Cause::Timeout,
-        Cause::IdleTimeout => wire::Cause::IdleTimeout,
-        Cause::Terminated => wire::Cause::Terminated,
-        Cause::OutOfMemory => wire::Cause::Oom,
+        limits_hit: exit.map_or_else(Vec::new, |exit| words::limits_hit(exit.hit)),
     }
 }

@@ -7,6 +7,7 @@
 mod feed;
 mod mailbox;
 mod read;
+mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -28,9 +29,10 @@ use self::{
     read::{Outcome, ReadJob},
 };
 pub(crate) use self::{
-    feed::{Follow, Role, Start, wire_cause},
+    feed::{Follow, Role, Start},
     mailbox::{Mailbox, Order, Reply, Watch, encode_failure},
     read::ReadOrder,
+    words::{limits_hit, wire_cause},
 };
 use crate::{error::Failure, process::Process};
 

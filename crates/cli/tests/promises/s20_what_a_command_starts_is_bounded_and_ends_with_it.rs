@@ -1,0 +1,186 @@
+//! S20: each process is in a control group with limits where the host lets us make one, and has limits of its own where not.
+//! Terminate kills the group in one step; without one, group, session and descendants. Nothing outlives its session, nor a
+//! holder that dies.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    common::{TestServer, wait_for, wait_gone},
+    promises::host::{
+        carrying, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output, within,
+    },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A descendant that has left its session, lost its parents and ignores what can be ignored; `0` is its mark.
+const DAEMON: &str = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' MARK </dev/null >/dev/null 2>&1 &) ; done";
+
+fn daemons(mark: &str) -> String {
+    DAEMON.replace("MARK", mark)
+}
+
+/// The limit must be seen to be in force before a bomb may go off.
+fn limit_in_force(client: &mut crate::common::Client) -> u64 {
+    let own = said(client, "limit", "cat /proc/self/cgroup; echo; ulimit -u");
+    let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-").map(|(left, right)| (left, right)));
+    let mut found = Vec::new();
+    for (left, right) in by_group {
+        let bases: &[&str] = if left.starts_with("0::") {
+            &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        } else {
+            &["/sys/fs/cgroup/pids"]
+        };
+        let base = left.rsplit(':').next().unwrap_or_default();
+        // The group is used again for the next process, with the same limit.
+        found.extend(bases.iter().filter_map(|place| {
+            fs::read_to_string(format!("{place}{base}/exec-server-{right}/pids.max")).ok()?.trim().parse::<u64>().ok()
+        }));
+    }
+    found.pop().expect("the limit is in force in the group of a child")
+}
+
+#[test]
+fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_throughout() {
+    assert!(
+        has_group_pids(),
+        "this host lets us make no control group with a limit of processes; no bomb goes off here"
+    );
+    let server = TestServer::builder().arg("--max-pids").arg("100").start();
+    let (mut client, _) = modern(&server);
+    assert_eq!(limit_in_force(&mut client), 100);
+    let mut other = server.client();
+    for round in 0..20 {
+        let id = format!("bomb{round}");
+        let mark = format!("bomb-{round}-{}", server.mark());
+        // Every copy has the mark among its arguments. One that cannot fork ends, and another forks into its place.
+        let script = "echo up; b() { while :; do (b) & (b) & wait; done; }; b 2>/dev/null & exec sleep 1000";
+        let mut params = sh(&id, script);
+        params["argv"].as_array_mut().expect("argv").push(json!(mark));
+        client.ok("process/start", params);
+        wait_output(&mut client, &id, "up\n");
+        within(10 * SECOND, "the bomb fills its group", || carrying(&mark).len() >= 50);
+        assert!(carrying(&mark).len() <= 100, "contained");
+        let asked = Instant::now();
+        other.ok("environment/status", json!({}));
+        assert!(asked.elapsed() < SECOND, "the server answered after {:?}", asked.elapsed());
+        let begun = Instant::now();
+        client.ok("process/terminate", json!({"processId": id}));
+        within(SECOND, "every part of the bomb is gone", || carrying(&mark).is_empty());
+        let ended = client.collect(&id);
+        assert_eq!(ended.exited["cause"], "terminated");
+        assert_eq!(ended.exited["limitsHit"], json!(["pids"]), "{}", ended.exited);
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    }
+    // A process after it begins anew.
+    assert_eq!(client.run("after", &["true"]).exited.get("limitsHit"), None);
+}
+
+#[test]
+fn a_process_that_cannot_fork_says_so_and_its_neighbour_in_the_session_is_unharmed() {
+    assert!(has_group_pids(), "this host lets us make no control group with a limit of processes");
+    let server = TestServer::builder().arg("--max-pids").arg("8").start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("full", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 >/dev/null 2>&1 & done; wait"));
+    let full = client.collect("full");
+    assert!(String::from_utf8_lossy(&full.stderr).to_lowercase().contains("fork"), "{full:?}");
+    assert_eq!(full.exited["limitsHit"], json!(["pids"]));
+    assert_eq!(client.run("next", &["echo", "fine"]).stdout, b"fine\n");
+}
+
+#[test]
+fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_the_session_without() {
+    assert!(has_group_kill(), "this host lets us make no control group that can be killed");
+    let server = TestServer::start();
+    let mark = format!("daemon-{}", server.mark());
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
+    wait_output(&mut client, "p", "up\n");
+    wait_for("all daemons", || carrying(&mark).len() >= 3);
+    client.ok("process/terminate", json!({"processId": "p"}));
+    within(SECOND, "daemons after terminate", || carrying(&mark).is_empty());
+
+    // As `nobody` there is no group for us.
+    let server = TestServer::builder().as_nobody().start();
+    let mark = format!("daemon-{}", server.mark());
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
+    wait_output(&mut client, "p", "up\n");
+    wait_for("all daemons", || carrying(&mark).len() >= 3);
+    assert_eq!(groups_of(&server), Vec::<std::path::PathBuf>::new());
+    client.ok("session/end", json!({}));
+    within(SECOND, "daemons after the end of the session", || carrying(&mark).is_empty());
+}
+
+#[test]
+fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups() {
+    for is_nobody in [false, true] {
+        let builder = TestServer::builder();
+        let server = if is_nobody { builder.as_nobody() } else { builder }.start();
+        let mark = format!("daemon-{}", server.mark());
+        let (mut client, session) = modern(&server);
+        client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
+        client.ok("process/start", sh("q", "exec sleep 1000"));
+        wait_output(&mut client, "p", "up\n");
+        wait_for("all daemons", || carrying(&mark).len() >= 3);
+        let holders = named(&server, "exec-holder");
+        let groups = groups_of(&server);
+        assert_eq!(groups.is_empty(), is_nobody || !has_group_kill());
+        let begun = Instant::now();
+        holders.iter().copied().for_each(kill);
+        let told = client.collect("q");
+        assert_eq!((told.code(), &told.exited["cause"]), (-1, &json!("lost")));
+        assert!(begun.elapsed() < SECOND, "told after {:?}", begun.elapsed());
+        within(SECOND, "what the holder had", || carrying(&mark).is_empty());
+        wait_gone("the holder", &holders);
+        let refused = client.call("process/start", sh("r", "exit 0")).expect_err("its holder is gone");
+        assert_eq!(refused.kind(), "holderLost");
+        within(SECOND, "its groups", || !groups.iter().any(|group| group.exists()));
+        drop(session);
+    }
+}
+
+#[test]
+fn the_next_server_ends_what_a_holder_left_that_died_between_two_servers() {
+    assert!(has_group_kill(), "this host lets us make no control group that can be killed");
+    let mut server = TestServer::builder().keep_holders().start();
+    let mark = format!("daemon-{}", server.mark());
+    let (mut client, session) = modern(&server);
+    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
+    wait_output(&mut client, "p", "up\n");
+    wait_for("all daemons", || carrying(&mark).len() >= 3);
+    let (holders, groups) = (named(&server, "exec-holder"), groups_of(&server));
+    server.kill();
+    wait_gone("the spawner", &named(&server, "exec-spawner"));
+    holders.iter().copied().for_each(kill);
+    wait_gone("the holder", &holders);
+    assert!(!carrying(&mark).is_empty(), "nobody was there to end them");
+    server.restart();
+    within(SECOND, "what the holder had", || carrying(&mark).is_empty());
+    assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
+    let gone = server.connect().call("initialize", json!({"clientName": "test", "resumeSessionId": session}));
+    assert_eq!(gone.expect_err("the holder is gone").kind(), "holderLost");
+}
+
+#[test]
+fn groups_go_with_their_session_and_are_used_again_within_it() {
+    assert!(has_group_kill(), "this host lets us make no control group that can be killed");
+    let server = TestServer::start();
+    let (mut client, _) = modern(&server);
+    let mut seen = BTreeSet::new();
+    for round in 0..10 {
+        seen.insert(said(&mut client, &format!("p{round}"), "grep exec-server /proc/self/cgroup"));
+    }
+    assert!(seen.iter().all(|own| own.contains("exec-server-")), "{seen:?}");
+    assert!(seen.len() <= 2, "one after the other needs no more: {seen:?}");
+    let groups = groups_of(&server);
+    assert!(!groups.is_empty() && groups.iter().all(|group| group.exists()), "{groups:?}");
+    client.ok("session/end", json!({}));
+    wait_for("the end of the groups", || !groups.iter().any(|group| group.exists()));
+}
