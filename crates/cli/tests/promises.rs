@@ -6,8 +6,14 @@ mod common;
 mod promises {
     pub(crate) mod host;
 
+    mod r03_an_exit_is_told_once_and_outlives_the_server;
+    mod r04_processes_outlive_server_and_spawner_not_their_holder;
     mod s02_nothing_before_the_door;
     mod s09_certificates_say_who_it_is;
+    mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
+    mod s15_no_plumbing_and_no_token_reaches_a_child;
+    mod s17_only_its_own_terminal_controls_a_child;
+    mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";

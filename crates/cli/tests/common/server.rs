@@ -40,6 +40,7 @@ pub(crate) struct Builder {
     kill_on_exit: bool,
     state_dir: bool,
     is_nobody: bool,
+    before: Option<String>,
 }
 
 /// A running server. It has its own state dir inside `dir`, unless the builder said otherwise, and ends with the value.
@@ -84,8 +85,14 @@ impl Builder {
         self
     }
 
+    /// Runs a shell script first, in the process that becomes the server.
+    pub(crate) fn after(mut self, script: &str) -> Self {
+        self.before = Some(script.to_owned());
+        self
+    }
+
     /// Runs the server as `nobody`. The tests must run as root.
-    pub(crate) fn as_nobody(mut self) -> Self {
+    pub(crate) fn run_by_nobody(mut self) -> Self {
         self.is_nobody = true;
         self
     }
@@ -105,7 +112,14 @@ impl Builder {
     /// The command that starts the server, for tests that look at how it refuses to start.
     pub(crate) fn command(&self, dir: &Path, mark: &str) -> Command {
         let place = |text: &str| text.replace("{dir}", &dir.display().to_string());
-        let mut command = Command::new(binary());
+        let mut command = match &self.before {
+            None => Command::new(binary()),
+            Some(script) => {
+                let mut command = Command::new("sh");
+                command.args(["-c", &format!("{script}; exec \"$0\" \"$@\""), binary()]);
+                command
+            }
+        };
         command.arg("serve").args(["--allow-host", mark]);
         for listen in &self.listen {
             command.args(["--listen", &place(listen)]);
@@ -191,6 +205,7 @@ impl TestServer {
             kill_on_exit: true,
             state_dir: true,
             is_nobody: false,
+            before: None,
         }
     }
 
@@ -240,6 +255,12 @@ impl TestServer {
     /// The state dir given to the server.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
+    }
+
+    /// Lets other users into the private directory, so that only the state directory's own mode keeps them out of it.
+    pub(crate) fn open_dir(&self) {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(self.dir.path(), mode).expect("open the directory");
     }
 
     /// What the server said on stderr so far.

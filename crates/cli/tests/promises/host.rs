@@ -64,6 +64,16 @@ pub(crate) fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {
     server.processes().into_iter().filter(is_it).collect()
 }
 
+/// Compiles a C program or library for a child to run; the tests need a C compiler.
+pub(crate) fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> String {
+    let (text, made) = (dir.join(format!("{name}.c")), dir.join(name));
+    fs::write(&text, source).expect("write the source");
+    let compiled = std::process::Command::new("cc").args(flags).arg("-o").arg(&made).arg(&text).output();
+    let compiled = compiled.expect("start the C compiler `cc`, which this test needs");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    made.display().to_string()
+}
+
 /// SIGKILL by id.
 pub(crate) fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process id is not zero"), Signal::KILL).expect("kill it");

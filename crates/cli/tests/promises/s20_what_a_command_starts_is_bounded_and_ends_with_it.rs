@@ -107,7 +107,7 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
     within(SECOND, "daemons after terminate", || carrying(&mark).is_empty());
 
     // As `nobody` there is no group for us.
-    let server = TestServer::builder().as_nobody().start();
+    let server = TestServer::builder().run_by_nobody().start();
     let mark = format!("daemon-{}", server.mark());
     let (mut client, _) = modern(&server);
     client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
@@ -122,7 +122,7 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
 fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups() {
     for is_nobody in [false, true] {
         let builder = TestServer::builder();
-        let server = if is_nobody { builder.as_nobody() } else { builder }.start();
+        let server = if is_nobody { builder.run_by_nobody() } else { builder }.start();
         let mark = format!("daemon-{}", server.mark());
         let (mut client, session) = modern(&server);
         client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));

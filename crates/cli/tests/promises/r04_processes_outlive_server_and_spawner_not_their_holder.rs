@@ -1,0 +1,82 @@
+//! R4: processes survive the death of the server and of its spawner, which is replaced. At the death of their holder they are
+//! killed, not orphaned, and the client is told; that part is in S20's file.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use serde_json::json;
+
+use crate::{
+    common::{TestServer, wait_gone},
+    promises::host::{carrying, kill, modern, named, pid_of, said, sh, wait_output, within},
+};
+
+/// Spawners that serve a state directory, the replaced ones too: those have other arguments.
+fn spawners(server: &TestServer) -> BTreeSet<u32> {
+    let state = server.state_dir().display().to_string();
+    let is_it =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-spawner");
+    carrying(&state).into_iter().filter(is_it).collect()
+}
+
+#[test]
+fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
+    let server = TestServer::start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", "echo up; exec sleep 1000"));
+    wait_output(&mut client, "p", "up\n");
+    let pid = pid_of(&mut client, "p");
+    let mut killed = BTreeSet::new();
+    for round in 0..3 {
+        let before = spawners(&server);
+        assert_eq!(before.len(), 1, "{before:?}");
+        before.iter().copied().for_each(kill);
+        killed.extend(&before);
+        if round != 1 {
+            // Watched: it comes back by itself.
+            within(Duration::from_secs(5), "a new spawner", || spawners(&server).difference(&killed).count() == 1);
+        }
+        // Or at once, when one is needed: a session that never had a holder.
+        let (mut other, _) = modern(&server);
+        assert_eq!(said(&mut other, "q", "echo fine"), "fine");
+        // The session before works on: its holder needs nothing of a spawner.
+        assert_eq!(said(&mut client, &format!("r{round}"), "echo here"), "here");
+        other.ok("session/end", json!({}));
+    }
+    assert_eq!(pid_of(&mut client, "p"), pid);
+    assert!(fs::exists(format!("/proc/{pid}")).expect("look for it"));
+    wait_gone("the old spawners", &killed);
+    // The first was the server's own child; whoever adopted the others reaps them.
+    let parent = format!("PPid:\t{}\n", server.pid());
+    let is_ours =
+        |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|text| text.contains(&parent));
+    assert_eq!(killed.iter().filter(is_ours).count(), 0, "a dead spawner is reaped");
+    let last = spawners(&server);
+    client.ok("session/end", json!({}));
+    drop(server);
+    wait_gone("the last spawner", &last);
+}
+
+#[test]
+fn what_a_holder_of_a_replaced_spawner_leaves_behind_is_ended_too() {
+    // Without groups: the spawner is the one who finds it.
+    let server = TestServer::builder().run_by_nobody().start();
+    let before = spawners(&server);
+    before.iter().copied().for_each(kill);
+    within(Duration::from_secs(5), "a new spawner", || spawners(&server).difference(&before).count() == 1);
+    let (mut client, _) = modern(&server);
+    let mark = format!("left-{}", server.mark());
+    let script =
+        format!("(setsid sh -c 'sleep 1000; sleep 1000' {mark} </dev/null >/dev/null 2>&1 &); echo up; sleep 1000");
+    client.ok("process/start", sh("p", &script));
+    wait_output(&mut client, "p", "up\n");
+    within(Duration::from_secs(5), "the daemon", || !carrying(&mark).is_empty());
+    let state = server.state_dir().display().to_string();
+    let is_holder =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-holder");
+    let holders: BTreeSet<u32> = carrying(&state).into_iter().filter(is_holder).collect();
+    assert_eq!(holders.len(), 1, "{holders:?}");
+    holders.iter().copied().for_each(kill);
+    assert_eq!(client.collect("p").exited["cause"], "lost");
+    within(Duration::from_secs(1), "what it left", || carrying(&mark).is_empty());
+    assert!(named(&server, "exec-holder").is_empty());
+}

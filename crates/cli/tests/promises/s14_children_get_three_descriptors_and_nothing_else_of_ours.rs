@@ -1,0 +1,70 @@
+//! S14: a child has exactly the descriptors 0, 1 and 2, whatever the server, its spawner and its holder have open and however
+//! many children are made at once. The descriptor limit, signals and file mode mask are those that the server was started with,
+//! or none at all.
+
+use serde_json::json;
+
+use crate::{
+    common::TestServer,
+    promises::host::{modern, said, sh},
+};
+
+/// A server that was started with things a child must not see.
+fn untidy() -> TestServer {
+    let script = "exec 7</etc/passwd 8</dev/null 9>/dev/null; ulimit -Sn 777; umask 027; trap '' USR1 QUIT TSTP";
+    TestServer::builder().after(script).start()
+}
+
+/// Lists what is open after the list itself is closed again.
+const LIST: &str = "for f in /proc/self/fd/*; do [ -e \"$f\" ] && echo \"${f##*/}\"; done";
+
+#[test]
+fn a_thousand_children_at_once_have_three_descriptors_each() {
+    const CLIENTS: usize = 8;
+    const EACH: usize = 125;
+    let server = untidy();
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let server = &server;
+            scope.spawn(move || {
+                let (mut client, _) = modern(server);
+                let ids: Vec<String> = (0..EACH).map(|at| format!("p{number}-{at}")).collect();
+                let requests: Vec<i64> = ids
+                    .iter()
+                    .enumerate()
+                    .map(|(at, id)| {
+                        let mut params = sh(id, LIST);
+                        (params["tty"], params["pipeStdin"]) = (json!(at % 2 == 0), json!(at % 3 == 0));
+                        client.send_request("process/start", params)
+                    })
+                    .collect();
+                for request in requests {
+                    client.answer(request).expect("it starts");
+                }
+                for id in ids {
+                    let ended = client.collect(&id);
+                    let listed = String::from_utf8_lossy(&ended.stdout).replace('\r', "");
+                    assert_eq!(listed, "0\n1\n2\n", "{id}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn limits_signals_and_mask_are_those_the_server_was_started_with_or_none() {
+    let server = untidy();
+    let (mut client, _) = modern(&server);
+    assert_eq!(said(&mut client, "limit", "ulimit -Sn; umask"), "777\n0027");
+    for tty in [false, true] {
+        let id = format!("signals-{tty}");
+        let mut params = crate::common::start_params(&id, &["cat", "/proc/self/status"]);
+        params["tty"] = json!(tty);
+        client.ok("process/start", params);
+        let status = String::from_utf8_lossy(&client.collect(&id).stdout).into_owned();
+        for field in ["SigPnd:", "ShdPnd:", "SigBlk:", "SigIgn:", "SigCgt:"] {
+            let line = status.lines().find(|line| line.starts_with(field)).expect("the field");
+            assert_eq!(line.split_whitespace().nth(1), Some("0000000000000000"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! S15: a child's environment starts empty; then what the policy takes over from the server, without our own settings, the
+//! plumbing of the service manager and names of tokens, in any case; then what the request sets, which loses token names
+//! only. `LD_…` of a request reaches the program alone, never holder, spawner or server.
+
+use std::{collections::BTreeSet, fs};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, TestServer},
+    promises::host::{compile, modern, named, pid_of, sh, wait_output},
+};
+
+/// Names that must not come from the server, in several spellings.
+const PLUMBING: [&str; 12] = [
+    "EXEC_SERVER_LOG",
+    "exec_server_anything",
+    "NOTIFY_SOCKET",
+    "Notify_Socket",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "listen_fdnames",
+    "WATCHDOG_USEC",
+    "watchdog_pid",
+    "CREDENTIALS_DIRECTORY",
+    "credentials_directory",
+    "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+];
+
+/// Names that must not reach a child from anywhere.
+const TOKENS: [&str; 8] = [
+    "EXEC_SERVER_TOKEN",
+    "Exec_Server_Token",
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+    "codex_exec_server_noise_auth_token",
+    "NODE_REPL_AUTH_TOKEN",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
+];
+
+fn environment_of(client: &mut Client, id: &str, env: Value, policy: Option<Value>) -> BTreeSet<String> {
+    let mut params = crate::common::start_params(id, &["/usr/bin/env", "-0"]);
+    params["env"] = env;
+    if let Some(policy) = policy {
+        params["envPolicy"] = policy;
+    }
+    client.ok("process/start", params);
+    let ended = client.collect(id);
+    assert_eq!(ended.code(), 0, "{ended:?}");
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    text.split_terminator('\0').map(str::to_owned).collect()
+}
+
+#[test]
+fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
+    let mut builder = TestServer::builder().env("INHERITED", "yes");
+    for name in PLUMBING.iter().chain(&TOKENS) {
+        // A token that opens the door is none; the server reads only the exact name.
+        let value =
+            if *name == "EXEC_SERVER_TOKEN" { "0123456789abcdef0123456789abcdef0123456789abcdef" } else { "leak" };
+        builder = builder.env(name, value);
+    }
+    let server = builder.start();
+    let (mut client, _) = modern(&server);
+    assert_eq!(environment_of(&mut client, "exact", json!({"ONLY": "1"}), None), BTreeSet::from(["ONLY=1".to_owned()]));
+
+    let all = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
+    let got = environment_of(&mut client, "all", json!({"ONLY": "1"}), Some(all.clone()));
+    assert!(got.contains("INHERITED=yes") && got.contains("ONLY=1"), "{got:?}");
+    let names: BTreeSet<&str> = got.iter().filter_map(|line| line.split('=').next()).collect();
+    for name in PLUMBING.iter().chain(&TOKENS) {
+        assert!(!names.contains(name), "`{name}` was inherited");
+    }
+
+    let mut env: serde_json::Map<String, Value> =
+        TOKENS.iter().map(|name| ((*name).to_owned(), json!("leak"))).collect();
+    env.insert("NOTIFY_SOCKET".to_owned(), json!("/run/mine"));
+    let mut set = all;
+    set["set"] = json!(env);
+    for (id, env, policy) in [("request", json!(env), None), ("set", json!({}), Some(set))] {
+        let got = environment_of(&mut client, id, env, policy);
+        assert!(!got.iter().any(|line| line.ends_with("=leak")), "{id}: {got:?}");
+        assert!(
+            got.contains("NOTIFY_SOCKET=/run/mine"),
+            "{id}: what a request sets itself loses token names only: {got:?}"
+        );
+    }
+}
+
+/// Leaves a line with the program that loaded it.
+const CANARY: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+__attribute__((constructor)) static void sing(void) {
+    char line[64];
+    const char *file = getenv("CANARY_FILE");
+    int fd = open(file ? file : "/dev/null", O_WRONLY | O_APPEND);
+    int size = snprintf(line, sizeof line, "%d\n", getpid());
+    if (fd >= 0 && write(fd, line, size) != size) abort();
+}
+"#;
+
+#[test]
+fn what_a_request_preloads_is_loaded_by_the_child_and_by_nobody_else() {
+    let server = TestServer::start();
+    let library = compile(server.dir(), "canary.so", CANARY, &["-shared", "-fPIC"]);
+    let sung = server.dir().join("sung");
+    fs::write(&sung, "").expect("make the file");
+    let (mut client, _) = modern(&server);
+    let mut first = sh("first", "echo up; exec sleep 1000");
+    first["env"]["LD_PRELOAD"] = json!(library);
+    first["env"]["CANARY_FILE"] = json!(sung);
+    client.ok("process/start", first.clone());
+    wait_output(&mut client, "first", "up\n");
+    let child = pid_of(&mut client, "first");
+    let sang: BTreeSet<u32> =
+        fs::read_to_string(&sung).expect("read it").lines().map(|line| line.parse().expect("a pid")).collect();
+    assert_eq!(sang, BTreeSet::from([child]), "the canary sings in the child, and in it alone");
+    let ours: BTreeSet<u32> =
+        [named(&server, "exec-holder"), named(&server, "exec-spawner"), BTreeSet::from([server.pid()])]
+            .into_iter()
+            .flatten()
+            .collect();
+    assert_eq!(ours.len(), 3, "{ours:?}");
+    for pid in ours {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("read the mappings");
+        assert!(!maps.is_empty() && !maps.contains("canary.so"), "{pid} has loaded it");
+        let environ = fs::read(format!("/proc/{pid}/environ")).expect("read the environment");
+        assert!(!String::from_utf8_lossy(&environ).contains("LD_PRELOAD=/"), "{pid} has it in its environment");
+    }
+}

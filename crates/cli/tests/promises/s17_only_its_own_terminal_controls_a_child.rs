@@ -1,0 +1,94 @@
+//! S17, without a sandbox: every child leads a session of its own, with a terminal or without, and only its own terminal
+//! controls it. It cannot reach the terminal that the server was started in, nor type into it.
+
+use serde_json::json;
+
+use crate::{
+    common::{Client, TestServer, binary, wait_gone},
+    promises::host::{carrying, compile, modern, pid_of, sh, wait_output},
+};
+
+/// Tries to get at a terminal: prints a line for each try. The second number of the ioctl differs in bits that the kernel ignores.
+const INTRUDER: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    printf("leads=%d\n", getsid(0) == getpid());
+    int own = open("/dev/tty", O_RDWR);
+    printf("tty=%s\n", own < 0 ? strerrorname_np(errno) : "open");
+    int other = open(argv[1], O_RDWR | O_NOCTTY);
+    printf("other=%s\n", other < 0 ? strerrorname_np(errno) : "open");
+    char key = '#';
+    long plain = syscall(SYS_ioctl, other, (unsigned long) TIOCSTI, &key);
+    printf("type=%s\n", plain < 0 ? strerrorname_np(errno) : "typed");
+    long high = syscall(SYS_ioctl, other, (unsigned long) TIOCSTI | 0xffffffff00000000ul, &key);
+    printf("high=%s\n", high < 0 ? strerrorname_np(errno) : "typed");
+    long steal = syscall(SYS_ioctl, other, (unsigned long) TIOCSCTTY, 0);
+    printf("steal=%s\n", steal < 0 ? strerrorname_np(errno) : "stolen");
+    printf("done\n");
+    return 0;
+}
+"#;
+
+/// A server on a terminal, as a user without rights: what root may do is no question of sessions.
+fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
+    let argv = [binary(), "serve", "--state-dir", state, "--kill-on-exit", "--allow-host", mark];
+    let mut params = crate::common::start_params("server", &argv);
+    params["tty"] = json!(true);
+    outer.ok("process/start", params);
+    let said = wait_output(outer, "server", "\n");
+    said.lines().find(|line| line.starts_with("ws://")).unwrap_or_else(|| panic!("a URL in {said:?}")).trim().to_owned()
+}
+
+#[test]
+fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
+    let outer = TestServer::builder().arg("--run-as").arg("nobody").start();
+    let intruder = compile(outer.dir(), "intruder", INTRUDER, &[]);
+    outer.open_dir();
+    let (mut keeper, _) = modern(&outer);
+    let mark = format!("inner-{}", outer.mark());
+    let state = std::env::temp_dir().join(&mark);
+    let url = start_on_terminal(&mut keeper, &mark, &state.display().to_string());
+    let server = pid_of(&mut keeper, "server");
+    let terminal = std::fs::read_link(format!("/proc/{server}/fd/0")).expect("the terminal of the server");
+    assert!(terminal.starts_with("/dev/pts"), "{}", terminal.display());
+
+    let mut client = Client::connect(&url).expect("connect to the server on the terminal");
+    client.initialize();
+    for tty in [false, true] {
+        let id = format!("intruder-{tty}");
+        let mut params = crate::common::start_params(&id, &[&intruder, &terminal.display().to_string()]);
+        params["tty"] = json!(tty);
+        client.ok("process/start", params);
+        let ended = client.collect(&id);
+        let said = String::from_utf8_lossy(&ended.stdout).replace('\r', "");
+        let line = |name: &str| {
+            said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {said}"))
+        };
+        assert_eq!(line("leads="), "1", "it leads its session");
+        assert_eq!(line("tty="), if tty { "open" } else { "ENXIO" }, "its own terminal or none");
+        assert_eq!(line("other="), "open", "the same user may open it: the rest is what protects");
+        for attempt in ["type=", "high=", "steal="] {
+            assert!(["EPERM", "EIO"].contains(&line(attempt)), "{attempt}{}", line(attempt));
+        }
+        assert_eq!(line("done"), "");
+    }
+    // With a terminal, its own one is what `/dev/tty` means.
+    let mut params = sh("own", "tty; echo here > /dev/tty");
+    params["tty"] = json!(true);
+    client.ok("process/start", params);
+    let said = String::from_utf8_lossy(&client.collect("own").stdout).into_owned();
+    assert!(said.starts_with("/dev/pts/") && said.contains("here"), "{said}");
+    assert_ne!(said.lines().next().map(str::trim), terminal.to_str());
+    drop(client);
+    keeper.ok("process/terminate", json!({"processId": "server", "graceMs": 5000}));
+    keeper.collect("server");
+    wait_gone("the server on the terminal", &carrying(&mark));
+    std::fs::remove_dir_all(&state).expect("remove its state");
+}

@@ -1,0 +1,131 @@
+//! S19: server, spawner and holders cannot be looked into by processes of their own user. A child of the same user without a
+//! sandbox is inside the trust boundary all the same: it can read the token's file. With `--run-as` it is another user, and
+//! can neither read that file, nor the memory of server or holder, nor reach the holder's socket.
+
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _};
+
+use serde_json::json;
+
+use crate::{
+    common::{Client, TestServer},
+    promises::host::{NOBODY, modern, named, pid_of, said, sh, wait_output},
+};
+
+/// Server, spawner and the holders.
+fn family(server: &TestServer) -> BTreeSet<u32> {
+    let mut all = BTreeSet::from([server.pid()]);
+    all.extend(named(server, "exec-spawner"));
+    all.extend(named(server, "exec-holder"));
+    assert_eq!(all.len(), 3, "{all:?}");
+    all
+}
+
+#[test]
+fn server_spawner_and_holder_belong_to_root_in_proc_whoever_runs_them() {
+    let server = TestServer::builder().run_by_nobody().start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", "echo up; exec sleep 1000"));
+    wait_output(&mut client, "p", "up\n");
+    let owner = |pid: u32, file: &str| fs::metadata(format!("/proc/{pid}/{file}")).expect("look at it").uid();
+    for pid in family(&server) {
+        assert_eq!((owner(pid, "mem"), owner(pid, "environ")), (0, 0), "{pid} can be looked into");
+    }
+    // The same look at the child shows that it tells something.
+    let child = pid_of(&mut client, "p");
+    assert_eq!((owner(child, "mem"), owner(child, "environ")), (NOBODY, NOBODY));
+    for pid in family(&server) {
+        let id = format!("look-{pid}");
+        let script = format!(
+            "id -u; for f in mem environ maps; do (exec 3</proc/{pid}/$f) 2>/dev/null && head -c1 /proc/{pid}/$f && echo open; done; echo done"
+        );
+        assert_eq!(said(&mut client, &id, &script), format!("{NOBODY}\ndone"), "{pid}");
+    }
+}
+
+fn token_file(server: &TestServer) -> String {
+    server.state_dir().join("token").display().to_string()
+}
+
+#[test]
+fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder() {
+    let server = TestServer::builder().arg("--run-as").arg("nobody").start();
+    server.open_dir();
+    let (mut client, _) = modern(&server);
+    let (token, state) = (token_file(&server), server.state_dir().display().to_string());
+    assert_eq!(said(&mut client, "id", "id -u; id -g; id -G"), format!("{NOBODY}\n{NOBODY}\n{NOBODY}"));
+    let attempts = format!(
+        "cat {token}; ls {state}; ls {state}/sessions; cat {state}/sessions/*/secret; (: > {state}/x); echo done"
+    );
+    client.ok("process/start", sh("files", &attempts));
+    let ended = client.collect("files");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "done\n");
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("Permission denied"));
+    for pid in family(&server) {
+        let script = format!(
+            "for f in mem environ fd/0; do (exec 3</proc/{pid}/$f) 2>/dev/null && echo open $f; done; kill -0 {pid} 2>/dev/null && echo signalled; echo done"
+        );
+        assert_eq!(said(&mut client, &format!("look-{pid}"), &script), "done", "{pid}");
+    }
+    // Without it the child is the server's own user, and inside the boundary.
+    let server = TestServer::start();
+    let (mut client, _) = modern(&server);
+    assert_eq!(said(&mut client, "token", &format!("cat {}", token_file(&server))), server.token());
+}
+
+#[test]
+fn a_child_of_another_user_lives_as_that_user() {
+    let server = TestServer::builder().arg("--run-as").arg("nobody").start();
+    server.open_dir();
+    let (mut client, _) = modern(&server);
+    // Its streams are its own: it may open them again.
+    assert_eq!(said(&mut client, "pipes", "echo one > /dev/stdout; echo two > /dev/stdout"), "one\ntwo");
+    let mut params =
+        sh("tty", "stat -c %u $(tty); echo again > $(tty); stty size; trap 'exit 9' TERM; echo up; sleep 1000 & wait");
+    params["tty"] = json!(true);
+    client.ok("process/start", params);
+    let said = wait_output(&mut client, "tty", "up");
+    assert!(said.starts_with(&format!("{NOBODY}\r\nagain\r\n24 80")), "{said}");
+    client.ok("process/terminate", json!({"processId": "tty", "graceMs": 10000}));
+    assert_eq!(client.collect("tty").code(), 9, "it was asked and answered");
+    client.ok("process/start", sh("stubborn", "trap '' TERM; echo up; while :; do sleep 1; done"));
+    wait_output(&mut client, "stubborn", "up\n");
+    client.ok("process/terminate", json!({"processId": "stubborn"}));
+    assert_eq!(client.collect("stubborn").exited["signal"], "SIGKILL");
+    environment_is_its_own(&mut client);
+    // What it may not enter or execute is refused by name.
+    let private = server.dir().join("private");
+    fs::create_dir(&private).expect("make a directory");
+    fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("close it");
+    let mut params = sh("cwd", "pwd");
+    params["cwd"] = json!(private);
+    assert_eq!(client.call("process/start", params).expect_err("it may not enter").kind(), "permissionDenied");
+    let script = private.join("script");
+    fs::write(&script, "#!/bin/sh\n").expect("write a script");
+    let params = crate::common::start_params("program", &[&script.display().to_string()]);
+    assert_eq!(client.call("process/start", params).expect_err("it may not execute").kind(), "permissionDenied");
+}
+
+fn environment_is_its_own(client: &mut Client) {
+    let entry = fs::read_to_string("/etc/passwd").expect("read the users");
+    let entry = entry.lines().find(|line| line.starts_with("nobody:")).expect("nobody has an entry").to_owned();
+    let fields: Vec<&str> = entry.split(':').collect();
+    let mut params = sh("env", "echo \"$HOME:$USER:$LOGNAME:$SHELL:${XDG_RUNTIME_DIR-none}\"");
+    params["envPolicy"] =
+        json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
+    client.ok("process/start", params);
+    let got = String::from_utf8_lossy(&client.collect("env").stdout).into_owned();
+    assert_eq!(got.trim_end(), format!("{}:nobody:nobody:{}:none", fields[5], fields[6]));
+}
+
+#[test]
+fn only_root_can_give_children_another_user() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let builder = TestServer::builder().run_by_nobody().arg("--run-as").arg("root");
+    let refused = builder.command(dir.path(), "mark.test").output().expect("start it");
+    assert_eq!(refused.status.code(), Some(255));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--run-as"), "{refused:?}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let refused = TestServer::builder().arg("--run-as").arg("no-such-user").command(dir.path(), "mark.test").output();
+    let refused = refused.expect("start it");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no user `no-such-user`"), "{refused:?}");
+}
