@@ -29,7 +29,7 @@ fn daemons(mark: &str) -> String {
 /// The limit must be seen to be in force before a bomb may go off.
 fn limit_in_force(client: &mut crate::common::Client) -> u64 {
     let own = said(client, "limit", "cat /proc/self/cgroup; echo; ulimit -u");
-    let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-").map(|(left, right)| (left, right)));
+    let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
     let mut found = Vec::new();
     for (left, right) in by_group {
         let bases: &[&str] = if left.starts_with("0::") {
