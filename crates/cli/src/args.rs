@@ -1,6 +1,7 @@
 //! The words of the command line.
 //! Must not act on them.
 
+mod access;
 mod bounds;
 mod client;
 mod values;
@@ -17,6 +18,7 @@ use exec_server_server::{
     tls::{Oldest, TlsFiles},
 };
 
+pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
 pub(crate) use values::{Bound, Ttl};
@@ -97,6 +99,10 @@ pub(crate) enum Command {
     Serve(Box<Serve>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.
     DialStdio(DialStdio),
+    /// Make, list and revoke tokens that name who connects and what it may do.
+    Token(Token),
+    /// Check an audit log.
+    Audit(Audit),
     /// Print the completions of a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
@@ -148,6 +154,8 @@ pub(crate) struct Serve {
     /// Read the token from FILE, which only its owner may read [default: $EXEC_SERVER_TOKEN, else the state directory's]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) guard: Guard,
     /// Keep sessions and token in DIR [default: one per fixed address; a private one for port 0 and stdio]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,

@@ -6,6 +6,7 @@
 
 mod args;
 mod attach;
+mod audit;
 mod codes;
 mod completions;
 mod confine;
@@ -32,6 +33,7 @@ mod signals;
 mod start;
 mod streams;
 mod terminal;
+mod token;
 mod wait;
 
 use std::process::ExitCode;
@@ -71,6 +73,8 @@ fn main() -> ExitCode {
         Command::Forget(args) => forget::run(&args, token),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::DialStdio(args) => dial_stdio::run(&args),
+        Command::Token(args) => token::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Completions { shell } => completions::completions(shell),
         Command::Man { command } => completions::man(command.as_deref()),
         Command::Schema => schema::run(),

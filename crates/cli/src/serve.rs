@@ -3,6 +3,7 @@
 
 use std::{
     env, future,
+    path::PathBuf,
     process::{self, ExitCode},
     sync::Arc,
     time::Duration,
@@ -11,20 +12,27 @@ use std::{
 use anyhow::Context as _;
 use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
-    access::Access,
+    access::{Access, News},
+    audit::{Audit, Record},
     core::{Config, Core},
     door::{Door, DoorConfig},
     listen::{
         ListenUrl, Server, ServerConfig,
         exposure::{self, Auth, Terms},
     },
-    state_dir::{Spawned, StateDir, Token},
+    state_dir::{Spawned, StateDir, TOKENS, Token},
     tls::Tls,
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+};
 
 use crate::{args, confine, env_token, kernel, log, place::Place, runtime, say, signals};
+
+/// The token's name among the credentials of a service.
+const CREDENTIAL: &str = "exec-server-token";
 
 /// Serves until a signal ends it.
 pub(crate) fn run(
@@ -64,13 +72,20 @@ fn serve_from(
     spawner: SpawnerHandle,
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
+    let audit = match &args.guard.audit {
+        Some(file) => Audit::open(file, args.guard.audit_mode())?,
+        None => Audit::default(),
+    };
+    audit.record(Record { pid: Some(process::id()), ..Record::of("server.start") });
     let tls = args.tls_files().map(Tls::load).transpose()?.map(Arc::new);
     let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
     let config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
     let cgroups = config.cgroups.clone();
     let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(args, place, (token, tls), holders, run_as.as_ref()));
+    let ended = runtime.block_on(serve(args, place, (token, tls), holders, run_as.as_ref(), audit.clone()));
+    audit.record(Record::of("server.stop"));
+    audit.close();
     if let Some(cgroups) = cgroups {
         cgroups.remove();
     }
@@ -85,17 +100,15 @@ async fn serve(
     (token, tls): (Option<Token>, Option<Arc<Tls>>),
     holders: Arc<Spawned>,
     run_as: Option<&confine::RunAs>,
+    audit: Audit,
 ) -> anyhow::Result<()> {
     // Before anything can be seen of us: a signal that comes early must drain, too.
     let mut signals = Signals::new()?;
-    let core = Core::new(core_config(args, run_as), holders);
+    let access = Arc::new(open_access(args, place, token.as_ref())?);
+    let core = Core::new(core_config(args, run_as, audit.clone()), holders);
     let door = Arc::new(Door::new(DoorConfig {
-        access: Arc::new(match &token {
-            Some(token) => Access::new(token.digest()),
-            None if args.terms().auth == Some(Auth::None) => Access::open(),
-            // Certificates alone.
-            None => Access::default(),
-        }),
+        access: Arc::clone(&access),
+        audit: audit.clone(),
         allowed_hosts: args.allow_host.clone(),
         token_beside_certificate: args.terms().auth == Some(Auth::Token),
     }));
@@ -105,6 +118,8 @@ async fn serve(
     // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
     announce(&server, &args.terms(), token);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(access.watch(move |news| tell(&audit, &news)));
     let ended = server.run(stop(&core, &mut signals, args.exit_when_idle)).await;
     tracing::debug!(?ended, "drained");
     if args.kill_on_exit || place.is_private {
@@ -128,7 +143,36 @@ async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
     }
 }
 
-fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
+/// Who may come in: bearers of the owner's token, those of the token file and of certificates; or everybody.
+fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyhow::Result<Access> {
+    if args.terms().auth == Some(Auth::None) {
+        return Ok(Access::open());
+    }
+    let file = args.guard.tokens.clone().unwrap_or_else(|| place.path.join(TOKENS));
+    if args.guard.tokens.is_some() && !file.exists() {
+        say::talk(format_args!("warning: there is no `{}` yet; `exec-server token create` makes it", file.display()));
+    }
+    let access = token.map_or_else(Access::default, |token| Access::new(token.digest()));
+    Ok(access.with_file(&file)?)
+}
+
+/// Tells people and the audit log that somebody's access has changed, or that nobody's could be.
+fn tell(audit: &Audit, news: &News) {
+    match news {
+        News::Changed(change) => {
+            tracing::warn!(principal = change.principal, "access {}", change.what);
+            let (principal, reason) = (Some(change.principal.clone()), Some(change.what.to_owned()));
+            audit.record(Record { principal, reason, ..Record::of("access.change") });
+        }
+        News::Broken(error) => {
+            let source = std::error::Error::source(error).map(ToString::to_string);
+            tracing::error!(%error, ?source, "the token file cannot be used; what was in force stays in force");
+            audit.record(Record { reason: Some(error.to_string()), ..Record::of("access.broken") });
+        }
+    }
+}
+
+fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit) -> Config {
     let environment: Vec<_> = env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect();
     let mut config = Config {
         session_ttl_max: args.session_ttl.0,
@@ -138,6 +182,7 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>) -> Config {
             None => environment,
         },
         cwd: env::current_dir().ok(),
+        audit,
         ..Config::default()
     };
     args.bounds.apply(&mut config);
@@ -192,10 +237,18 @@ fn find_token(
     if let Some(file) = &args.token_file {
         return Ok(Some(Token::from_file(file)?));
     }
+    if let Some(number) = args.guard.token_fd {
+        return Ok(Some(Token::from_descriptor(number).context("use `--token-fd`")?));
+    }
     if let Some(waiting) = from_env {
         let value = waiting.read().context("read the token back")?;
         let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
         return Ok(Some(token));
+    }
+    // Where a service manager leaves secrets for us, closed to others.
+    let credential = env::var_os("CREDENTIALS_DIRECTORY").map(|dir| PathBuf::from(dir).join(CREDENTIAL));
+    if let Some(file) = credential.filter(|file| file.exists()) {
+        return Ok(Some(Token::from_file(&file)?));
     }
     Ok(Some(state.token()?))
 }

@@ -34,6 +34,7 @@ use tokio::{
 
 use crate::{
     access::{Ended, Grant},
+    audit::Record,
     core::{Authenticated, Core},
     dispatch::{self, Call},
     error::Failure,
@@ -58,6 +59,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
 pub(crate) struct Peer {
     pub(crate) id: u64,
+    /// For logs and for the prefix of the malformed-message answer.
+    pub(crate) label: Arc<str>,
     pub(crate) mailbox: Arc<Mailbox>,
     manners: Mutex<Manners>,
     /// `initialized` came: events may be pushed.
@@ -124,6 +127,8 @@ pub(crate) struct Connection {
     pub(crate) grant: Grant,
     pub(crate) stage: Stage,
     label: String,
+    /// Sessions it has asked for that are not there.
+    pub(crate) wrong_tries: u32,
     ends_session: bool,
     /// How long its goodbye may take.
     goodbye: Duration,
@@ -140,6 +145,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let Authenticated { stream, framing, grant, label, ends_session } = connection;
     let peer = Arc::new(Peer {
         id,
+        label: label.as_str().into(),
         mailbox: Arc::default(),
         manners: Mutex::default(),
         listening: AtomicBool::new(false),
@@ -149,6 +155,11 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ended: Notify::new(),
     });
     core.connected(&peer);
+    core.config.audit.record(Record {
+        principal: Some(grant.principal().to_string()),
+        peer: Some(label.clone()),
+        ..Record::of("connection.open")
+    });
     let reader = Box::new(Heard { reader: stream.reader, peer: peer.clone() });
     let mut receiver = Receiver::new(framing, reader, stream.leftover);
     let mut pump = JoinSet::new();
@@ -159,6 +170,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         grant,
         stage: Stage::Fresh,
         label,
+        wrong_tries: 0,
         ends_session,
         goodbye: GOODBYE,
         pings: matches!(framing, Framing::WebSocket { .. }),
@@ -215,6 +227,7 @@ impl Connection {
         tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.goodbye = CUT;
         self.peer.mailbox.close(ACCESS_ENDED, why.reason());
+        self.record(Record { reason: Some(why.word().to_owned()), ..Record::of("connection.cut") });
         None
     }
 
@@ -265,6 +278,25 @@ impl Connection {
             pump.shutdown().await;
         }
         self.core.disconnected(&self.peer);
+        self.record(Record::of("connection.close"));
+    }
+
+    /// Puts something that this peer did on record.
+    pub(crate) fn record(&self, record: Record) {
+        let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.label.clone()));
+        self.core.config.audit.record(Record { principal, peer, ..record });
+    }
+
+    /// Waits, unless the connection is told to end meanwhile.
+    pub(crate) async fn pause(&mut self, wait: Duration) {
+        let mut grant = self.grant.clone();
+        // All are cancel safe.
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            // The loop waits for the same word.
+            () = self.peer.ended.notified() => self.peer.ended.notify_one(),
+            _ = grant.ended() => {}
+        }
     }
 
     async fn handle(&mut self, bytes: Bytes) {
@@ -352,6 +384,8 @@ impl Connection {
         // The one place where scopes are asked: no handler sees a request that its principal may not make.
         if let Some(scope) = self.grant.lacks(method) {
             let (principal, method) = (self.grant.principal().to_string(), method.name);
+            let reason = Some(format!("lacks {}", scope.as_str()));
+            self.record(Record { method: Some(method), reason, ..Record::of("request.deny") });
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
         }
         let Some(mut call) = dispatch::call(context, method, params, reply) else { return };
@@ -400,7 +434,8 @@ impl Connection {
             (Stage::Initialized { .. }, Some(family)) => return Err(Failure::NotConfirmed { family }),
             (Stage::Confirmed(session), Some(_)) => session.clone(),
         };
-        Ok(handlers::Context { core: self.core.clone(), peer: self.peer.clone(), session })
+        let (core, peer, grant) = (self.core.clone(), self.peer.clone(), self.grant.clone());
+        Ok(handlers::Context { core, peer, grant, session })
     }
 
     fn notified(&mut self, method: &str, params: Option<&RawValue>) {

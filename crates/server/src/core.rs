@@ -22,18 +22,20 @@ use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     access::Grant,
+    audit::Audit,
     connection::{self, Peer},
     error::Failure,
     process::{Meta, Process, lock},
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
+mod guesses;
 mod idle;
 
 pub use idle::Visit;
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<str>);
 
 impl Principal {
@@ -114,6 +116,8 @@ pub struct Config {
     pub memory_cap_bytes: u64,
     /// How far output may run ahead of the last acknowledgement.
     pub ack_window_bytes: u64,
+    /// Where it is recorded who does what.
+    pub audit: Audit,
     /// What becomes of output that is not taken, where a start does not say.
     pub overflow: Overflow,
     /// Sessions at once, attached or not; a new one beyond it is refused.
@@ -148,6 +152,7 @@ impl Default for Config {
             cwd: None,
             memory_cap_bytes: 16 << 20,
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
+            audit: Audit::default(),
             overflow: Overflow::Block,
             sessions_max: limits::SESSIONS,
             processes_max: limits::RUNNING_PROCESSES,
@@ -221,6 +226,8 @@ pub struct Core {
     draining: AtomicBool,
     /// How many were let in and are not gone; see `idle`.
     visits: Mutex<usize>,
+    /// Who has asked for sessions that are not there.
+    guesses: Mutex<guesses::Guesses>,
     /// Links and the sweep. Ended when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -250,6 +257,7 @@ impl Core {
             next_peer: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             visits: Mutex::default(),
+            guesses: Mutex::default(),
             tasks: Mutex::default(),
         })
     }
@@ -486,6 +494,11 @@ impl Core {
             }),
             None => Err(Failure::UnknownSession { id: id.chars().take(64).collect() }),
         }
+    }
+
+    /// Counts a wrong try for a session and says how long its answer waits.
+    pub(crate) fn wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
+        lock(&self.guesses).wait(principal, tries, Instant::now())
     }
 
     pub(crate) fn sessions_of(&self, principal: &Principal) -> Vec<Arc<Session>> {

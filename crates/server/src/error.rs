@@ -78,6 +78,12 @@ pub(crate) enum Failure {
     Draining,
     #[error("`{principal}` may not call `{method}`: it lacks the scope `{scope}`")]
     LacksScope { principal: String, method: &'static str, scope: &'static str },
+    #[error("`{principal}` may not start a process in `{cwd}`: it is not beneath one of its roots")]
+    OutsideRoots { principal: String, cwd: String },
+    #[error("`{principal}` may not set the variable `{name}`")]
+    ForbiddenVariable { principal: String, name: String },
+    #[error("the audit log cannot be written, so nothing is started; try again when the disk has room")]
+    AuditUnavailable,
 }
 
 impl Failure {
@@ -137,7 +143,8 @@ impl Failure {
             // Nothing was lost: the session has no process yet.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
-            Self::LacksScope { .. } => Kind::Forbidden,
+            Self::LacksScope { .. } | Self::OutsideRoots { .. } | Self::ForbiddenVariable { .. } => Kind::Forbidden,
+            Self::AuditUnavailable => Kind::AuditUnavailable,
         }
     }
 

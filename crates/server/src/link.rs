@@ -296,6 +296,7 @@ impl Link {
             control.take_dirty(|slot| {
                 if let Some(process) = session.by_slot(slot) {
                     process.wake();
+                    session.record_end(&process, None);
                 }
             });
             if !control.arm() {
@@ -361,7 +362,9 @@ impl Link {
             FromHolder::StartFailed { req, stage, errno, detail } => {
                 if let Some(Waiter::Start { meta, gate, reply, .. }) = self.waiter(req) {
                     session.handle_start_failed(&meta.process_id, &gate);
-                    reply.fail(&Failure::start(&meta, stage, errno, &detail));
+                    let failure = Failure::start(&meta, stage, errno, &detail);
+                    session.record_failed(&meta.process_id, &failure);
+                    reply.fail(&failure);
                 }
             }
             FromHolder::Written { req, status, done } => {

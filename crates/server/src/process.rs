@@ -12,7 +12,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -44,6 +44,16 @@ pub(crate) enum Dialect {
     Process,
     /// V0's `command/exec*`: no numbers, no `closed`, terminal output labelled `stdout`.
     Command,
+}
+
+impl Dialect {
+    /// The method that starts such a process.
+    pub(crate) fn start_method(self) -> &'static str {
+        match self {
+            Self::Process => "process/start",
+            Self::Command => "command/exec",
+        }
+    }
 }
 
 /// What a restarted server must know about a process. The holder keeps it unread and gives it back at adoption.
@@ -84,6 +94,8 @@ pub(crate) struct Process {
     leader: Option<OwnedFd>,
     /// Set once when the holder died: what the log would have said next is made up from here.
     lost: OnceLock<Lost>,
+    /// Its end is on record.
+    end_told: AtomicBool,
     /// Set once when the process is forgotten: its slot and segments belong to others from then on.
     forgotten: OnceLock<Status>,
     /// When it was closed, on a clock that stands still while the owner is away or has not taken everything.
@@ -240,6 +252,7 @@ impl Process {
             owner_mark: Mutex::new(taken),
             leader: birth.leader,
             lost: OnceLock::new(),
+            end_told: AtomicBool::new(false),
             forgotten: OnceLock::new(),
             closed_since: Mutex::default(),
         }
@@ -299,6 +312,11 @@ impl Process {
 
     pub(crate) fn lost(&self) -> Option<Lost> {
         self.lost.get().copied()
+    }
+
+    /// True the first time: whoever asked puts its end on record.
+    pub(crate) fn tell_end(&self) -> bool {
+        !self.end_told.swap(true, Ordering::AcqRel)
     }
 
     /// It runs no more; others may still hold its streams.

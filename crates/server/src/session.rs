@@ -32,6 +32,7 @@ use crate::{
     pump::{Follow, Manners, Order, Reply, Role, Start},
 };
 
+mod record;
 mod table;
 
 use self::table::{Entry, State};
@@ -51,6 +52,8 @@ pub struct Session {
     state: Mutex<State>,
     /// Held while the holder is being made, so that it is made once and starts keep their order.
     opening: tokio::sync::Mutex<()>,
+    /// Held from the record of a start to the start, where the record comes first.
+    recording: tokio::sync::Mutex<()>,
 }
 
 /// What a restarted server must know of a session; kept by its holder, or in a file while it has none.
@@ -84,6 +87,8 @@ pub(crate) enum Claim {
 pub(crate) struct Launch {
     pub(crate) meta: Meta,
     pub(crate) spec: StartSpec,
+    /// Who asked, for the record.
+    pub(crate) peer: Arc<str>,
 }
 
 impl Session {
@@ -109,6 +114,7 @@ impl Session {
                 over: false,
             }),
             opening: tokio::sync::Mutex::default(),
+            recording: tokio::sync::Mutex::default(),
         })
     }
 
@@ -270,6 +276,7 @@ impl Session {
         let now = Instant::now();
         let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
         let session = Self::new(id, Principal::named(&record.principal), Arc::downgrade(core), attachment, Some(since));
+        session.recall_ends(&core.config.audit, &found);
         {
             let mut state = lock(&session.state);
             for process in found {
@@ -320,14 +327,20 @@ impl Session {
     }
 
     async fn hand_over(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
-        let link = match self.link().await {
-            Ok(link) => link,
+        let recorded = self.record_start(&launch).await;
+        let prepared = match recorded {
+            Ok(turn) => self.link().await.map(|link| (link, turn)),
+            Err(failure) => Err(failure),
+        };
+        let (link, _turn) = match prepared {
+            Ok(prepared) => prepared,
             Err(failure) => {
+                self.record_failed(&launch.meta.process_id, &failure);
                 self.handle_start_failed(&launch.meta.process_id, &gate);
                 return reply.fail(&failure);
             }
         };
-        let Launch { meta, spec } = launch;
+        let Launch { meta, spec, .. } = launch;
         if !lock(&self.state).is_starting(&meta.process_id, &gate) {
             return reply.fail(&Failure::StartCancelled { id: meta.process_id });
         }
@@ -346,6 +359,7 @@ impl Session {
 
     /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
     pub(crate) fn handle_started(&self, process: Arc<Process>, gate: &Gate) -> bool {
+        self.record_running(&process);
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
         if !state.is_starting(process.id(), gate) {
@@ -421,6 +435,7 @@ impl Session {
 
     /// Drops a closed process and its log.
     pub(crate) fn forget(&self, process: &Arc<Process>) {
+        self.record_end(process, None);
         lock(&self.state).forget(process);
     }
 
@@ -437,8 +452,17 @@ impl Session {
                 tracing::warn!(session = short(&self.id), "its holder does not answer; it ends when it goes on");
             }
         }
+        self.record_ends();
         if let Some(core) = self.core.upgrade() {
             core.remove(&self.id);
+        }
+    }
+
+    /// Records the ends that nobody was woken for.
+    fn record_ends(&self) {
+        let processes: Vec<Arc<Process>> = lock(&self.state).by_slot.values().cloned().collect();
+        for process in processes {
+            self.record_end(&process, None);
         }
     }
 
@@ -460,6 +484,7 @@ impl Session {
         }
         for process in processes.values() {
             process.handle_holder_lost();
+            self.record_end(process, over.then_some("sessionEnded"));
         }
         if let Some(core) = self.core.upgrade().filter(|_| !over) {
             core.kill_orphans(self.id.clone(), processes.into_values().collect());
@@ -473,6 +498,7 @@ impl Session {
 
     /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
     pub(crate) fn sweep(&self, now: Instant, kept: Duration) {
+        self.record_ends();
         let mut state = lock(&self.state);
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {

@@ -158,6 +158,14 @@ fn size(text: &str) -> Result<u64, &'static str> {
     number.checked_mul(1 << shift).ok_or(SIZE_FORMS)
 }
 
+/// The word of a scope.
+pub(super) fn scope(text: &str) -> Result<String, &'static str> {
+    match exec_server_protocol::method::Scope::find(text) {
+        Some(scope) => Ok(scope.as_str().to_owned()),
+        None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http"),
+    }
+}
+
 /// A number and its unit.
 fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Duration, &'static str> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(forms)?);

@@ -39,6 +39,16 @@ pub enum Ended {
 }
 
 impl Ended {
+    /// One word for logs.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Revoked => "revoked",
+            Self::Expired => "expired",
+            Self::Changed => "changed",
+        }
+    }
+
     /// What a peer is told when its connection is closed for it.
     #[must_use]
     pub fn reason(self) -> &'static str {
@@ -59,15 +69,28 @@ pub struct Grant {
     ended: Option<watch::Receiver<Option<Ended>>>,
 }
 
-/// The end of all copies of a grant that its source can still take back.
+/// The source's end of its grants: where it takes them back.
 #[derive(Debug)]
 pub(super) struct Recall(watch::Sender<Option<Ended>>);
 
-#[expect(dead_code, reason = "for the token file, which comes next")]
 impl Recall {
-    /// Tells every copy; the first reason stays.
+    pub(super) fn new() -> Self {
+        Self(watch::channel(None).0)
+    }
+
+    /// Some rights for a principal, until they are taken back here.
+    pub(super) fn grant(&self, principal: Principal, rights: Arc<Rights>) -> Grant {
+        Grant { principal, rights, ended: Some(self.0.subscribe()) }
+    }
+
+    /// Tells every grant; the first reason stays.
     pub(super) fn end(&self, why: Ended) {
-        self.0.send_if_modified(|ended| ended.replace(why).is_none());
+        self.0.send_if_modified(|ended| ended.is_none() && ended.replace(why).is_none());
+    }
+
+    /// Whether anybody has a grant of it.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.0.receiver_count() > 0
     }
 }
 
@@ -76,18 +99,6 @@ impl Grant {
     #[must_use]
     pub fn owner() -> Self {
         Self { principal: Principal::owner(), rights: Arc::new(Rights::all()), ended: None }
-    }
-
-    /// Some rights for a principal, for as long as the connection lasts.
-    pub(super) fn lasting(principal: Principal, rights: Rights) -> Self {
-        Self { principal, rights: Arc::new(rights), ended: None }
-    }
-
-    /// Some rights for a principal, for as long as the source of the grant says.
-    #[expect(dead_code, reason = "for the token file, which comes next")]
-    pub(super) fn recallable(principal: Principal, rights: Arc<Rights>) -> (Self, Recall) {
-        let (tx, rx) = watch::channel(None);
-        (Self { principal, rights, ended: Some(rx) }, Recall(tx))
     }
 
     /// Who it speaks for.

@@ -47,6 +47,7 @@ use self::{
 };
 use crate::{
     access::{Access, Certificate, Grant},
+    audit::Audit,
     core::Authenticated,
     tls::Tls,
 };
@@ -62,6 +63,8 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 pub struct DoorConfig {
     /// Who may come in, by what they offer.
     pub access: Arc<Access>,
+    /// Where it is recorded who was refused.
+    pub audit: Audit,
     /// Names under which this server is reached besides its own addresses.
     pub allowed_hosts: Vec<AllowedHost>,
     /// Who has shown a certificate must bear the token as well.
@@ -129,7 +132,7 @@ impl Door {
 
     async fn admit_plain(&self, mut socket: TcpStream, local: SocketAddr, peer: SocketAddr) -> Option<Authenticated> {
         let gate = self.gate(Hosts { local, allowed: &self.config.allowed_hosts, certified: None });
-        let (leftover, grant) = judge(&mut socket, &gate, &peer).await?;
+        let (leftover, grant) = judge(&mut socket, &gate, &peer, &self.config.audit).await?;
         Some(websocket(socket.into(), leftover, grant, label(peer)))
     }
 
@@ -157,6 +160,7 @@ impl Door {
                 let found = self.config.access.by_certificate(&Certificate { names, fingerprint: &shown.fingerprint });
                 if found.is_none() {
                     tracing::warn!(%peer, name = shown.name, "refused a revoked certificate");
+                    self.config.audit.refused(&format_args!("{peer} {}", shown.name), 403);
                 }
                 Some(found?)
             }
@@ -164,7 +168,7 @@ impl Door {
         if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
             gate.proof = Proof::Given(grant.clone());
         }
-        let (leftover, grant) = judge(&mut secured.socket, &gate, &peer).await?;
+        let (leftover, grant) = judge(&mut secured.socket, &gate, &peer, &self.config.audit).await?;
         Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
     }
 
@@ -183,18 +187,23 @@ impl Door {
             return None;
         };
         if !is_owner(&socket) {
+            self.config.audit.refused(&"unix", 403);
             http::answer_and_close(&mut socket, &Response::forbidden()).await;
             return None;
         }
         let proof = Proof::Given(Grant::owner());
         let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
-        let (leftover, grant) = in_time(judge(&mut socket, &gate, &"unix")).await?;
+        let (leftover, grant) = in_time(judge(&mut socket, &gate, &"unix", &self.config.audit)).await?;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
     /// Judges a connection of `dial-stdio`: newline JSON, the owner's uid alone.
     pub fn admit_dial(&self, socket: UnixStream) -> Option<Authenticated> {
-        if self.draining.load(Ordering::Acquire) || !is_owner(&socket) {
+        if self.draining.load(Ordering::Acquire) {
+            return None;
+        }
+        if !is_owner(&socket) {
+            self.config.audit.refused(&"dial", 403);
             return None;
         }
         let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
@@ -212,6 +221,7 @@ async fn judge(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     gate: &Gate<'_>,
     peer: &impl Display,
+    audit: &Audit,
 ) -> Option<(BytesMut, Grant)> {
     let mut buf = BytesMut::new();
     let verdict = match http::read_head(socket, &mut buf).await {
@@ -229,6 +239,9 @@ async fn judge(
         }
         Verdict::Answer(response) => {
             tracing::debug!(%peer, status = response.status(), "answered at the door");
+            if let 401 | 403 = response.status() {
+                audit.refused(peer, response.status());
+            }
             http::answer_and_close(socket, &response).await;
             None
         }

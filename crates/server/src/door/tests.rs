@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     access::{Access, Grant},
+    audit::Audit,
     state_dir::Token,
 };
 
@@ -276,7 +277,11 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = listener.local_addr().unwrap();
         let access = Arc::new(access());
-        Self { listener, local, door: Door::new(DoorConfig { access, ..DoorConfig::default() }) }
+        Self {
+            listener,
+            local,
+            door: Door::new(DoorConfig { access, audit: Audit::default(), ..DoorConfig::default() }),
+        }
     }
 
     /// Sends bytes in parts and returns the answer and whether the connection was let in.
@@ -347,7 +352,7 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     near.write_all(b"GET / HT").await.unwrap();
     let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
     let started = tokio::time::Instant::now();
-    assert!(super::in_time(super::judge(&mut far, &gate, &"test")).await.is_none());
+    assert!(super::in_time(super::judge(&mut far, &gate, &"test", &Audit::default())).await.is_none());
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
 }
 

@@ -7,10 +7,11 @@ use exec_server_protocol::command;
 use tokio::time::Instant;
 
 use super::{
-    Context,
+    Context, permitted,
     process::{DEFAULT_SIZE, Parts, launch, terminate_running},
 };
 use crate::{
+    audit::Record,
     environment::{check_names, child_environment},
     process::Dialect,
     pump::Reply,
@@ -38,13 +39,17 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
             ..StartSpec::default()
         },
     };
-    let reserved = check_names(None, &params.env).and_then(|()| launch(parts)).and_then(|launch| {
+    let checked = check_names(None, &params.env).and_then(|()| permitted::variables(&context.grant, None, &params.env));
+    let reserved = checked.and_then(|()| launch(&context, parts)).and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
     });
     let (launch, gate) = match reserved {
         Ok(reserved) => reserved,
-        Err(failure) => return reply.fail(&failure),
+        Err(failure) => {
+            context.record_denied(Dialect::Command, &failure);
+            return reply.fail(&failure);
+        }
     };
     context.session.start(launch, gate, reply).await;
 }
@@ -55,6 +60,8 @@ pub(crate) async fn terminate(context: Context, params: command::TerminateParams
     let running = match context.session.process(id).await {
         None => false,
         Some(process) => {
+            let record = Record { pid: Some(process.pid), ..Record::of("process.terminate") };
+            context.record(&context.session, Some(id), record);
             let ended = terminate_running(&process, None::<Duration>).await;
             context.session.hide(&process);
             match ended {

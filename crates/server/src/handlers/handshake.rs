@@ -12,11 +12,15 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::{
+    audit::Record,
     connection::{Connection, Peer, Stage},
     error::Failure,
     pump::{Manners, Reply},
-    session::{Attachment, Claim, Session},
+    session::{Attachment, Claim, Session, short},
 };
+
+/// How long anybody waits for the answer that a session is unknown.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// How often the old peer of an attached session is looked at while it may answer.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -31,11 +35,32 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             if let Some(capabilities) = &mut result.capabilities {
                 capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
             }
+            let event = if resumed { "session.resume" } else { "session.new" };
+            connection.record(Record { session: session.about(event).session, ..Record::of(event) });
             connection.stage = Stage::Initialized { session, resumed };
             reply.result(&result);
         }
-        Err(failure) => reply.fail(&failure),
+        Err(failure) => refuse(connection, params, &failure, reply).await,
     }
+}
+
+/// Says no. Whoever asked for a session that is not there, or is not its own, waits for the answer: longer with each try.
+async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure: &Failure, reply: Reply) {
+    let asked = message::params::<InitializeParams>(params).ok().and_then(|params| params.resume_session_id);
+    let session = asked.map(|id| short(id.as_str()).to_owned());
+    let reason = Some(failure.kind().as_str().to_owned());
+    connection.record(Record { session, reason, ..Record::of("session.refuse") });
+    if !matches!(failure, Failure::UnknownSession { .. }) {
+        return reply.fail(failure);
+    }
+    connection.wrong_tries += 1;
+    let wait = connection.core.wrong_try(connection.grant.principal(), connection.wrong_tries);
+    connection.pause(wait.min(LONGEST_WAIT)).await;
+    if wait > LONGEST_WAIT {
+        // Not even an answer: there are too many who ask.
+        return connection.peer.goodbye(1013, "too many unknown sessions were asked for; try again later");
+    }
+    reply.fail(failure);
 }
 
 async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Result<(Arc<Session>, bool), Failure> {

@@ -10,22 +10,53 @@ pub(crate) mod stdin;
 pub(crate) mod subscription;
 
 mod handshake;
+mod permitted;
 
 use std::sync::Arc;
 
-use exec_server_protocol::{SessionId, session as wire};
+use exec_server_protocol::{SessionId, failure::Kind, session as wire};
 
 pub(crate) use self::handshake::initialize;
-use crate::{connection::Peer, core::Core, error::Failure, process::Process, pump::Reply, session::Session};
+use crate::{
+    access::Grant,
+    audit::Record,
+    connection::Peer,
+    core::Core,
+    error::Failure,
+    process::{Dialect, Process},
+    pump::Reply,
+    session::Session,
+};
 
 /// What a request may use: it has passed the gates of its family.
 pub(crate) struct Context {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
+    pub(crate) grant: Grant,
     pub(crate) session: Arc<Session>,
 }
 
 impl Context {
+    /// Puts on record that a start was refused for what its principal may not do; other refusals are of no interest.
+    pub(crate) fn record_denied(&self, dialect: Dialect, failure: &Failure) {
+        if failure.kind() == Kind::Forbidden {
+            let (method, reason) = (Some(dialect.start_method()), Some(failure.to_string()));
+            self.record(&self.session, None, Record { method, reason, ..Record::of("request.deny") });
+        }
+    }
+
+    /// Puts on record what this request does to a session, or to a process of it.
+    pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: Record) {
+        let about = session.about("");
+        self.core.config.audit.record(Record {
+            principal: Some(self.grant.principal().to_string()),
+            peer: Some(self.peer.label.to_string()),
+            session: about.session,
+            process: process.and_then(Record::text),
+            ..record
+        });
+    }
+
     /// The session a request is about: its own, or another one of the same principal.
     pub(crate) fn session(&self, id: Option<&SessionId>) -> Result<Arc<Session>, Failure> {
         match id {
@@ -48,7 +79,8 @@ impl Context {
 
 /// `session/end`: ends the session and everything in it, and then the connection, which has nothing left to speak about.
 pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Reply) {
-    let Context { core, peer, session } = context;
+    context.record(&context.session, None, Record::of("session.end"));
+    let Context { core, peer, session, .. } = context;
     // A connection that is cut meanwhile must not leave half an end behind: the core sees to it.
     core.spawn(async move {
         session.end().await;

@@ -15,8 +15,9 @@ use exec_server_protocol::{Empty, path::PathArg, process as wire, signal as name
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::{
+    audit::Record,
     descriptors,
     environment::{check_names, child_environment},
     error::Failure,
@@ -41,9 +42,10 @@ pub(super) struct Parts {
 }
 
 /// Checks what can be checked before the id is looked at: the path, then argv.
-pub(super) fn launch(parts: Parts) -> Result<Launch, Failure> {
+pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, mut spec } = parts;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
+    let path = permitted::directory(&context.grant, path)?;
     if argv.is_empty() {
         return Err(Failure::EmptyArgv);
     }
@@ -52,7 +54,7 @@ pub(super) fn launch(parts: Parts) -> Result<Launch, Failure> {
     let cwd = path.to_string_lossy().into_owned();
     let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms() };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
-    Ok(Launch { meta, spec })
+    Ok(Launch { meta, spec, peer: context.peer.label.clone() })
 }
 
 /// For people only; nothing is timed by it.
@@ -68,7 +70,10 @@ pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Re
         Ok((launch, gate))
     }) {
         Ok(reserved) => reserved,
-        Err(failure) => return reply.fail(&failure),
+        Err(failure) => {
+            context.record_denied(Dialect::Process, &failure);
+            return reply.fail(&failure);
+        }
     };
     context.session.start(launch, gate, reply).await;
 }
@@ -94,29 +99,37 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     if let Some(term) = params.term.filter(|_| params.tty) {
         env.entry("TERM".to_owned()).or_insert(term);
     }
+    permitted::variables(&context.grant, params.env_policy.as_ref(), &env)?;
     let size = params.size.map_or(DEFAULT_SIZE, |size| Size { rows: size.rows, cols: size.cols });
-    launch(Parts {
-        process_id: params.process_id.as_str().to_owned(),
-        argv: params.argv,
-        cwd: params.cwd,
-        dialect: Dialect::Process,
-        stdin: params.tty || params.pipe_stdin,
-        tty: params.tty,
-        spec: StartSpec {
-            arg0: params.arg0.map(String::into_bytes),
-            env: child_environment(&config.environment, params.env_policy.as_ref(), &env),
-            tty: params.tty.then_some(size),
-            pipe_stdin: params.pipe_stdin,
-            timeout_ms: params.timeout_ms,
-            idle_timeout_ms: params.idle_timeout_ms,
-            overflow: match params.overflow.unwrap_or(config.overflow) {
-                wire::Overflow::Block => Overflow::Block,
-                wire::Overflow::DropOldest => Overflow::DropOldest,
+    launch(
+        context,
+        Parts {
+            process_id: params.process_id.as_str().to_owned(),
+            argv: params.argv,
+            cwd: params.cwd,
+            dialect: Dialect::Process,
+            stdin: params.tty || params.pipe_stdin,
+            tty: params.tty,
+            spec: StartSpec {
+                arg0: params.arg0.map(String::into_bytes),
+                env: child_environment(&config.environment, params.env_policy.as_ref(), &env),
+                tty: params.tty.then_some(size),
+                pipe_stdin: params.pipe_stdin,
+                timeout_ms: params.timeout_ms,
+                idle_timeout_ms: params.idle_timeout_ms,
+                overflow: match params.overflow.unwrap_or(config.overflow) {
+                    wire::Overflow::Block => Overflow::Block,
+                    wire::Overflow::DropOldest => Overflow::DropOldest,
+                },
+                cap_bytes: if context.peer.manners().ack {
+                    config.memory_cap_bytes
+                } else {
+                    config.reference_cap_bytes()
+                },
+                ..StartSpec::default()
             },
-            cap_bytes: if context.peer.manners().ack { config.memory_cap_bytes } else { config.reference_cap_bytes() },
-            ..StartSpec::default()
         },
-    })
+    )
 }
 
 /// Does this sandbox context ask for any confinement? What cannot be read counts as a yes.
@@ -155,6 +168,11 @@ pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: 
     };
     match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(Some(process)) => {
+            let name = u8::try_from(signal).ok().map(|signal| names::name(signal).into_owned());
+            let record = Record { pid: Some(process.pid), signal: name, ..Record::of("process.signal") };
+            if let Ok(session) = context.session(params.session_id.as_ref()) {
+                context.record(&session, Some(process.id()), record);
+            }
             let slot = process.slot();
             // A holder that is gone has no process left to signal.
             process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
@@ -194,6 +212,7 @@ pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, r
     let Some(process) = session.process(id).await else {
         return reply.result(&wire::TerminateResult { running: false, streams_held: false });
     };
+    context.record(&session, Some(id), Record { pid: Some(process.pid), ..Record::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
     // Gone with its holder: nothing runs any more.
     reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));

@@ -4,6 +4,7 @@
 //! DIR/lock                     flock of the running server, its pid as text
 //! DIR/boot                     boot id of the machine when the sessions were made
 //! DIR/token                    the token of this directory, 0600
+//! DIR/tokens.toml              named tokens, by digest; written by `exec-server token`, read by `access`
 //! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`; greets with a blank line
 //! DIR/sessions/ID/record       a session without processes
 //! DIR/sessions/ID/secret       what the holder of that session wants to hear first
@@ -35,6 +36,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// The kernel's random name of this boot; processes and holders of another boot are gone.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The token file of a state directory.
+pub const TOKENS: &str = "tokens.toml";
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -233,6 +237,16 @@ fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let dir = rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     sessions::write_beside(dir.as_fd(), Path::new(name), bytes)
+}
+
+/// The same, on the disk before it has its name; in any directory.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)
 }
 
 fn show_pid(pid: Option<u32>) -> String {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
+use subtle::{Choice, ConstantTimeEq as _};
 use zeroize::Zeroizing;
 
 /// 256 bits from the OS, written as 64 hexadecimal digits.
@@ -112,6 +112,15 @@ impl Token {
         Self::parse(&bytes)
     }
 
+    /// Reads a token from a descriptor that we were started with, to its end. Having it is the proof; its mode says nothing.
+    pub fn from_descriptor(number: u32) -> Result<Self, TokenError> {
+        let path = PathBuf::from(format!("/proc/self/fd/{number}"));
+        let failed = |source| TokenError::Io { path: path.clone(), source };
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
+        File::open(&path).map_err(failed)?.take(MAX_BYTES as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+        Self::parse(&bytes)
+    }
+
     /// Reads the token kept in `path`, or makes one there.
     pub(super) fn kept_in(path: &Path) -> Result<Self, TokenError> {
         match Self::from_file(path) {
@@ -134,7 +143,8 @@ impl Token {
         TokenDigest::of(self.0.as_bytes())
     }
 
-    fn generate() -> Result<Self, TokenError> {
+    /// Makes one from 256 bits of the system.
+    pub(crate) fn generate() -> Result<Self, TokenError> {
         let mut bytes = Zeroizing::new([0; GENERATED_BYTES]);
         getrandom::fill(bytes.as_mut_slice()).map_err(|_| TokenError::Random)?;
         let mut text = Zeroizing::new(String::with_capacity(GENERATED_BYTES * 2));
@@ -164,8 +174,30 @@ impl TokenDigest {
     }
 
     /// Compares in constant time; digests have one length, so that nothing about the token's own length shows either.
-    pub fn matches(&self, offered: &Self) -> bool {
-        self.0.ct_eq(&offered.0).into()
+    pub(crate) fn ct_matches(&self, offered: &Self) -> Choice {
+        self.0.ct_eq(&offered.0)
+    }
+
+    /// One that no token has.
+    pub(crate) fn nobody() -> Self {
+        Self([0; 32])
+    }
+
+    /// As it stands in a token file.
+    pub(crate) fn to_hex(self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Reads 64 hexadecimal digits.
+    pub(crate) fn from_hex(text: &str) -> Option<Self> {
+        let digits: Option<Vec<u8>> =
+            text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+        let digits = digits.filter(|digits| digits.len() == 64)?;
+        let mut digest = [0; 32];
+        for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        Some(Self(digest))
     }
 }
 

@@ -1,0 +1,158 @@
+//! The words of `token` and `audit`, and those of `serve` that say who may do what.
+//! Must not act on them.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
+use exec_server_server::audit::Mode;
+
+use super::values;
+
+const TOKEN_HELP: &str = "\
+A token is printed once and kept nowhere; the file has its digest. A running server notices a change within a second: \
+whoever is revoked or expired is disconnected, its processes go on, and a new token under the old name finds them again.
+
+A certificate of a client (see `serve --client-ca`) is granted less than everything, or revoked, by an entry in the same file:
+  [[certificates]]
+  name = \"alice\"
+  san = \"alice@example.org\"     (or sha256 = \"…\", the fingerprint)
+  scopes = [\"exec\", \"stdin\"]
+
+Exit codes: 0 done; 1 there is no such entry, or one too many; 2 the command line is wrong; 255 trouble with the file
+
+Examples:
+  exec-server token create ci --scope exec --scope stdin --root /srv/ci --expires 30d >ci.token
+  exec-server token list
+  exec-server token revoke ci";
+
+const AUDIT_HELP: &str = "\
+Each line of an audit log has the hash of the one before it. A log that was rotated is given in its parts, the oldest first. \
+Lines cut off at the end are noticed only by a hash that was noted elsewhere: pass it with --has.
+
+Exit codes: 0 the log is what was written; 1 it is not, and the line is named; 2 the command line is wrong; 255 a file cannot be read
+
+Examples:
+  exec-server audit verify /var/log/exec-server/audit.log
+  exec-server audit verify audit.log.1 audit.log --has 5feceb66ffc86f38…";
+
+/// Flags of `serve` about access and its record.
+#[derive(Debug, Args)]
+pub(crate) struct Guard {
+    /// Named tokens and certificates, and what each may do; see `exec-server token` [default: tokens.toml in the state directory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Read the owner's token from this descriptor, to its end
+    #[arg(long, value_name = "N", conflicts_with = "token_file")]
+    pub(crate) token_fd: Option<u32>,
+    /// Append who came, what was started and how it ended to FILE, each line with the hash of the one before
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
+    /// While the audit log cannot be written: go on and count what is lost, or start nothing
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = AuditMode::BestEffort, requires = "audit")]
+    audit_mode: AuditMode,
+}
+
+impl Guard {
+    /// What happens when the audit log cannot be written.
+    pub(crate) fn audit_mode(&self) -> Mode {
+        match self.audit_mode {
+            AuditMode::BestEffort => Mode::BestEffort,
+            AuditMode::Strict => Mode::Strict,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AuditMode {
+    BestEffort,
+    Strict,
+}
+
+/// `exec-server token …`.
+#[derive(Debug, Args)]
+#[command(after_help = TOKEN_HELP)]
+pub(crate) struct Token {
+    #[command(subcommand)]
+    pub(crate) command: TokenCommand,
+}
+
+/// What to do with tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token and print it, the only time that it is seen.
+    #[command(after_help = TOKEN_HELP)]
+    Create(Create),
+    /// List names, rights and dates.
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        place: TokenPlace,
+    },
+    /// Make a token or certificate worthless, and disconnect whoever uses it.
+    Revoke {
+        /// The name
+        name: String,
+        #[command(flatten)]
+        place: TokenPlace,
+    },
+}
+
+/// Flags of `token create`.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// The name: who its bearer is to the server
+    pub(crate) name: String,
+    /// What it may do: exec, stdin, signal, fs-read, fs-write, http; repeatable [default: all]
+    #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
+    pub(crate) scope: Vec<String>,
+    /// Start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Vec<PathBuf>,
+    /// Let it set only this variable, LC_* for all that begin so; repeatable [default: any]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) env: Vec<String>,
+    /// Let it end after so long: 12h, 30d [default: never]
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    pub(crate) expires: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) place: TokenPlace,
+}
+
+/// Which file.
+#[derive(Debug, Args)]
+pub(crate) struct TokenPlace {
+    /// The state directory of the server [default: that of the user's own server]
+    #[arg(long, value_name = "DIR", conflicts_with = "tokens")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// The token file that the server was given with the same flag
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+}
+
+/// `exec-server audit …`.
+#[derive(Debug, Args)]
+#[command(after_help = AUDIT_HELP)]
+pub(crate) struct Audit {
+    #[command(subcommand)]
+    pub(crate) command: AuditCommand,
+}
+
+/// What to do with an audit log.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Say whether a line was removed, changed or moved, and which.
+    #[command(after_help = AUDIT_HELP)]
+    Verify {
+        /// The log, or its parts, the oldest first
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// The hash that the first line must follow: the last one of the part before
+        #[arg(long, value_name = "HASH")]
+        after: Option<String>,
+        /// The hash of a line that must be there
+        #[arg(long, value_name = "HASH")]
+        has: Option<String>,
+    },
+}

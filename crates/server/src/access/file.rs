@@ -1,0 +1,304 @@
+//! The token file: names, digests and rights in TOML, read whole or not at all, edited under a lock and replaced by renaming.
+//!
+//! ```toml
+//! [[tokens]]
+//! name = "ci"                       # the principal
+//! sha256 = "9f86d081…"              # of the token, which is nowhere
+//! scopes = ["exec", "stdin"]
+//! roots = ["/srv/ci"]               # optional: where its processes may start
+//! env = ["PATH", "LC_*"]            # optional: the variables it may set
+//! created = 2026-11-16T04:30:00Z
+//! expires = 2026-12-16T04:30:00Z    # optional
+//! revoked = 2026-11-20T10:00:00Z    # once it is
+//!
+//! [[certificates]]
+//! name = "alice"
+//! san = "alice@example.org"         # or sha256 = the certificate's fingerprint
+//! scopes = ["exec", "stdin", "signal"]
+//! ```
+//!
+//! A key that is not known is an error: misspelt, it would grant what was meant to be kept. Must not know connections.
+
+use std::{
+    collections::BTreeSet,
+    fs::{File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use exec_server_protocol::method::Scope;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use super::Rights;
+use crate::{
+    core::Principal,
+    state_dir::{self, Token, TokenDigest, TokenError},
+    wall_clock,
+};
+
+/// Some thousand entries; a foreign file is not read into memory.
+const MAX_BYTES: u64 = 1 << 20;
+
+const HEADER: &str = "# Who may connect to exec-server, and what for. Written by `exec-server token`; an edit by hand counts within a second.\n\n";
+
+/// Why a token file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system refused.
+    #[error("use token file `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another user could have written it.
+    #[error("token file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Other users have access.
+    #[error("token file `{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Not TOML of this shape.
+    #[error("token file `{}` cannot be read", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// An entry that makes no sense.
+    #[error("entry `{name}` of the token file: {what}")]
+    Entry {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The name is in use.
+    #[error("there is an entry `{name}` already; revoke it first")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// The name is not known.
+    #[error("there is no entry `{name}`")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// No token could be made.
+    #[error("make a token")]
+    Token(#[from] TokenError),
+}
+
+/// A moment in seconds since 1970, a date in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(pub u64);
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let date: toml::value::Datetime = wall_clock::show_seconds(self.0).parse().map_err(ser::Error::custom)?;
+        date.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Moment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = toml::value::Datetime::deserialize(deserializer)?.to_string();
+        let wrong = || de::Error::custom(format_args!("`{text}` is neither a date nor a time in UTC with `Z`"));
+        wall_clock::read_seconds(&text).map(Self).ok_or_else(wrong)
+    }
+}
+
+/// A token or a certificate, and what it is good for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// The principal.
+    pub name: String,
+    /// SHA-256 of the token, or of the certificate's DER; lower-case hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// A subject alternative name of the certificate; never of a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub san: Option<String>,
+    /// What it may do.
+    #[serde(default)]
+    pub scopes: Vec<String>,
+    /// Where its processes may start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roots: Vec<PathBuf>,
+    /// The variables it may set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<Vec<String>>,
+    /// When it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<Moment>,
+    /// When it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Moment>,
+    /// Since when it is not good any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<Moment>,
+}
+
+/// What a file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenFile {
+    /// A certificate that is not listed is refused, whoever signed it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_listed_certificates: bool,
+    /// Tokens by digest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<Entry>,
+    /// Certificates by name or fingerprint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<Entry>,
+}
+
+impl Entry {
+    /// What it grants, if it is well formed.
+    pub(super) fn rights(&self) -> Result<Rights, FileError> {
+        let wrong = |what| FileError::Entry { name: self.name.clone(), what };
+        let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
+        let scopes = scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http"))?;
+        if scopes.is_empty() && self.revoked.is_none() {
+            return Err(wrong("it has no `scopes`"));
+        }
+        if !self.roots.iter().all(|root| root.is_absolute()) {
+            return Err(wrong("a root is not an absolute path"));
+        }
+        if self.env.iter().flatten().any(|name| name.is_empty() || name.contains('=')) {
+            return Err(wrong("a name in `env` cannot name a variable"));
+        }
+        Ok(Rights { scopes, roots: self.roots.clone(), env: self.env.clone() })
+    }
+
+    pub(super) fn digest(&self) -> Option<TokenDigest> {
+        self.sha256.as_deref().and_then(TokenDigest::from_hex)
+    }
+
+    fn check(&self, is_token: bool) -> Result<(), FileError> {
+        let wrong = |what| Err(FileError::Entry { name: self.name.clone(), what });
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'@');
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.bytes().all(is_plain) {
+            return wrong("a name has 1 to 64 of letters, digits and `._-@`");
+        }
+        if self.name == Principal::owner().as_str() {
+            return wrong("that is the name of whoever runs the server");
+        }
+        if self.sha256.is_some() && self.digest().is_none() {
+            return wrong("`sha256` is not 64 hexadecimal digits");
+        }
+        match (is_token, &self.sha256, &self.san) {
+            (true, Some(_), None) | (false, Some(_), None) | (false, None, Some(_)) => self.rights().map(drop),
+            (true, ..) => wrong("a token has `sha256`, and no `san`"),
+            (false, ..) => wrong("a certificate has either `sha256` or `san`"),
+        }
+    }
+}
+
+impl TokenFile {
+    /// Reads a file that only we, or root for us, can have written and read; `None` where there is none.
+    pub fn read(path: &Path) -> Result<Option<Self>, FileError> {
+        let failed = |source| FileError::Io { path: path.to_owned(), source };
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        // Asked of the open file, not of the path: what is read is what was checked.
+        let metadata = file.metadata().map_err(failed)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return Err(FileError::Owner { path: path.to_owned(), owner });
+        }
+        if mode & 0o077 != 0 {
+            return Err(FileError::Mode { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+        let file: Self = toml::from_str(&text)
+            .map_err(|source| FileError::Syntax { path: path.to_owned(), source: Box::new(source) })?;
+        file.check()?;
+        Ok(Some(file))
+    }
+
+    fn check(&self) -> Result<(), FileError> {
+        let mut names = BTreeSet::new();
+        let mut keys = BTreeSet::new();
+        for (is_token, entry) in self.all() {
+            entry.check(is_token)?;
+            let wrong = |what| FileError::Entry { name: entry.name.clone(), what };
+            if !names.insert(&entry.name) {
+                return Err(wrong("two entries have this name"));
+            }
+            if !keys.insert((is_token, &entry.sha256, &entry.san)) {
+                return Err(wrong("two entries are for the same token or certificate"));
+            }
+        }
+        Ok(())
+    }
+
+    /// All entries, and whether each is a token.
+    pub fn all(&self) -> impl Iterator<Item = (bool, &Entry)> {
+        self.tokens.iter().map(|entry| (true, entry)).chain(self.certificates.iter().map(|entry| (false, entry)))
+    }
+
+    /// Adds a token with these rights to the file at `path` and returns it, the only time that it is seen.
+    /// A revoked entry of the same name gives it up, and so the sessions of that principal go to the new one.
+    pub fn create(path: &Path, entry: Entry) -> Result<Token, FileError> {
+        let token = Token::generate()?;
+        let name = entry.name.clone();
+        Self::edit(path, |file| {
+            file.tokens.retain(|old| old.name != name || old.revoked.is_none());
+            if file.all().any(|(_, old)| old.name == name) {
+                return Err(FileError::Exists { name: name.clone() });
+            }
+            let created = Some(Moment(wall_clock::now_seconds()));
+            file.tokens.push(Entry { sha256: Some(token.digest().to_hex()), san: None, created, ..entry });
+            Ok(())
+        })?;
+        Ok(token)
+    }
+
+    /// Makes an entry of the file at `path` worthless, for good.
+    pub fn revoke(path: &Path, name: &str) -> Result<(), FileError> {
+        Self::edit(path, |file| {
+            let mut all = file.tokens.iter_mut().chain(&mut file.certificates);
+            let entry = all.find(|entry| entry.name == name);
+            let entry = entry.ok_or_else(|| FileError::Unknown { name: name.to_owned() })?;
+            // The first time counts.
+            entry.revoked.get_or_insert(Moment(wall_clock::now_seconds()));
+            Ok(())
+        })
+    }
+
+    /// Changes the file under a lock: two edits at once both count.
+    fn edit(path: &Path, change: impl FnOnce(&mut Self) -> Result<(), FileError>) -> Result<(), FileError> {
+        let failed = |source: io::Error| FileError::Io { path: path.to_owned(), source };
+        // A file of its own, because the file itself is replaced.
+        let lock = path.with_extension("toml.lock");
+        let lock =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(failed)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|errno| failed(errno.into()))?;
+        let mut file = Self::read(path)?.unwrap_or_default();
+        change(&mut file)?;
+        file.check()?;
+        let text = toml::to_string(&file).map_err(|error| failed(io::Error::other(error)))?;
+        state_dir::write_durably(path, format!("{HEADER}{text}").as_bytes()).map_err(failed)
+    }
+}

@@ -1,0 +1,86 @@
+//! A line of the audit log: how it is written, and whether it is what was written.
+//!
+//! ```text
+//! {"seq":7,"time":"…","event":"process.start",…,"prev":"HASH OF LINE 6","hash":"HASH"}
+//! ```
+//!
+//! A line's hash is the SHA-256 of its bytes before `,"hash":"`. The line before it is among them by its own hash, so that no line can be
+//! changed, removed or moved without all that follow. Must not know files or what is recorded.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::wall_clock;
+
+/// Stands where there is no line before.
+pub(super) const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+const HASH_KEY: &str = ",\"hash\":\"";
+
+/// The end of a chain: what the next line goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) seq: u64,
+    pub(super) hash: String,
+}
+
+impl Default for End {
+    fn default() -> Self {
+        Self { seq: 0, hash: NOTHING.to_owned() }
+    }
+}
+
+/// What a line says of itself, as far as a verifier looks at it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Line {
+    pub(super) seq: u64,
+    pub(super) event: String,
+    pub(super) prev: String,
+    pub(super) hash: String,
+    #[serde(default)]
+    pub(super) bytes: Option<u64>,
+    #[serde(default)]
+    pub(super) sha256: Option<String>,
+    #[serde(default)]
+    pub(super) count: Option<u64>,
+    #[serde(default)]
+    pub(super) session: Option<String>,
+    #[serde(default)]
+    pub(super) process: Option<String>,
+    #[serde(default)]
+    pub(super) pid: Option<u32>,
+}
+
+/// Appends the line of a record to `out`, newline included, and moves the end of the chain.
+pub(super) fn write(out: &mut Vec<u8>, end: &mut End, time_ms: u64, record: &impl Serialize) {
+    let begin = out.len();
+    let body = serde_json::to_string(record).expect("a record of strings and numbers serializes");
+    // The braces go: the record's members stand among ours.
+    let body = body.get(1..body.len().saturating_sub(1)).unwrap_or_default();
+    let seq = end.seq + 1;
+    let time = wall_clock::show_ms(time_ms);
+    out.extend_from_slice(format!("{{\"seq\":{seq},\"time\":\"{time}\",{body},\"prev\":\"{}\"", end.hash).as_bytes());
+    let hash = digest(&out[begin..]);
+    out.extend_from_slice(format!("{HASH_KEY}{hash}\"}}\n").as_bytes());
+    *end = End { seq, hash };
+}
+
+/// Reads a line without its newline; `None` where it is not what was written.
+pub(super) fn read(line: &[u8]) -> Option<Line> {
+    let at = line.len().checked_sub(HASH_KEY.len() + NOTHING.len() + 2)?;
+    let parsed: Line = serde_json::from_slice(line).ok()?;
+    let is_whole =
+        line[at..].starts_with(HASH_KEY.as_bytes()) && line[at + HASH_KEY.len()..].starts_with(parsed.hash.as_bytes());
+    (is_whole && digest(&line[..at]) == parsed.hash).then_some(parsed)
+}
+
+/// SHA-256 in hexadecimal.
+pub(super) fn digest(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        write!(text, "{byte:02x}").ok(); // Writing to a string does not fail.
+    }
+    text
+}

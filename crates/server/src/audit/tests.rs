@@ -1,0 +1,157 @@
+//! The chain of the log: what a verifier sees, and how it goes on after a crash and a rotation.
+
+use std::{fs, path::Path};
+
+use super::*;
+
+fn write(path: &Path, names: &[&str]) {
+    let audit = Audit::open(path, Mode::BestEffort).unwrap();
+    for name in names {
+        audit.record(Record { process: Some((*name).to_owned()), ..Record::of("test") });
+    }
+    audit.close();
+}
+
+fn check(path: &Path) -> Result<Report, VerifyError> {
+    verify(&[path], Expected::default())
+}
+
+/// What a verifier says about the log with its lines changed.
+fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
+    let mut lines: Vec<String> = fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
+    change(&mut lines);
+    let other = path.with_extension("changed");
+    fs::write(&other, lines.join("\n") + "\n").unwrap();
+    verify(&[&other], Expected::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
+}
+
+#[test]
+fn a_removed_a_changed_and_a_moved_line_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    write(&path, &["a", "b", "c", "d", "e"]);
+    assert_eq!(check(&path).unwrap().lines, 5);
+    let said = changed(&path, |lines| drop(lines.remove(2)));
+    assert!(said.contains("line 3 does not follow: 1 before it are missing (number 3)"), "{said}");
+    let said = changed(&path, |lines| lines[2] = lines[2].replace("\"c\"", "\"x\""));
+    assert!(said.contains("line 3 is not what was written"), "{said}");
+    let said = changed(&path, |lines| lines.swap(1, 2));
+    assert!(said.contains("line 2 does not follow"), "{said}");
+    let said = changed(&path, |lines| lines.push(lines[1].clone()));
+    assert!(said.contains("line 6 is out of order"), "{said}");
+    // Whoever makes a hash for a changed line cannot make the next one follow from it.
+    let said = changed(&path, |lines| {
+        let head = lines[2].split(",\"hash\"").next().unwrap().replace("\"c\"", "\"x\"");
+        lines[2] = format!("{head},\"hash\":\"{}\"}}", chain::digest(head.as_bytes()));
+    });
+    assert!(said.contains("line 4 does not follow from the one before"), "{said}");
+    let said = changed(&path, |lines| lines.push("{}".to_owned()));
+    assert!(said.contains("line 6 is not what was written"), "{said}");
+    // The end alone can be cut off unseen, but for who has noted a hash.
+    let last = check(&path).unwrap().last;
+    let said = changed(&path, |lines| drop(lines.pop()));
+    assert!(said.contains("lines: 4"), "{said}");
+    let cut = path.with_extension("changed");
+    let has = Expected { has: Some(&last), ..Expected::default() };
+    assert!(matches!(verify(&[&cut], has), Err(VerifyError::Missing { .. })));
+    assert!(verify(&[&path], has).is_ok());
+}
+
+#[test]
+fn the_chain_goes_on_after_a_restart_and_after_a_line_cut_short_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    write(&path, &["a"]);
+    let first = fs::metadata(&path).unwrap().len();
+    write(&path, &["b", "c"]);
+    assert_eq!(check(&path).unwrap().lines, 3);
+    let whole = fs::read(&path).unwrap();
+    for cut in first + 1..whole.len() as u64 {
+        fs::write(&path, &whole[..usize::try_from(cut).unwrap()]).unwrap();
+        assert!(check(&path).is_ok(), "{cut}: a crash is no crime");
+        let at = usize::try_from(cut).unwrap();
+        let is_whole = whole[at - 1] == b'\n' || whole[at] == b'\n';
+        write(&path, &["d"]);
+        let report = check(&path).unwrap_or_else(|error| panic!("{cut}: {error}"));
+        assert_eq!((report.torn, report.unfinished_bytes), (u64::from(!is_whole), 0), "{cut}");
+    }
+    // Bytes in the place of those that were cut are not excused.
+    fs::write(&path, &whole[..whole.len() - 10]).unwrap();
+    write(&path, &["d"]);
+    assert_eq!(check(&path).unwrap().torn, 1);
+    let text = fs::read_to_string(&path).unwrap();
+    let torn = text.lines().position(|line| chain::read(line.as_bytes()).is_none()).unwrap();
+    let said = changed(&path, |lines| lines[torn] = "y".repeat(lines[torn].len()));
+    assert!(said.contains("is not what was written"), "{said}");
+}
+
+#[test]
+fn a_last_line_that_somebody_changed_is_not_taken_for_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    write(&path, &["a", "b"]);
+    let text = fs::read_to_string(&path).unwrap().replace("\"b\"", "\"x\"");
+    fs::write(&path, text).unwrap();
+    write(&path, &["c"]);
+    let said = check(&path).unwrap_err().to_string();
+    assert!(said.contains("line 2 is not what was written"), "{said}");
+}
+
+#[test]
+fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
+    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    audit.record(Record::of("before"));
+    while !fs::read_to_string(&path).unwrap().contains("before") {
+        thread::yield_now();
+    }
+    fs::rename(&path, &old).unwrap();
+    audit.record(Record::of("after"));
+    audit.close();
+    let report = verify(&[&old, &path], Expected::default()).unwrap();
+    assert_eq!((report.lines, report.after.as_str()), (3, chain::NOTHING));
+    let last = verify(&[&old], Expected::default()).unwrap().last;
+    assert!(verify(&[&path], Expected { after: Some(&last), has: None }).is_ok());
+    assert!(verify(&[&path], Expected { after: Some(chain::NOTHING), has: None }).is_err());
+    assert!(verify(&[&path, &old], Expected::default()).is_err());
+}
+
+#[test]
+fn one_file_has_one_writer_and_no_other_user_may_write_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let audit = Audit::open(&path, Mode::Strict).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert!(matches!(Audit::open(&path, Mode::Strict), Err(AuditError::InUse { .. })));
+    audit.close();
+    drop(audit);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
+    assert!(matches!(Audit::open(&path, Mode::Strict), Err(AuditError::Mode { mode: 0o620, .. })));
+    assert!(matches!(Audit::open(Path::new("/dev/null"), Mode::Strict), Err(AuditError::NotAFile { .. })));
+}
+
+#[test]
+fn arguments_beyond_the_bound_are_left_out_and_counted() {
+    let long = Record::of("x").argv(&["a".to_owned(), "ü".repeat(40_000), "b".to_owned()]);
+    let kept: usize = long.argv.iter().flatten().map(String::len).sum();
+    assert!(kept <= ARGV_MAX_BYTES && kept > ARGV_MAX_BYTES - 8, "{kept}");
+    assert_eq!(long.argv_bytes, Some(80_002));
+    let many = Record::of("x").argv(&vec![String::new(); 100_000]);
+    assert!(many.argv.unwrap().len() <= ARGV_MAX_BYTES / 4 + 1 && many.argv_bytes == Some(0));
+    assert_eq!(Record::of("x").argv(&["a".to_owned()]).argv_bytes, None);
+}
+
+#[tokio::test]
+async fn refusals_are_written_at_a_bounded_rate_and_counted_beyond_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    for _ in 0..10_000 {
+        audit.refused(&"stranger", 401);
+    }
+    audit.close();
+    let lines = check(&path).unwrap().lines;
+    assert!((REFUSALS_MAX..5 * REFUSALS_MAX).contains(&lines), "{lines}");
+}

@@ -1,0 +1,73 @@
+//! Slows down whoever asks for sessions that are not there. An id cannot be guessed; this keeps a try from being cheap, and on record.
+//!
+//! Two bounds: a connection waits longer with each wrong try, and all connections of a principal share one line. Nobody else waits, and
+//! neither does whoever asks for a session that is there. Pure: the time is an argument.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::core::Principal;
+
+/// Wrong tries of a connection that cost nothing: a client that comes back after a restart has one.
+const FREE_TRIES: u32 = 3;
+
+/// What the next one costs; each further one twice as much.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// What one costs at most on its connection.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// Wrong tries that a principal has at once: many clients may come back to a server that has lost its sessions.
+const BURST: u32 = 64;
+
+/// How long until a principal has one more.
+const REFILL: Duration = Duration::from_millis(125);
+
+/// Principals that are remembered; a line that is empty is forgotten first.
+const PRINCIPALS_MAX: usize = 1024;
+
+/// The lines of all principals: when each would be empty.
+#[derive(Debug, Default)]
+pub(crate) struct Guesses(BTreeMap<Principal, Instant>);
+
+impl Guesses {
+    /// Counts a wrong try, the `tries`-th of its connection, and says how long its answer waits.
+    pub(crate) fn wait(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
+        if self.0.len() >= PRINCIPALS_MAX {
+            self.0.retain(|_, empty| *empty > now);
+        }
+        let empty = self.0.entry(principal.clone()).or_insert(now);
+        *empty = (*empty).max(now) + REFILL;
+        let in_line = empty.duration_since(now).saturating_sub(REFILL * BURST);
+        let alone = match tries.checked_sub(FREE_TRIES + 1) {
+            None => Duration::ZERO,
+            Some(doublings) => FIRST_WAIT.saturating_mul(1 << doublings.min(10)).min(LONGEST_WAIT),
+        };
+        in_line.max(alone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_waits_longer_with_each_wrong_try() {
+        let (mut guesses, now) = (Guesses::default(), Instant::now());
+        let waits: Vec<u128> =
+            (1..=10).map(|tries| guesses.wait(&Principal::owner(), tries, now).as_millis()).collect();
+        assert_eq!(waits, [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000]);
+    }
+
+    #[test]
+    fn connections_of_one_principal_share_a_line_and_others_have_their_own() {
+        let (mut guesses, now) = (Guesses::default(), Instant::now());
+        let (a, b) = (Principal::named("a"), Principal::named("b"));
+        let waits: Vec<Duration> = (0..10_000).map(|_| guesses.wait(&a, 1, now)).collect();
+        assert_eq!(waits[63], Duration::ZERO);
+        assert_eq!(waits[9_999], REFILL * (10_000 - BURST));
+        assert_eq!(guesses.wait(&b, 1, now), Duration::ZERO);
+        assert_eq!(guesses.wait(&a, 1, now + REFILL * 20_000), Duration::ZERO);
+    }
+}

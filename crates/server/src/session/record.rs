@@ -1,0 +1,94 @@
+//! What the audit log hears of a session's processes: each start before it happens, and each end once, however it is noticed.
+//! Must not know how the log is written.
+
+use std::sync::Arc;
+
+use tokio::sync::MutexGuard;
+
+use super::{Launch, Session, short};
+use crate::{
+    audit::{Audit, Record},
+    error::Failure,
+    process::Process,
+    pump,
+};
+
+impl Session {
+    fn audit(&self) -> Audit {
+        self.core.upgrade().map(|core| core.config.audit.clone()).unwrap_or_default()
+    }
+
+    /// A record about this session.
+    pub(crate) fn about(&self, event: &'static str) -> Record {
+        let (principal, session) = (Some(self.principal.to_string()), Some(short(&self.id).to_owned()));
+        Record { principal, session, ..Record::of(event) }
+    }
+
+    /// A record about a process of this session.
+    fn about_process(&self, event: &'static str, process: &str) -> Record {
+        Record { process: Record::text(process), ..self.about(event) }
+    }
+
+    /// Puts a start on record before it happens. Where nothing may start unrecorded it waits for the disk; the guard keeps the order of
+    /// starts until it is dropped.
+    pub(super) async fn record_start(&self, launch: &Launch) -> Result<Option<MutexGuard<'_, ()>>, Failure> {
+        let audit = self.audit();
+        let meta = &launch.meta;
+        let record = Record {
+            peer: Some(launch.peer.to_string()),
+            method: Some(meta.dialect.start_method()),
+            cwd: Record::text(&meta.cwd),
+            tty: Some(meta.tty),
+            sandbox: Some("none"),
+            ..self.about_process("process.start", &meta.process_id).argv(&meta.argv)
+        };
+        if !audit.is_strict() {
+            audit.record(record);
+            return Ok(None);
+        }
+        let turn = self.recording.lock().await;
+        if audit.commit(record).await { Ok(Some(turn)) } else { Err(Failure::AuditUnavailable) }
+    }
+
+    /// It runs.
+    pub(super) fn record_running(&self, process: &Process) {
+        self.audit().record(Record { pid: Some(process.pid), ..self.about_process("process.run", process.id()) });
+    }
+
+    /// It was not started after all.
+    pub(crate) fn record_failed(&self, process: &str, failure: &Failure) {
+        let reason = Some(failure.kind().as_str().to_owned());
+        self.audit().record(Record { reason, ..self.about_process("process.fail", process) });
+    }
+
+    /// Records the end of a process, once. One whose end nobody saw has ended by `otherwise`, if there is such a word.
+    pub(crate) fn record_end(&self, process: &Process, otherwise: Option<&'static str>) {
+        let exit = process.status().exited.map(|(_, exit)| exit);
+        let lost = process.lost().map(|_| "lost");
+        if (exit.is_none() && lost.or(otherwise).is_none()) || !process.tell_end() {
+            return;
+        }
+        let cause = exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
+            let word = serde_json::to_value(cause).ok();
+            word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+        });
+        self.audit().record(Record {
+            pid: Some(process.pid),
+            exit_code: exit.map(|exit| exit.code),
+            signal: exit
+                .and_then(|exit| exit.signal)
+                .map(|signal| exec_server_protocol::signal::name(signal).into_owned()),
+            cause: cause.or_else(|| lost.or(otherwise).map(str::to_owned)),
+            ..self.about_process("process.exit", process.id())
+        });
+    }
+
+    /// Ends that the log tells already are not told again by the next server.
+    pub(super) fn recall_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
+        for process in processes {
+            if audit.tells_end(short(&self.id), process.id(), process.pid) {
+                process.tell_end();
+            }
+        }
+    }
+}
