@@ -170,6 +170,7 @@ fn packets() -> Vec<Vec<u8>> {
     to.iter().for_each(|message| seeds.push(encoded(|out| message.encode(out))));
     from.iter().for_each(|message| seeds.push(encoded(|out| message.encode(out))));
     seeds.push(b"1700000000\n7 running 00ff\n8 closed \n".to_vec());
+    seeds.push(b"0 4711 9 3 2 100 500 0 0 0: :7b7d\n1 4712 9 1 0 0 50 0 9 8::00\n".to_vec());
     seeds.push(b"\x01\xff\x08\0\0\0\0\0\0\0".to_vec());
     seeds
 }

@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use exec_server_holder::{
+    roll,
     tombstone::Tombstone,
     wire::{self, FromHolder, ToHolder},
 };
@@ -31,6 +32,11 @@ pub fn check(data: &[u8]) {
         && let Some(stone) = Tombstone::decode(text)
     {
         assert_eq!(Tombstone::decode(&stone.encode()), Some(stone));
+    }
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Some(processes) = roll::decode(text)
+    {
+        assert_eq!(roll::decode(&roll::encode(&processes)), Some(processes));
     }
     over_a_socket(data);
 }

@@ -69,33 +69,25 @@ fn uri(rest: &str) -> Option<Vec<u8>> {
     {
         return None;
     }
-    let mut kept: Vec<Vec<u8>> = Vec::new();
-    let count = inside.split('/').count();
-    for (at, segment) in inside.split('/').enumerate() {
-        let segment = unescape(segment)?;
-        let is_last = at + 1 == count;
-        match &segment[..] {
-            b"." | b".." => {
-                if segment == b".." {
-                    // An escaped slash in a segment makes two of it: the parent is the last of them.
-                    let whole = kept.pop().unwrap_or_default();
-                    if let Some(slash) = whole.iter().rposition(|byte| *byte == b'/') {
-                        kept.push(whole[..slash].to_vec());
-                    }
-                }
-                if is_last {
-                    kept.push(Vec::new());
-                }
-            }
-            _ => kept.push(segment),
+    let inside = unescape(inside)?;
+    let segments: Vec<&[u8]> = inside.split(|byte| *byte == b'/').collect();
+    let mut kept: Vec<&[u8]> = Vec::new();
+    for (at, segment) in segments.iter().enumerate() {
+        match *segment {
+            b"." => {}
+            b".." => drop(kept.pop()),
+            other => kept.push(other),
+        }
+        if matches!(*segment, b"." | b"..") && at + 1 == segments.len() {
+            kept.push(b"");
         }
     }
-    Some(kept.iter().flat_map(|segment| [b"/", &segment[..]].concat()).collect())
+    Some(kept.iter().flat_map(|segment| [b"/", *segment].concat()).collect())
 }
 
-fn unescape(segment: &str) -> Option<Vec<u8>> {
+fn unescape(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::new();
-    let mut rest = segment.as_bytes();
+    let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
         (out, rest) = match (first, after) {
             (b'%', [high, low, after @ ..]) => {

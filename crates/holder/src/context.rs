@@ -43,6 +43,8 @@ pub(crate) struct Context {
     pub(crate) has_new_deadline: bool,
     /// A process is to be killed at the end of this turn.
     pub(crate) has_kills: bool,
+    /// A process came, ended or went since the roll was last written.
+    pub(crate) is_roll_stale: bool,
     /// The server's reader waits for something that this turn has appended.
     is_wake_due: bool,
     trim_at: Option<u64>,
@@ -65,6 +67,7 @@ impl Context {
             now_ns,
             has_new_deadline: false,
             has_kills: false,
+            is_roll_stale: true,
             is_wake_due: false,
             trim_at: None,
         })

@@ -92,6 +92,7 @@ impl Process {
             return self.retry_later(cx);
         };
         self.phase = Phase::Exited;
+        cx.is_roll_stale = true;
         self.announce(cx);
         cx.wake(is_due);
         self.close_input(cx);
@@ -110,6 +111,7 @@ impl Process {
             return self.retry_later(cx);
         };
         self.phase = Phase::Closed;
+        cx.is_roll_stale = true;
         self.paused = None;
         self.announce(cx);
         cx.wake(is_due);

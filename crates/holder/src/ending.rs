@@ -16,6 +16,7 @@ use rustix::time::ClockId;
 
 use crate::process::{Phase, Process};
 use crate::reap;
+use crate::roll::ROLL_NAME;
 use crate::spawner::SOCKET_NAME;
 use crate::tombstone::{Ended, Tombstone};
 
@@ -86,7 +87,9 @@ impl Ending {
             Reason::Expiry => {
                 // Without it the server can only say that the session is gone.
                 self.tombstone.write(dir).ok();
-                remove_files(dir, |name| name == SOCKET_NAME.as_bytes() || name.ends_with(b".seg"));
+                remove_files(dir, |name| {
+                    name == SOCKET_NAME.as_bytes() || name == ROLL_NAME.as_bytes() || name.ends_with(b".seg")
+                });
             }
         }
     }

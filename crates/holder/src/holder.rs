@@ -15,6 +15,7 @@ use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Process, Source};
+use crate::roll::{self, Enrolled};
 use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
 use crate::{Config, Confine, Spawner, end, reap};
 
@@ -156,6 +157,7 @@ impl<S: Spawner> Holder<S> {
         }
         self.cx.ring();
         self.cx.take_groups();
+        self.hand_to_disk();
         self.cx.trim();
         if self.is_over(now_ns) {
             return Turn { next_deadline_ns: None, ended: true };
@@ -242,6 +244,8 @@ impl<S: Spawner> Holder<S> {
     /// The controller is gone: detached, with the time to live in force.
     fn handle_loss(&mut self) {
         self.adoption = None;
+        // Nobody but the next server will know by itself where the logs stood.
+        self.cx.is_roll_stale = true;
         self.cx.lent.taint();
         self.lease.handle_detach(self.cx.controller.epoch(), self.cx.now_ns);
         for process in self.processes.values_mut() {
@@ -256,7 +260,7 @@ impl<S: Spawner> Holder<S> {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
             // The disk rests now; whoever waits for it learns why below.
-            (Err(_), _) => {}
+            (Err(_), _) => self.cx.is_roll_stale = true,
         }
         // After the one that was served, so that a single flood does not keep the disk from the others.
         let (before, after): (Vec<u32>, Vec<u32>) = self.processes.keys().partition(|slot| **slot <= outcome.slot);
@@ -265,6 +269,17 @@ impl<S: Spawner> Holder<S> {
                 process.reconsider(&mut self.cx);
             }
         }
+    }
+
+    /// Begins the write that this turn decided on, after the roll that names its process.
+    fn hand_to_disk(&mut self) {
+        let is_due = self.cx.is_roll_stale && self.cx.spill.has_files();
+        let roll = is_due.then(|| {
+            let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
+            roll::encode(&processes)
+        });
+        self.cx.is_roll_stale &= !is_due;
+        self.cx.spill.hand_over(roll);
     }
 
     fn handle_children(&mut self) {

@@ -42,6 +42,7 @@ mod output;
 mod poller;
 mod process;
 mod reap;
+pub mod roll;
 mod run;
 pub mod spawner;
 mod spill;

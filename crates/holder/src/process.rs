@@ -19,6 +19,7 @@ use crate::cgroup::Group;
 use crate::context::Context;
 use crate::input::Input;
 use crate::poller::{EventFlags, Interest};
+use crate::roll::Enrolled;
 use crate::wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec};
 
 /// Which descriptor of a process a token of the children's poller means: `slot << 8 | source`.
@@ -163,6 +164,7 @@ impl Process {
             group,
         };
         cx.has_new_deadline = true;
+        cx.is_roll_stale = true;
         process.watch_exit(cx)?;
         process.watch(cx)?;
         Ok(process)
@@ -180,6 +182,11 @@ impl Process {
             overflow: self.overflow,
             meta: self.meta.to_vec(),
         }
+    }
+
+    /// Its line in the roll. Where its log stands is taken from the shared block: only a later server is told, nothing is decided by it.
+    pub(crate) fn enrolled(&self, cx: &Context) -> Enrolled {
+        Enrolled { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
     }
 
     /// The opaque record of its start.
@@ -248,6 +255,7 @@ impl Process {
     /// Lets go of the log and its files.
     pub(crate) fn forget(self, cx: &mut Context) {
         cx.left_groups.extend(self.group);
+        cx.is_roll_stale = true;
         for (info, memory) in self.writer.into_segments() {
             match memory {
                 Some(segment) => cx.dispose(segment),

@@ -5,11 +5,15 @@
 //!
 //! ```text
 //!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
+//!        ├───────── the roll (the latest one) ────────────────────▶ ├───── write, rename ──▶ DIR/processes
 //!        ▲                                                        │
 //!        └───────────────── Outcome, eventfd ─────────────────────┘
 //! ```
 //!
-//! Bounds: one write with its 1 MiB buffer; removals are bounded by the files that exist, that is by the quota.
+//! A segment is written only after the roll that names its process (see [`roll`]): what is on disk can be offered by the next server
+//! also when this holder is killed. A roll that cannot be written fails the segment behind it.
+//!
+//! Bounds: one write with its 1 MiB buffer; one roll; removals are bounded by the files that exist, that is by the quota.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,11 +21,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use exec_server_log::{SEGMENT_BYTES, Segment, disk_name};
+use exec_server_log::{SEGMENT_BYTES, Segment, disk_name, failpoint};
 use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use crate::Limits;
+use crate::{Limits, roll};
 
 /// How long no write is tried after the disk refused one.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -29,10 +33,17 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// Stack of the thread: it calls nothing but the kernel. Larger costs address space only.
 const STACK_BYTES: usize = 64 * 1024;
 
+/// Most that one call writes: a whole segment. With steps at which a test ends the process, parts that end inside a record.
+const PART_BYTES: usize = if cfg!(feature = "failpoints") { 150_001 } else { SEGMENT_BYTES };
+
 pub(crate) struct Spill {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     is_writing: bool,
+    /// Decided on in this turn, handed over at its end.
+    held: Option<Job>,
+    /// Files that are written and not given up.
+    files: usize,
     /// Kept between writes while there are more to come.
     buffer: Vec<u8>,
     /// The disk refused; no write before this time.
@@ -57,6 +68,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
+    /// Goes before all jobs; a newer one takes the place of one that was not written yet.
+    roll: Option<String>,
     jobs: VecDeque<Job>,
     outcome: Option<Outcome>,
     is_stopped: bool,
@@ -65,6 +78,7 @@ struct Queue {
 enum Job {
     Write { slot: u32, id: u64, name: String, bytes: Vec<u8>, floor: (u64, u64) },
     Unlink { name: String },
+    Roll { text: String },
 }
 
 impl Spill {
@@ -79,6 +93,8 @@ impl Spill {
             shared: Arc::new(shared),
             thread: None,
             is_writing: false,
+            held: None,
+            files: 0,
             buffer: Vec::new(),
             rests_until: None,
             limits,
@@ -106,7 +122,7 @@ impl Spill {
         !self.is_writing && self.rests_until.is_none()
     }
 
-    /// Begins to write a sealed segment. The caller has asked [`Spill::is_idle`].
+    /// Begins to write a sealed segment, at the end of this turn. The caller has asked [`Spill::is_idle`].
     pub(crate) fn begin(&mut self, slot: u32, segment: &Segment, now_ns: u64) {
         if self.start_thread().is_err() {
             // No thread is as bad as no disk, and as passing.
@@ -118,11 +134,28 @@ impl Spill {
         let id = segment.id();
         let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
         self.is_writing = true;
-        self.push(Job::Write { slot, id, name: disk_name(slot, id), bytes, floor });
+        self.held = Some(Job::Write { slot, id, name: disk_name(slot, id), bytes, floor });
+    }
+
+    /// Whether anything is on disk, or about to be.
+    pub(crate) fn has_files(&self) -> bool {
+        self.files > 0 || self.is_writing
+    }
+
+    /// Hands the write of this turn to the thread, after a roll.
+    pub(crate) fn hand_over(&mut self, roll: Option<String>) {
+        if roll.is_some() && self.start_thread().is_ok() {
+            self.shared.lock().roll = roll;
+            self.shared.wake.notify_one();
+        }
+        if let Some(job) = self.held.take() {
+            self.push(job);
+        }
     }
 
     /// Removes the file of a segment.
     pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
+        self.files = self.files.saturating_sub(1);
         let name = disk_name(slot, id);
         match self.start_thread() {
             Ok(()) => self.push(Job::Unlink { name }),
@@ -138,8 +171,9 @@ impl Spill {
         let mut outcome = self.shared.lock().outcome.take()?;
         self.is_writing = false;
         self.buffer = std::mem::take(&mut outcome.bytes);
-        if outcome.result.is_err() {
-            self.rests_until = Some(now_ns.saturating_add(RETRY_NS));
+        match outcome.result {
+            Ok(()) => self.files += 1,
+            Err(_) => self.rests_until = Some(now_ns.saturating_add(RETRY_NS)),
         }
         Some(outcome)
     }
@@ -209,6 +243,9 @@ impl Shared {
     fn next(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
+            if let Some(text) = queue.roll.take() {
+                return Some(Job::Roll { text });
+            }
             match queue.jobs.pop_front() {
                 Some(job) => return Some(job),
                 None if queue.is_stopped => return None,
@@ -218,11 +255,16 @@ impl Shared {
     }
 
     fn run(&self) {
+        let mut without_roll = None;
         while let Some(job) = self.next() {
             match job {
+                Job::Roll { text } => without_roll = roll::write(&self.dir, &text).err(),
                 Job::Unlink { name } => remove(&self.dir, &name),
                 Job::Write { slot, id, name, bytes, floor } => {
-                    let result = write(&self.dir, &name, &bytes, floor);
+                    let result = match without_roll.take() {
+                        Some(error) => Err(error),
+                        None => write(&self.dir, &name, &bytes, floor),
+                    };
                     self.lock().outcome = Some(Outcome { slot, id, result, bytes });
                     // The counter cannot be full: it is read once per write.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
@@ -233,6 +275,7 @@ impl Shared {
 }
 
 fn remove(dir: &OwnedFd, name: &str) {
+    failpoint::step("unlink");
     // Gone already is what is wanted; anything else is left to the end of the session.
     rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
 }
@@ -244,9 +287,11 @@ fn write(dir: &OwnedFd, name: &str, bytes: &[u8], floor: (u64, u64)) -> io::Resu
     if space.f_bavail.saturating_mul(space.f_frsize) < needed {
         return Err(rustix::io::Errno::NOSPC.into());
     }
+    failpoint::step("create");
     let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?;
     let written = write_all(&file, bytes);
+    failpoint::step("written");
     if written.is_err() {
         remove(dir, name);
     }
@@ -256,7 +301,9 @@ fn write(dir: &OwnedFd, name: &str, bytes: &[u8], floor: (u64, u64)) -> io::Resu
 fn write_all(file: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     let mut at = 0;
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
-        match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, at as u64))? {
+        failpoint::step("write");
+        let part = &rest[..rest.len().min(PART_BYTES)];
+        match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, part, at as u64))? {
             0 => return Err(rustix::io::Errno::NOSPC.into()),
             n => at += n,
         }

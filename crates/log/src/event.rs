@@ -116,7 +116,8 @@ pub struct Exit {
 pub(crate) const EXIT_BYTES: usize = 32;
 
 impl Exit {
-    pub(crate) fn encode(&self) -> [u8; EXIT_BYTES] {
+    /// Its bytes in a log.
+    pub fn encode(&self) -> [u8; EXIT_BYTES] {
         let mut out = [0; EXIT_BYTES];
         out[..4].copy_from_slice(&self.code.to_le_bytes());
         out[4] = self.signal.unwrap_or(0);
@@ -128,7 +129,8 @@ impl Exit {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+    /// Reads its bytes; `None` where they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != EXIT_BYTES {
             return None;
         }

@@ -39,6 +39,9 @@ mod cursor;
 #[cfg(not(loom))]
 mod event;
 #[cfg(not(loom))]
+#[doc(hidden)]
+pub mod failpoint;
+#[cfg(not(loom))]
 mod layout;
 #[cfg(not(loom))]
 mod loaded;
@@ -70,7 +73,7 @@ pub use mapping::Mapping;
 #[cfg(not(loom))]
 pub use memory::OpenError;
 #[cfg(not(loom))]
-pub use recover::{Recovered, disk_name, load, recover};
+pub use recover::{Recovered, disk_name, load, recover, survey};
 #[cfg(not(loom))]
 pub use segment::{Place, Pool, Segment, SegmentInfo, memfd_of};
 #[cfg(not(loom))]

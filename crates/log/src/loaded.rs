@@ -63,13 +63,23 @@ impl Loaded {
         Self::parse(bytes)
     }
 
+    /// Reads nothing but the header of a segment file, and how many bytes the file has.
+    pub(crate) fn read_header(file: &File) -> Result<(SegmentHeader, u64), RecoverError> {
+        let meta = file.metadata()?;
+        if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
+            return Err(RecoverError::Size { found: meta.len() });
+        }
+        let mut raw = [0; SEGMENT_HEADER];
+        let len = read_full(file, &mut raw)?;
+        if len < SEGMENT_HEADER {
+            return Err(RecoverError::Short { found: len as u64 });
+        }
+        Ok((decode_header(&raw)?, meta.len()))
+    }
+
     fn parse(mut bytes: Vec<u8>) -> Result<Arc<Self>, RecoverError> {
         let raw = bytes.first_chunk().ok_or(RecoverError::Short { found: bytes.len() as u64 })?;
-        let header = SegmentHeader::decode_with_checksum(raw).map_err(|bad| match bad {
-            BadHeader::Magic => RecoverError::Magic,
-            BadHeader::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
-            BadHeader::Checksum => RecoverError::Header,
-        })?;
+        let header = decode_header(raw)?;
         // What lies behind the commit was never part of the log.
         bytes.truncate(header.commit as usize);
         bytes.drain(..SEGMENT_HEADER.min(bytes.len()));
@@ -140,6 +150,14 @@ impl Loaded {
     pub(crate) fn totals(&self) -> (u64, u64) {
         (u64::from(self.count), self.output)
     }
+}
+
+fn decode_header(raw: &[u8; SEGMENT_HEADER]) -> Result<SegmentHeader, RecoverError> {
+    SegmentHeader::decode_with_checksum(raw).map_err(|bad| match bad {
+        BadHeader::Magic => RecoverError::Magic,
+        BadHeader::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
+        BadHeader::Checksum => RecoverError::Header,
+    })
 }
 
 fn read_full(file: &File, buf: &mut [u8]) -> io::Result<usize> {

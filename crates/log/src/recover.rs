@@ -5,8 +5,9 @@ use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 
 use crate::{
+    layout::SegmentHeader,
     loaded::{Loaded, RecoverError},
-    segment::SegmentInfo,
+    segment::{Place, SegmentInfo},
 };
 
 /// What is left of a log whose holder died.
@@ -34,18 +35,44 @@ pub fn disk_name(slot: u32, id: u64) -> String {
 
 /// Reads one segment file of the directory.
 pub fn load(dir: BorrowedFd<'_>, slot: u32, id: u64) -> Result<Arc<Loaded>, RecoverError> {
-    // No link is followed and no fifo waited for: the directory is ours, its contents are checked all the same.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = openat(dir, disk_name(slot, id), flags, Mode::empty()).map_err(io::Error::from)?;
-    let loaded = Loaded::read(&File::from(file))?;
+    let loaded = Loaded::read(&open(dir, slot, id)?)?;
     if loaded.info().id != id || loaded.slot() != slot {
         return Err(RecoverError::Header);
     }
     Ok(loaded)
 }
 
-/// Checks the disk segments of `slot` and gives the longest run of whole events from the oldest one on.
+/// Checks every record of the disk segments of `slot` and gives the longest run of whole events from the oldest one on.
 pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
+    collect(dir, slot, |id| load(dir, slot, id).map(|loaded| Extent::of(&loaded)))
+}
+
+/// The same by headers and sizes, for logs that are too large to be read before they are asked for: records are checked only where a
+/// file is cut short. One that is damaged inside is noticed when it is loaded, and read as a gap.
+pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
+    collect(dir, slot, |id| {
+        let (header, len) = Loaded::read_header(&open(dir, slot, id)?)?;
+        if header.id != id || header.slot != slot {
+            return Err(RecoverError::Header);
+        }
+        if len < u64::from(header.commit) {
+            return load(dir, slot, id).map(|loaded| Extent::of(&loaded));
+        }
+        Ok(Extent::by_header(&header))
+    })
+}
+
+fn open(dir: BorrowedFd<'_>, slot: u32, id: u64) -> io::Result<File> {
+    // No link is followed and no fifo waited for: the directory is ours, its contents are checked all the same.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    Ok(File::from(openat(dir, disk_name(slot, id), flags, Mode::empty())?))
+}
+
+fn collect(
+    dir: BorrowedFd<'_>,
+    slot: u32,
+    measure: impl Fn(u64) -> Result<Extent, RecoverError>,
+) -> io::Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut found = Vec::new();
     for entry in Dir::read_from(dir)? {
@@ -53,8 +80,8 @@ pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
             continue;
         };
         // One at a time: only the measures are kept.
-        match load(dir, slot, id) {
-            Ok(loaded) => found.push(Extent::of(&loaded)),
+        match measure(id) {
+            Ok(extent) => found.push(extent),
             Err(_) => recovered.lost_files += 1,
         }
     }
@@ -80,6 +107,26 @@ impl Extent {
             end_offset: loaded.end_offset(),
             written_seq: loaded.next_seq().saturating_add(loaded.torn_records()),
             written_offset: loaded.end_offset().saturating_add(loaded.torn_bytes()),
+        }
+    }
+}
+
+impl Extent {
+    fn by_header(header: &SegmentHeader) -> Self {
+        let next_seq = header.base_seq.saturating_add(u64::from(header.records));
+        let end_offset = header.base_offset.saturating_add(u64::from(header.output));
+        Self {
+            info: SegmentInfo {
+                id: header.id,
+                base_seq: header.base_seq,
+                base_offset: header.base_offset,
+                place: Place::Disk,
+                sealed: true,
+            },
+            next_seq,
+            end_offset,
+            written_seq: next_seq,
+            written_offset: end_offset,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    failpoint,
     layout::{
         self, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER, SEGMENT_MAGIC,
         SegmentHeader, record_bytes,
@@ -185,6 +186,7 @@ impl Segment {
     /// Commits the record whose payload was put into [`Self::payload_mut`]; gives its number.
     pub(crate) fn commit(&mut self, kind: u8, stream: u8, len: usize) -> u64 {
         assert!(!self.sealed && len <= self.room(), "a record fits its segment");
+        failpoint::step("append");
         let header = RecordHeader {
             len: u32::try_from(len).expect("a payload is at most 64 KiB"),
             kind,
@@ -206,6 +208,7 @@ impl Segment {
         shared.output.store(self.output, Ordering::Relaxed);
         shared.records.store(self.records, Ordering::Relaxed);
         let commit = u32::try_from(end).expect("a segment is 1 MiB");
+        failpoint::step("commit");
         shared.commit.store(commit, Ordering::Release);
         header.seq
     }

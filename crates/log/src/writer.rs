@@ -6,6 +6,7 @@ use std::{collections::VecDeque, io};
 use crate::{
     control::Control,
     event::{self, Exit, Stream},
+    failpoint,
     layout::{KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
     segment::{Place, Pool, Segment, SegmentInfo},
 };
@@ -218,9 +219,11 @@ impl Writer {
         if self.current().is_some_and(|segment| segment.room() >= least) {
             return Ok(false);
         }
+        failpoint::step("rotate");
         // Taken before the old one is sealed: where it fails, the log stays as it was.
         let segment = pool.take(self.slot, self.next_seq, self.written)?;
         self.seal_current();
+        failpoint::step("sealed");
         let info = segment.info();
         self.segments.push_back(Held { info, memory: Some(segment), last_seq: 0, output: 0 });
         self.in_memory += 1;

@@ -145,29 +145,26 @@ fn resolve_uri(rest: &str) -> Result<PathBuf, PathError> {
     if is_drive_first(inner.as_bytes()) {
         return Err(PathError::Foreign);
     }
+    // Decoded as a whole first: an encoded slash parts segments like any other, and what it leaves may be a dot segment.
     let mut decoded = Vec::with_capacity(path.len());
-    let mut segments = inner.split('/').peekable();
+    percent_decode(inner, &mut decoded)?;
+    let mut resolved = Vec::with_capacity(path.len());
+    let mut segments = decoded.split(|byte| *byte == b'/').peekable();
     while let Some(segment) = segments.next() {
-        let start = decoded.len();
-        decoded.push(b'/');
-        percent_decode(segment, &mut decoded)?;
+        let is_dot = matches!(segment, b"." | b"..");
+        if segment == b".." {
+            let parent = resolved.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            resolved.truncate(parent);
+        }
         // A final dot segment leaves the slash behind, as `/a/..` means `/`.
-        let last = segments.peek().is_none();
-        let kept = match &decoded[start + 1..] {
-            b"." => start + usize::from(last),
-            b".." => {
-                let parent = decoded[..start].iter().rposition(|&b| b == b'/').unwrap_or(0);
-                decoded.truncate(parent);
-                if last {
-                    decoded.push(b'/');
-                }
-                decoded.len()
-            }
-            _ => decoded.len(),
-        };
-        decoded.truncate(kept);
+        if !is_dot || segments.peek().is_none() {
+            resolved.push(b'/');
+        }
+        if !is_dot {
+            resolved.extend_from_slice(segment);
+        }
     }
-    Ok(PathBuf::from(OsString::from_vec(decoded)))
+    Ok(PathBuf::from(OsString::from_vec(resolved)))
 }
 
 /// Whether bytes begin with a segment like `C:` or `c|`.
@@ -176,8 +173,8 @@ fn is_drive_first(bytes: &[u8]) -> bool {
         if letter.is_ascii_alphabetic() && (rest.is_empty() || rest[0] == b'/'))
 }
 
-fn percent_decode(segment: &str, out: &mut Vec<u8>) -> Result<(), PathError> {
-    let mut bytes = segment.bytes();
+fn percent_decode(text: &str, out: &mut Vec<u8>) -> Result<(), PathError> {
+    let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         let value = if byte == b'%' {
             let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16));
@@ -237,6 +234,8 @@ mod tests {
         check("file:///../../a", Ok(b"/a"));
         check("file:///a/..", Ok(b"/"));
         check("file:///a/b/.", Ok(b"/a/b/"));
+        check("file:///a/%2e%2e%2fb", Ok(b"/b"));
+        check("file:///a%2f..", Ok(b"/"));
     }
 
     #[test]

@@ -22,6 +22,10 @@ const READ_MAX: usize = 256 * 1024;
 /// Room made at once for a frame whose header announces much: 8 MiB, so that a header alone pins no more.
 const RESERVE_MAX: usize = 8 * 1024 * 1024;
 
+/// Room that is worth a read of its own: 4 KiB. A new buffer for every small message would let each one that is still held keep
+/// [`READ_MIN`] bytes.
+const SPARE_MIN: usize = 4 * 1024;
+
 /// What came from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inbound {
@@ -109,13 +113,15 @@ impl Receiver {
             }
             (Framing::WebSocket { .. }, None) => self.room,
         };
+        let spare = self.buf.capacity() - self.buf.len();
+        let missing = if spare >= missing.min(SPARE_MIN) { spare.min(missing) } else { missing };
         self.buf.reserve(missing);
         let count = self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await?;
         if count == 0 {
             self.ended = true;
         } else if count >= self.room {
             self.room = (self.room * 2).min(READ_MAX);
-        } else if count < self.room / 4 {
+        } else if missing >= self.room && count < self.room / 4 {
             self.room = (self.room / 2).max(READ_MIN);
         }
         Ok(())

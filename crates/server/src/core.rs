@@ -15,7 +15,11 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::tombstone::{Ended, Tombstone};
+use exec_server_holder::{
+    roll::Enrolled,
+    tombstone::{Ended, Tombstone},
+};
+use exec_server_log::Recovered;
 use exec_server_protocol::{limits, process::Overflow};
 use exec_server_rpc::{Framing, Stream};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
@@ -175,8 +179,18 @@ pub enum Found {
     Record(Vec<u8>),
     /// A session whose time ran out: what its holder wrote about it.
     Expired(String),
-    /// A holder that is gone without a word; what it spilled is still on disk.
+    /// A holder that is gone without a word, and what it had spilled: the server offers that for reading.
+    Remains(Remains),
+    /// A holder that is gone without a word, with nothing on disk.
     Dead,
+}
+
+/// What a dead holder left on disk.
+pub struct Remains {
+    /// The session's record.
+    pub record: Vec<u8>,
+    /// Its processes, and what can be read of the log of each.
+    pub logs: Vec<(Enrolled, Recovered)>,
 }
 
 /// Where holders come from and where sessions leave their traces. Real: the spawner and the state directory. Simulated: scripted children.
@@ -189,6 +203,8 @@ pub trait Holders: Send + Sync + 'static {
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
     /// Reads a spilled segment (blocking; called off the runtime's threads).
     fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
+    /// Removes a spilled segment that nobody needs any more and whose holder is gone.
+    fn remove_segment(&self, session: &str, name: &str) -> io::Result<()>;
     /// Removes whatever is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
     /// A holder that was asked for was never made, or died before it said a word: the session is as if nobody had asked.
@@ -324,13 +340,32 @@ impl Core {
                 self.remember_gone(&id, Gone::Expired(Expired::parse(&text)));
                 self.discard(&id, "its time was over");
             }
+            Found::Remains(remains) => {
+                self.bury(&id).await;
+                match Session::from_remains(self, id.as_str().into(), remains) {
+                    Ok(session) => {
+                        let processes = session.processes().len();
+                        tracing::error!(session = short(&id), processes, "its holder is gone; what it spilled is kept");
+                        lock(&self.sessions).insert(session.id.clone(), session);
+                    }
+                    Err(error) => {
+                        self.remember_gone(&id, Gone::HolderLost);
+                        self.discard(&id, &format!("its holder is gone, and what it left cannot be read: {error}"));
+                    }
+                }
+            }
             Found::Dead => {
-                let (holders, session) = (self.holders.clone(), id.clone());
-                tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
+                self.bury(&id).await;
                 self.remember_gone(&id, Gone::HolderLost);
                 self.discard(&id, "its holder is gone");
             }
         }
+    }
+
+    /// Ends what a dead holder left running. It may wait, so not on the runtime's threads.
+    async fn bury(&self, id: &str) {
+        let (holders, session) = (self.holders.clone(), id.to_owned());
+        tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
     }
 
     async fn adopt_holder(self: &Arc<Self>, id: &str, controller: OwnedFd, secret: [u8; 32]) -> io::Result<()> {

@@ -124,6 +124,28 @@ impl Link {
         }))
     }
 
+    /// The link to a holder that died before this server came: nothing is ever sent, and what it spilled can be read.
+    pub(crate) fn severed(session: Arc<str>, holders: Arc<dyn Holders>) -> io::Result<Arc<Self>> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let link = Self::new(session, holders, ours)?;
+        link.broken.store(true, Ordering::Release);
+        Ok(link)
+    }
+
+    /// Lets go of a segment that everybody has taken. Where the holder is gone its file is removed here.
+    pub(crate) fn release(&self, slot: u32, segment: u64) {
+        if !self.is_broken() {
+            self.send(&ToHolder::Release { slot, segment });
+            return self.send(&ToHolder::Return { segment });
+        }
+        let name = exec_server_log::disk_name(slot, segment);
+        if let Err(error) = self.holders.remove_segment(&self.session, &name) {
+            tracing::warn!(session = short(&self.session), name, %error, "spilled output stays until the session ends");
+        }
+    }
+
     /// Sends a message that needs no answer.
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();

@@ -1,13 +1,13 @@
 //! The server's picture of one child: the chain of its log, who watches it, who has taken what, and the line of writes to its stdin.
 //!
-//! The child itself, its descriptors and its exit belong to the holder. Nothing here blocks: disk segments are read by [`Process::load`],
-//! which the pump calls off the runtime's threads.
+//! The child itself, its descriptors and its exit belong to the holder. Nothing here blocks: disk segments are read by `load::Load`, which
+//! the pump runs off the runtime's threads. A process whose holder was found dead is made in `remains`.
 //!
 //! Letting go: the owner and every `hold` subscriber is a *taker* with a position. What lies below the lowest position is released to the
 //! holder, segment by segment, except for the last [`limits::READABLE_BYTES`].
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
-use exec_server_log::{Chain, Control, Cursor, Loaded, Mapping, Place, SegmentInfo, Status};
+use exec_server_log::{Chain, Control, Cursor, Mapping, Place, SegmentInfo, Status};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -30,11 +30,13 @@ use crate::{
     session::short,
 };
 
+mod load;
+mod remains;
+
+use self::{load::Loads, remains::Board};
+
 /// Bytes of one stdin part: with its header it fits a message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
-
-/// Spilled segments of one process kept in memory at once, 1 MiB each: a few readers at different places, and no more.
-const LOADED_SEGMENTS: usize = 2;
 
 /// Which generation's messages a process speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +79,7 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     slot: u32,
     link: Arc<Link>,
-    control: Arc<Control>,
+    board: Board,
     /// Changed by the link when segments come and go, read by cursors; held only while records are encoded.
     chain: Mutex<Chain>,
     /// Who wants to hear of new events. Bounded by the feeds and reads of all connections.
@@ -121,13 +123,6 @@ pub(crate) struct Lost {
     pub(crate) closed_seq: u64,
 }
 
-/// Spilled segments on their way into memory, and those that are there, oldest first.
-#[derive(Default)]
-struct Loads {
-    under_way: BTreeSet<u64>,
-    loaded: VecDeque<u64>,
-}
-
 #[derive(Default)]
 struct StdinLine {
     line: VecDeque<Input>,
@@ -139,43 +134,6 @@ struct StdinLine {
 pub(crate) enum Input {
     Write { key: Option<[u8; 16]>, data: Bytes, done: usize, reply: Reply },
     Close { reply: Reply },
-}
-
-/// A spilled segment on its way into memory. Dropped without having run (its connection was cut), it leaves the task to the next reader.
-pub(crate) struct Load {
-    process: Arc<Process>,
-    segment: u64,
-}
-
-impl Load {
-    /// Reads the segment. Blocking: call it off the runtime's threads.
-    pub(crate) fn run(self) {
-        let Self { process, segment } = &self;
-        let name = exec_server_log::disk_name(process.slot, *segment);
-        let file = process.link.open_segment(&name).map_err(exec_server_log::RecoverError::from);
-        match file.and_then(|file| Loaded::read(&file)) {
-            // False: the segment was taken while it was read.
-            Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
-            Err(error) => {
-                tracing::error!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
-                process.chain().remove(*segment);
-            }
-        }
-        let mut loads = lock(&process.loads);
-        loads.loaded.push_back(*segment);
-        if loads.loaded.len() > LOADED_SEGMENTS
-            && let Some(oldest) = loads.loaded.pop_front()
-        {
-            process.chain().unload(oldest);
-        }
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        lock(&self.process.loads).under_way.remove(&self.segment);
-        self.process.wake();
-    }
 }
 
 impl Input {
@@ -232,17 +190,21 @@ impl Process {
     pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<Control>) -> Self {
         let released = control.status(birth.slot);
         let taken = Position { seq: released.released_seq, offset: released.released_offset };
-        let mut chain = Chain::new();
+        let process = Self::at(birth, link, Board::Shared(control), taken);
         // An adopted log may have let go of its beginning: whoever asks for that is told.
-        chain.forget_below(taken.seq + 1, taken.offset);
+        process.chain().forget_below(taken.seq + 1, taken.offset);
+        process
+    }
+
+    fn at(birth: Birth, link: Arc<Link>, board: Board, taken: Position) -> Self {
         Self {
             session: birth.session,
             meta: birth.meta,
             pid: birth.pid,
             slot: birth.slot,
             link,
-            control,
-            chain: Mutex::new(chain),
+            board,
+            chain: Mutex::default(),
             watches: Mutex::default(),
             takers: Mutex::new(vec![Taker { key: OWNER, seq: taken.seq }]),
             next_taker: AtomicU64::new(OWNER + 1),
@@ -284,7 +246,7 @@ impl Process {
         if let Some(last) = self.forgotten.get() {
             return *last;
         }
-        let mut status = self.control.status(self.slot);
+        let mut status = self.published();
         if let Some(lost) = self.lost.get() {
             status.next_seq = lost.closed_seq + 1;
             status.closed_seq = Some(lost.closed_seq);
@@ -297,8 +259,13 @@ impl Process {
     pub(crate) fn forget(self: &Arc<Self>) {
         self.forgotten.set(self.status()).ok(); // Forgotten once is forgotten.
         let mut chain = self.chain();
-        for segment in chain.segments().filter(|segment| segment.place == Place::Memory) {
-            self.link.send(&ToHolder::Return { segment: segment.id });
+        for segment in chain.segments() {
+            match segment.place {
+                Place::Memory => self.link.send(&ToHolder::Return { segment: segment.id }),
+                // The holder removes its files when it is told to forget; without one it is done here.
+                Place::Disk if self.link.is_broken() => self.link.release(self.slot, segment.id),
+                Place::Disk => {}
+            }
         }
         let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
         *chain = Chain::new();
@@ -330,7 +297,8 @@ impl Process {
 
     /// True where something lies beyond `seen_next_seq` already; false: the next event wakes the watches.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        self.lost.get().is_none() && self.forgotten.get().is_none() && self.control.arm_slot(self.slot, seen_next_seq)
+        let Board::Shared(control) = &self.board else { return false };
+        self.lost.get().is_none() && self.forgotten.get().is_none() && control.arm_slot(self.slot, seen_next_seq)
     }
 
     pub(crate) fn watch(&self, watch: Arc<Watch>) {
@@ -418,15 +386,8 @@ impl Process {
         let taken = self.taken_seq();
         let gone = self.chain().take_up_to(taken, limits::READABLE_BYTES);
         for segment in gone {
-            self.link.send(&ToHolder::Release { slot: self.slot, segment });
-            self.link.send(&ToHolder::Return { segment });
+            self.link.release(self.slot, segment);
         }
-    }
-
-    /// The task of reading a spilled segment, unless somebody has it already.
-    pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<Load> {
-        let is_new = lock(&self.loads).under_way.insert(segment);
-        is_new.then(|| Load { process: self.clone(), segment })
     }
 
     /// A segment that does not hold together is given up: readers are told of a gap instead of waiting for ever.
@@ -544,12 +505,7 @@ impl Process {
 
     /// The holder died. Answers everything that waits and lets readers see an end. What is left of the process is the caller's to kill.
     pub(crate) fn handle_holder_lost(&self) {
-        let status = self.control.status(self.slot);
-        if status.closed_seq.is_none() {
-            let exited_seq = status.exited.is_none().then_some(status.next_seq);
-            let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
-            self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Set once: the link ends once.
-        }
+        self.end_here(self.published());
         self.fail_inputs();
         self.wake();
     }

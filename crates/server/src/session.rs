@@ -25,10 +25,10 @@ use tokio::time::Instant;
 
 use crate::{
     connection::Peer,
-    core::{Config, Core, Principal},
+    core::{Config, Core, Principal, Remains},
     error::Failure,
     link::{Link, Unsent, Waiter},
-    process::{Meta, Process, lock},
+    process::{Birth, Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
 };
 
@@ -289,6 +289,31 @@ impl Session {
         Ok(session)
     }
 
+    /// A session whose holder was found dead: its processes are over, and what was spilled of their output can be read.
+    pub(crate) fn from_remains(core: &Arc<Core>, id: Arc<str>, remains: Remains) -> io::Result<Arc<Self>> {
+        let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
+        let link = Link::severed(id.clone(), core.holders.clone())?;
+        let attachment = Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
+        let principal = Principal::named(&record.principal);
+        let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(Instant::now()));
+        let mut state = lock(&session.state);
+        for (enrolled, recovered) in remains.logs {
+            let birth = Birth {
+                session: session.id.clone(),
+                meta: serde_json::from_slice(&enrolled.meta).map_err(io::Error::other)?,
+                pid: enrolled.pid,
+                slot: enrolled.slot,
+                leader: None,
+            };
+            let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
+            state.by_slot.insert(process.slot(), process.clone());
+            state.processes.insert(process.id().to_owned(), Entry::Live(process));
+        }
+        state.link = Some(link);
+        drop(state);
+        Ok(session)
+    }
+
     /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<Gate, Failure> {
         let mut state = lock(&self.state);
@@ -476,8 +501,9 @@ impl Session {
 
     pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
         let (over, processes) = {
-            let mut state = lock(&self.state);
-            (state.over, std::mem::take(&mut state.by_slot))
+            let state = lock(&self.state);
+            // Kept in the table: what is over is forgotten in its time, with or without its holder.
+            (state.over, state.by_slot.clone())
         };
         if !over {
             tracing::error!(session = %short(&self.id), %reason, "the holder is gone; its processes are ended");
@@ -511,7 +537,8 @@ impl Session {
         for process in done {
             state.forget(&process);
         }
-        let expired = state.link.is_none()
+        // A holder runs the clock of its session, while it lives.
+        let expired = state.link.as_ref().is_none_or(|link| link.is_broken())
             && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
         // Decided under the lock: nobody attaches to it any more.
         state.over |= expired;

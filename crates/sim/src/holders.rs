@@ -193,6 +193,10 @@ impl core::Holders for Holders {
         File::open(self.entry(session)?.dir.join(name))
     }
 
+    fn remove_segment(&self, session: &str, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.entry(session)?.dir.join(name))
+    }
+
     fn remove(&self, session: &str) -> io::Result<()> {
         let entry = self.lock().sessions.get(session).cloned().ok_or(io::ErrorKind::NotFound)?;
         if !entry.is_alive {

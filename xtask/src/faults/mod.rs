@@ -4,6 +4,7 @@
 //! file of its own and shares no code with the server.
 
 mod client;
+mod crash;
 mod cuts;
 mod damage;
 mod delivery;
@@ -122,6 +123,12 @@ const RUNS: &[Run] = &[
     Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
     Run { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
     Run { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },
+    Run {
+        name: "F19",
+        what: "the holder is killed at every step of its logs",
+        how: "SIGKILL at step 1, 2, 3 … of append, commit, rotate, write, rename, unlink",
+        run: crash::run,
+    },
     Run {
         name: "F20",
         what: "two versions, mixed",

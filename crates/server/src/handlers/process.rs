@@ -239,6 +239,13 @@ pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Repl
 
 fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
     let status = process.status();
+    let lost = process.lost().map(|_| wire::Exit {
+        exit_code: -1,
+        signal: None,
+        cause: wire::Cause::Lost,
+        usage: wire::Usage::default(),
+        limits_hit: Vec::new(),
+    });
     let exit = status.exited.map(|(_, exit)| wire::Exit {
         exit_code: exit.code,
         signal: exit.signal.map(names::name),
@@ -254,12 +261,12 @@ fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
         cwd: process.meta.cwd.clone(),
         tty: process.meta.tty,
         started_at_ms: process.meta.started_ms,
-        exited: exit.is_some() || process.lost().is_some(),
-        exit,
+        exited: exit.is_some() || lost.is_some(),
+        exit: exit.or(lost),
         closed: status.closed_seq.is_some(),
         next_seq: status.next_seq,
         output_bytes: status.written,
-        retained_bytes: process.chain().retained_bytes(status.written),
+        retained_bytes: process.retained_bytes(),
         dropped_bytes: status.dropped,
         blocked: match status.blocked {
             Blocked::No => None,

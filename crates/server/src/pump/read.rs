@@ -198,11 +198,21 @@ impl ReadJob {
             // Nobody knows how a lost process would have ended; -1 as in the pushed event.
             exit_code: exit.map(|exit| exit.code).or(lost.map(|_| -1)).filter(|_| !cut_by_us),
             closed: !cut_by_us && status.closed_seq.is_some(),
-            failure: lost
-                .map(|_| "the holder of this process is gone; what it had written is complete up to here".to_owned()),
+            failure: lost.map(|_| self.failure().to_owned()),
             sandbox_denied: false,
             first_seq,
             gap: taken.gap,
+        }
+    }
+}
+
+impl ReadJob {
+    /// What a reader of a lost process is told.
+    fn failure(&self) -> &'static str {
+        if self.process.is_uncounted() {
+            "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
+        } else {
+            "the holder of this process is gone; what it had written is complete up to here"
         }
     }
 }

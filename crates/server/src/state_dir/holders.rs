@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     thread,
@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, place::hex, sessions};
 use crate::{
-    core::{Found, Holders},
+    core::{Found, Holders, Remains},
     process::lock,
 };
 
@@ -105,8 +105,24 @@ impl Spawned {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let controller = connect(&dir)?;
-        Ok(controller.map_or(Found::Dead, |controller| Found::Holder { controller, secret }))
+        match controller {
+            Some(controller) => Ok(Found::Holder { controller, secret }),
+            None => remains(dir.as_fd()),
+        }
     }
+}
+
+/// What a dead holder left: the output that it had spilled, of the processes that its roll names.
+fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
+    let (Some(record), Some(roll)) = (sessions::read_small(dir, "record")?, sessions::read_roll(dir)?) else {
+        return Ok(Found::Dead);
+    };
+    let mut logs = Vec::new();
+    for enrolled in roll {
+        let recovered = exec_server_log::survey(dir, enrolled.slot)?;
+        logs.push((enrolled, recovered));
+    }
+    Ok(Found::Remains(Remains { record, logs }))
 }
 
 impl Holders for Spawned {
@@ -155,6 +171,11 @@ impl Holders for Spawned {
     fn open_segment(&self, session: &str, name: &str) -> io::Result<File> {
         let dir = self.state.open_session_dir(session)?;
         sessions::open_file(dir.as_fd(), name)
+    }
+
+    fn remove_segment(&self, session: &str, name: &str) -> io::Result<()> {
+        let dir = self.state.open_session_dir(session)?;
+        sessions::remove_file(dir.as_fd(), name)
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::{
     path::Path,
 };
 
+use exec_server_holder::roll::{self, Enrolled, ROLL_NAME};
 use rustix::{
     fs::{AtFlags, Dir, Mode, OFlags},
     io::Errno,
@@ -17,6 +18,9 @@ use super::StateDir;
 
 /// Larger than any record, so that a foreign file is not read into memory.
 const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// Larger than the roll of a session with 4096 processes of 4 KiB of arguments each, in hexadecimal.
+const ROLL_MAX_BYTES: u64 = 64 << 20;
 
 impl StateDir {
     /// The names of all session directories, in no order.
@@ -118,6 +122,18 @@ pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<V
     Ok(Some(bytes))
 }
 
+/// Reads the roll of a session directory; absent, or no roll, is `None`.
+pub(super) fn read_roll(dir: BorrowedFd<'_>) -> io::Result<Option<Vec<Enrolled>>> {
+    let file = match open_file(dir, ROLL_NAME) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut text = String::new();
+    file.take(ROLL_MAX_BYTES).read_to_string(&mut text)?;
+    Ok(roll::decode(&text))
+}
+
 /// Opens a file of a session directory for reading; a name with a path in it is refused.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
@@ -125,6 +141,14 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
+}
+
+/// Removes a file of a session directory; absent is fine, a name with a path in it is refused.
+pub(super) fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))
 }
 
 /// Whether a name can be a session: letters, digits and dashes, so that it is never a path.

@@ -1,0 +1,141 @@
+//! The file that names the processes of a session whose output is on disk: what the next server needs to offer that output should the
+//! holder be killed.
+//!
+//! Owns its text: a line per process with its slot, its pid, where its log stood, how it ended where it had, and the opaque record of
+//! its start. It is written with the first segment that goes to disk and again when a process comes, ends or goes; where a log stood
+//! is therefore a lower bound. Knows neither holder nor server; both use it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use exec_server_log::{Exit, Status, failpoint};
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+/// Its name in the session's directory.
+pub const ROLL_NAME: &str = "processes";
+
+/// Name under which it is written before it is renamed, so that a reader finds all or nothing.
+const UNFINISHED_NAME: &str = "processes.new";
+
+/// A process of the session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Enrolled {
+    /// Its slot: the first part of the names of its segments.
+    pub slot: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// Where its log stood.
+    pub status: Status,
+    /// The opaque record of its start.
+    pub meta: Vec<u8>,
+}
+
+/// The text for these processes.
+pub fn encode(processes: &[Enrolled]) -> String {
+    processes.iter().map(encode_one).collect()
+}
+
+/// Reads a text; `None` if it is not one.
+pub fn decode(text: &str) -> Option<Vec<Enrolled>> {
+    text.lines().map(decode_one).collect()
+}
+
+/// Writes the file into a session's directory.
+pub(crate) fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    failpoint::step("roll create");
+    let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
+    failpoint::step("roll write");
+    let written = io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes());
+    let renamed = written.and_then(|()| {
+        failpoint::step("roll rename");
+        Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), ROLL_NAME)?)
+    });
+    if renamed.is_err() {
+        // The half-made file says nothing to anybody.
+        rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
+    }
+    renamed
+}
+
+fn encode_one(process: &Enrolled) -> String {
+    let Enrolled { slot, pid, status, meta } = process;
+    let Status { next_seq, first_seq, released_seq, released_offset, written, dropped, exited, closed_seq, .. } =
+        status;
+    let (exited_seq, exit) = exited.map_or((0, String::new()), |(seq, exit)| (seq, hex(&exit.encode())));
+    let closed_seq = closed_seq.unwrap_or(0);
+    let meta = hex(meta);
+    format!(
+        "{slot} {pid} {next_seq} {first_seq} {released_seq} {released_offset} {written} {dropped} {closed_seq} \
+         {exited_seq}:{exit} :{meta}\n"
+    )
+}
+
+fn decode_one(line: &str) -> Option<Enrolled> {
+    let mut words = line.split(' ');
+    let (slot, pid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let mut status = Status {
+        next_seq: number()?,
+        first_seq: number()?,
+        released_seq: number()?,
+        released_offset: number()?,
+        written: number()?,
+        dropped: number()?,
+        closed_seq: Some(number()?).filter(|seq| *seq != 0),
+        ..Status::default()
+    };
+    let (exited_seq, exit) = words.next()?.split_once(':')?;
+    let exited_seq = exited_seq.parse().ok()?;
+    if exited_seq != 0 {
+        status.exited = Some((exited_seq, Exit::decode(&unhex(exit)?)?));
+    }
+    let meta = unhex(words.next()?.strip_prefix(':')?)?;
+    words.next().is_none().then_some(Enrolled { slot, pid, status, meta })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    rest.is_empty().then_some(())?;
+    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use exec_server_log::Cause;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let exit = Exit { code: 137, signal: Some(9), cause: Cause::Signal, ..Exit::default() };
+        let processes = [
+            Enrolled {
+                slot: 7,
+                pid: 4711,
+                status: Status { next_seq: 9, written: 100, exited: Some((7, exit)), ..Status::default() },
+                meta: b"\x00\xff id".to_vec(),
+            },
+            Enrolled { status: Status { closed_seq: Some(3), ..Status::default() }, ..Enrolled::default() },
+        ];
+        assert_eq!(decode(&encode(&processes)).as_deref(), Some(&processes[..]));
+        assert_eq!(decode(""), Some(Vec::new()));
+    }
+
+    #[test]
+    fn other_text_is_no_roll() {
+        let whole = encode(&[Enrolled::default()]);
+        assert!(decode(&whole).is_some());
+        for cut in 1..whole.len() - 2 {
+            assert_eq!(decode(&whole[..cut]), None, "{:?}", &whole[..cut]);
+        }
+        for text in ["x", "1 2 3", "0 0 0 0 0 0 0 0 0 0: :0", "0 0 0 0 0 0 0 0 0 0: : ", "0 0 0 0 0 0 0 0 0 5: :00"] {
+            assert_eq!(decode(text), None, "{text:?}");
+        }
+    }
+}

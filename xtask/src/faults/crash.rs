@@ -1,0 +1,27 @@
+//! F19: a holder is killed at every step of its logs; what is on disk is a prefix without a torn record.
+//!
+//! The lives, the steps and the check are a program of the holder's crate, built with the feature that has the steps: no other
+//! build has them. Owns how it is started and what its last line means.
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Figures, Setting};
+use crate::cargo;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let seeds = setting.pick(1, 20, 1000);
+    // CI dies the same deaths every time; a full run draws new ones.
+    let from = setting.pick(1, setting.seed, setting.seed);
+    let mut command = cargo::cargo(&["run", "--release", "--quiet", "-p", "exec-server-holder", "--example", "crash"]);
+    command.args(["--features", "failpoints", "--", "--seeds", &seeds.to_string(), "--from", &from.to_string()]);
+    let output = command.stderr(std::process::Stdio::inherit()).output().context("start the program of F19")?;
+    ensure!(output.status.success(), "seeds {from} to {}: {}", from + seeds - 1, output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let figure = |name: &str| {
+        let mut words = text.split_whitespace().skip_while(|word| *word != name);
+        words.nth(1).and_then(|word| word.parse::<u64>().ok()).with_context(|| format!("no `{name}` in: {text}"))
+    };
+    // The last life of each seed ends by itself.
+    let killed = figure("lives")? - seeds;
+    Ok(vec![Figures::default().survived(killed).set("bytes", figure("bytes")?).set("seeds", seeds).set("from", from)])
+}
