@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     net::TcpListener,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
@@ -27,6 +28,10 @@ pub(crate) struct Setup {
     extra: Vec<String>,
     /// The limit of descriptors that the server is started with.
     nofile: Option<u64>,
+    /// Words before the program: what starts it.
+    through: Vec<String>,
+    /// Who it runs as.
+    user: Option<u32>,
 }
 
 impl Setup {
@@ -35,11 +40,14 @@ impl Setup {
         let port = free_port()?;
         let state = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
         Ok(Self {
-            binary: binary.to_owned(),
+            // It may be started in another directory.
+            binary: std::path::absolute(binary)?,
             listen: format!("ws://127.0.0.1:{port}"),
             state,
             extra: Vec::new(),
             nofile: None,
+            through: Vec::new(),
+            user: None,
         })
     }
 
@@ -60,6 +68,19 @@ impl Setup {
         self
     }
 
+    /// Starts the server by another program, which gets it as its last arguments.
+    pub(crate) fn through(mut self, words: &[&str]) -> Self {
+        self.through = words.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// Runs the server as this user.
+    pub(crate) fn run_by(mut self, user: u32) -> Result<Self> {
+        std::os::unix::fs::chown(self.state.path(), Some(user), Some(user)).context("only root can do this")?;
+        self.user = Some(user);
+        Ok(self)
+    }
+
     /// A folder beside the state for what a run's children write.
     pub(crate) fn scratch(&self) -> &Path {
         self.state.path()
@@ -72,9 +93,14 @@ impl Setup {
     /// Starts the program; it does not listen yet.
     pub(crate) fn launch(&self) -> Result<Launched> {
         let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
-        let mut command = match self.nofile {
-            None => Command::new(&self.binary),
-            Some(most) => {
+        let mut command = match (self.nofile, &self.through[..]) {
+            (None, []) => Command::new(&self.binary),
+            (None, [program, words @ ..]) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(&self.binary);
+                command
+            }
+            (Some(most), _) => {
                 let mut shell = Command::new("/bin/sh");
                 shell.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]).arg(&self.binary);
                 shell
@@ -82,6 +108,9 @@ impl Setup {
         };
         command.args(["serve", "--listen", &self.listen, "--state-dir"]).arg(self.state_dir());
         command.args(&self.extra);
+        if let Some(user) = self.user {
+            command.uid(user).gid(user).current_dir("/");
+        }
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -169,6 +198,21 @@ impl Drop for Setup {
         }
         // Children die with their holders; wait, so that nothing writes into a folder that is being removed.
         self.wait_gone(Duration::from_secs(5)).ok();
+        remove_groups(&self.state_dir().join("sessions"));
+    }
+}
+
+/// Removes the control groups of sessions whose holders were killed with everything else.
+fn remove_groups(sessions: &Path) {
+    for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
+        for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
+            for process in fs::read_dir(dir).into_iter().flatten().flatten() {
+                fs::remove_dir(process.path()).ok(); // Files are not directories, and go with theirs.
+            }
+            fs::remove_dir(dir).ok();
+            dir.parent().map(fs::remove_dir); // Refused while another is in it.
+        }
     }
 }
 

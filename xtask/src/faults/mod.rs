@@ -3,15 +3,19 @@
 //! Owns the list of runs, their sizes for CI, a full and a long run, the seed, and the printed lines. Each run stands in a
 //! file of its own and shares no code with the server.
 
+mod bombs;
 mod client;
 mod crash;
 mod cuts;
+mod daemons;
 mod damage;
 mod delivery;
+mod descendants;
 mod drains;
 mod figures;
 mod floods;
 mod half_open;
+mod holders;
 mod kills;
 mod lanes;
 pub(crate) mod left;
@@ -24,6 +28,7 @@ mod skew;
 mod slow;
 mod starved;
 mod stdin;
+mod wrapped;
 
 use std::{collections::HashMap, path::PathBuf, time::Instant};
 
@@ -115,11 +120,30 @@ const RUNS: &[Run] = &[
     Run { name: "F1", what: "the link is cut under load", how: "proxy: FIN, RST, inside a frame", run: cuts::run },
     Run { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
     Run { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
+    Run {
+        name: "F4",
+        what: "the holder is killed under load",
+        how: "SIGKILL; daemons, output on disk",
+        run: holders::run,
+    },
     Run { name: "F5", what: "the server is ended under load", how: "SIGTERM, started again", run: drains::run },
     Run { name: "F6", what: "the peer is half open", how: "proxy that swallows; link down", run: half_open::run },
     Run { name: "F7", what: "a reader of 64 KiB/s, a flood", how: "proxy that throttles", run: slow::run },
     Run { name: "F8", what: "ten floods, nobody there", how: "`dropOldest`, quota 64 MiB", run: floods::run },
     Run { name: "F11", what: "no descriptors left", how: "64, 200 connects, 100 starts", run: starved::run },
+    Run {
+        name: "F12",
+        what: "a fork bomb; a refused fork",
+        how: "200 processes; a group around the holder",
+        run: bombs::run,
+    },
+    Run {
+        name: "F13",
+        what: "descendants that hide",
+        how: "forked twice, own sessions, signals ignored",
+        run: daemons::run,
+    },
+    Run { name: "F14", what: "process ids wrap around", how: "namespace with 420 numbers", run: wrapped::run },
     Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
     Run { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
     Run { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },

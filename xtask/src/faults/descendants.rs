@@ -1,0 +1,83 @@
+//! What runs about descendants share: programs that leave their session and their parents behind, ignore what can be ignored,
+//! and are found by a number in their arguments that nobody else has; and what is left of them, seen from outside.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+
+use crate::server;
+
+/// A number for one lot of daemons: a fraction of a second that nobody sleeps by chance.
+pub(super) fn mark(lot: u64) -> String {
+    format!("1000000.{}{lot:06}", std::process::id())
+}
+
+/// A script that makes daemons, says `up`, and goes on as `then` says.
+pub(super) fn script(mark: &str, count: u64, then: &str) -> String {
+    format!(
+        "trap '' HUP INT QUIT TERM USR1 USR2; i=0; while [ $i -lt {count} ]; do \
+         (setsid sleep {mark} </dev/null >/dev/null 2>&1 &); i=$((i+1)); done; echo up; {then}"
+    )
+}
+
+/// The living daemons of a lot.
+pub(super) fn alive(mark: &str) -> u64 {
+    // `setsid` becomes `sleep` in the same process, so that the last argument is the mark in both.
+    let is_it = |pid: &u32| {
+        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        cmdline.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes())
+    };
+    server::pids().filter(is_it).filter(|pid| state(*pid).is_some_and(|(state, _)| state != 'Z')).count() as u64
+}
+
+/// Waits until a lot has this many.
+pub(super) fn wait_alive(mark: &str, count: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while alive(mark) < count {
+        ensure!(Instant::now() < deadline, "{} of {count} daemons came up", alive(mark));
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// How long it takes until nobody of a lot is left, in milliseconds; an error after `limit`.
+pub(super) fn until_gone(mark: &str, since: Instant, limit: Duration) -> Result<f64> {
+    loop {
+        let left = alive(mark);
+        let took = since.elapsed();
+        if left == 0 {
+            return Ok(took.as_secs_f64() * 1e3);
+        }
+        ensure!(took < limit, "{left} daemons are alive after {took:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Dead children of these processes that nobody has reaped.
+pub(super) fn zombies(parents: &[u32]) -> u64 {
+    let is_theirs = |pid: u32| state(pid).is_some_and(|(state, parent)| state == 'Z' && parents.contains(&parent));
+    server::pids().filter(|pid| is_theirs(*pid)).count() as u64
+}
+
+/// State and parent of a process.
+fn state(pid: u32) -> Option<(char, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Waits until `count` gives this number or less.
+pub(super) fn settle(what: &str, at_most: u64, count: impl Fn() -> u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let now = count();
+        if now <= at_most {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{what}: {now}, at first {at_most}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,181 @@
+//! F4: the holder of a session is killed under load.
+//!
+//! Whatever its processes started is gone within a second, daemons included; the client is told within a second; what was on
+//! disk can be read, in order and without a hole; no orphan, no descriptor and no control group stays.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use super::{Figures, Setting, descendants};
+use crate::{
+    children::{self, RECORD, Records},
+    server::{self, Server, Setup},
+    wire::{self, Incoming, Wire, hello},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Daemons of each session.
+const DAEMONS: u64 = 5;
+
+/// Every how many kills one hits a session whose client is away and whose output goes to disk.
+const SPILLED_EVERY: u64 = 10;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(12, 50, 500);
+    let mut random = setting.random("F4");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    // A first session makes what the server keeps for good.
+    Round { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
+    let baseline = server::descriptors(server.pid());
+    let (mut told, mut gone, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for number in 1..=wanted {
+        let round = Round { setup: &setup, server: &server, number };
+        let said = || format!("kill {number}; the server says: {}", setup.log_tail());
+        let after = Duration::from_millis(random.between(0, 60));
+        let times = round.killed(after).with_context(said)?;
+        told.push(times.0);
+        gone.push(times.1);
+        if number % SPILLED_EVERY == 1 {
+            bytes += round.spilled().with_context(said)?;
+        }
+    }
+    descendants::settle("descriptors of the server", baseline + 2, || server::descriptors(server.pid()))?;
+    ensure!(descendants::zombies(&setup.family()) == 0, "somebody was not reaped");
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    setup.ensure_no_panic()?;
+    gone.sort_by(f64::total_cmp);
+    Ok(vec![
+        Figures::default()
+            .survived(wanted)
+            .set("bytes", bytes)
+            .times(&mut told)
+            .set("gone_ms", format!("{:.1}", gone.last().copied().unwrap_or_default())),
+    ])
+}
+
+/// One session whose holder is killed.
+struct Round<'a> {
+    setup: &'a Setup,
+    server: &'a Server,
+    number: u64,
+}
+
+impl Round<'_> {
+    /// Kills the holder while producers write; when the client was told and when all was gone, in milliseconds.
+    fn killed(&self, after: Duration) -> Result<(f64, f64)> {
+        let (mut wire, _) = Wire::session(&self.server.address)?;
+        let before = self.holders();
+        let mark = descendants::mark(self.number);
+        let script = descendants::script(&mark, DAEMONS, "exec sleep 1000");
+        wire.call("process/start", &wire::start("daemons", &["/bin/sh", "-c", &script]))?;
+        let program = children::program()?;
+        for id in 0..2_u64 {
+            let argv = [&program, "child", "producer", &id.to_string(), &(1_u64 << 40).to_string()];
+            wire.call("process/start", &wire::start(&format!("producer-{id}"), &argv))?;
+        }
+        descendants::wait_alive(&mark, DAEMONS)?;
+        wire.attend(after)?;
+        let holder = self.new_holder(&before)?;
+        let killed = Instant::now();
+        server::kill(holder, rustix::process::Signal::KILL);
+        let told = wait_lost(&mut wire, 3, killed)?;
+        let gone = descendants::until_gone(&mark, killed, SECOND)?;
+        match wire.call("process/start", &wire::start("late", &["/bin/true"])) {
+            Err(wire::Fault::Refused { kind, .. }) if kind == "holderLost" => {}
+            other => bail!("a start after it gave {other:?}"),
+        }
+        wire.call("session/end", &json!({}))?;
+        Ok((told, gone))
+    }
+
+    /// Kills the holder while nobody is attached and output is on disk; how many bytes were read back.
+    fn spilled(&self) -> Result<u64> {
+        let (mut wire, session) = Wire::session(&self.server.address)?;
+        let before = self.holders();
+        let id = 1000 + self.number;
+        let (program, count) = (children::program()?, (64_u64 << 20) / RECORD);
+        let argv = [&program, "child", "producer", &id.to_string(), &count.to_string()];
+        let process = format!("away-{id}");
+        wire.call("process/start", &wire::start(&process, &argv))?;
+        drop(wire);
+        let dir = self.setup.state_dir().join("sessions").join(&session);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while on_disk(&dir) < 4 {
+            ensure!(Instant::now() < deadline, "nothing went to disk in `{}`", dir.display());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let segments = on_disk(&dir);
+        server::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
+        let (mut wire, _) = Wire::open(&self.server.address, &hello(Some(&session)))?;
+        let bytes = read_back(&mut wire, &process, id)?;
+        // A segment holds a little less than its size, for every record has a header.
+        ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
+        wire.call("session/end", &json!({}))?;
+        Ok(bytes)
+    }
+
+    fn holders(&self) -> Vec<u32> {
+        let is_holder = |pid: &u32| server::comm(*pid).is_some_and(|comm| comm == "exec-holder");
+        self.setup.family().into_iter().filter(is_holder).collect()
+    }
+
+    fn new_holder(&self, before: &[u32]) -> Result<u32> {
+        let new: Vec<u32> = self.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
+        ensure!(new.len() == 1, "one holder is new: {new:?}");
+        Ok(new[0])
+    }
+}
+
+/// Takes messages until all processes are told to be lost; how long after the kill, in milliseconds.
+fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> {
+    let mut lost = 0;
+    while lost < processes {
+        if let Incoming::Exited { process, code, .. } = wire.next()? {
+            ensure!(code == -1, "`{process}` is said to have ended with {code}");
+            lost += 1;
+        }
+    }
+    let took = killed.elapsed();
+    ensure!(took < SECOND, "told after {took:?}");
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+/// Reads what is left of a log; it must be a beginning of what was written, without a hole.
+fn read_back(wire: &mut Wire, process: &str, id: u64) -> Result<u64> {
+    let (mut records, mut bytes) = (Records::new(id), 0);
+    let mut pending = Vec::new();
+    loop {
+        match wire.next()? {
+            Incoming::Output(output) if output.process == process => {
+                ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
+                bytes += output.bytes.len() as u64;
+                pending.extend_from_slice(&output.bytes);
+                let whole = pending.len() - pending.len() % RECORD as usize;
+                records.push(&pending[..whole]);
+                pending.drain(..whole);
+                wire.notify("process/ack", &json!({ "processId": process, "seq": output.seq }))?;
+            }
+            Incoming::Closed { process: closed, .. } if closed == process => break,
+            Incoming::Other { method, params } if method == "process/gap" => bail!("a gap: {params}"),
+            _ => {}
+        }
+    }
+    records.finish(bytes / RECORD)?;
+    Ok(bytes)
+}
+
+/// Segments of a session that are on disk.
+fn on_disk(dir: &Path) -> u64 {
+    let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".seg");
+    fs::read_dir(dir).into_iter().flatten().flatten().filter(is_segment).count() as u64
+}
