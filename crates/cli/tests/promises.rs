@@ -8,7 +8,12 @@ mod promises {
 
     mod r03_an_exit_is_told_once_and_outlives_the_server;
     mod r04_processes_outlive_server_and_spawner_not_their_holder;
+    mod s01_nothing_is_open_to_the_world;
     mod s02_nothing_before_the_door;
+    mod s03_native_clients_bring_a_token;
+    mod s06_a_page_is_refused;
+    mod s07_a_rebound_name_is_refused;
+    mod s08_a_unix_socket_is_the_owner_s;
     mod s09_certificates_say_who_it_is;
     mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
     mod s15_no_plumbing_and_no_token_reaches_a_child;

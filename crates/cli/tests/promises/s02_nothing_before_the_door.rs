@@ -2,26 +2,94 @@
 //! whether the server lives. That no route can skip the door is a matter of types; see the failing example in `server::door`.
 
 use crate::{
-    common::{TestServer, http},
+    common::{Authority, Reply, Shown, TestServer, http, http_tls, http_unix},
     promises::upgrade,
 };
+
+const TARGETS: [&str; 16] = [
+    "/",
+    "/?token=",
+    "/?token=wrong",
+    "/rpc",
+    "/ws",
+    "/metrics",
+    "/admin",
+    "/favicon.ico",
+    "/healthzz",
+    "/healthz/",
+    "/readyz/x",
+    "//healthz",
+    "/..",
+    "/../healthz",
+    "/%68ealthz",
+    "/console",
+];
+
+const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE", "PROPFIND"];
+
+/// Asks every route in every way, with and without the words of an upgrade.
+fn scan(host: &str, ask: impl Fn(&str) -> Reply) -> Vec<Reply> {
+    let mut answers = Vec::new();
+    // Fewer than those after which a source is answered late.
+    for (n, target) in TARGETS.into_iter().enumerate() {
+        for method in METHODS.into_iter().skip(n % 2).step_by(2) {
+            answers.push(ask(&upgrade(target, host, "").replacen("GET", method, 1)));
+        }
+        answers.push(ask(&format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n")));
+    }
+    answers.dedup();
+    answers
+}
+
+fn health(ask: impl Fn(&str) -> Reply) {
+    for target in ["/healthz", "/readyz"] {
+        let reply = ask(&format!("GET {target} HTTP/1.1\r\nHost: anything\r\n\r\n"));
+        assert_eq!((reply.status, reply.body.as_str()), (200, "ok"), "{reply:?}");
+        assert!(!reply.head.to_lowercase().contains("server:"), "{reply:?}");
+    }
+}
 
 #[test]
 fn without_a_token_every_route_says_401_and_nothing_else() {
     let server = TestServer::start();
     let host = server.address();
-    let mut answers = Vec::new();
-    for target in ["/", "/?token=", "/?token=wrong", "/rpc", "/metrics", "/admin", "/favicon.ico", "/healthzz", "/.."] {
-        for method in ["GET", "POST", "OPTIONS", "DELETE"] {
-            let reply = http(host, &upgrade(target, host, "").replace("GET", method));
-            answers.push(reply);
-        }
-    }
-    answers.dedup();
+    let answers = scan(host, |request| http(host, request));
     assert_eq!(answers.len(), 1, "{answers:?}");
     assert_eq!((answers[0].status, answers[0].body.as_str()), (401, ""));
-    for (target, body) in [("/healthz", "ok"), ("/readyz", "ok")] {
-        let reply = http(host, &format!("GET {target} HTTP/1.1\r\nHost: anything\r\n\r\n"));
-        assert_eq!((reply.status, reply.body.as_str()), (200, body));
+    health(|request| http(host, request));
+    let sessions = server.state_dir().join("sessions");
+    assert_eq!(std::fs::read_dir(sessions).map_or(0, Iterator::count), 0, "no state for those who were refused");
+}
+
+#[test]
+fn inside_tls_it_is_the_same_door() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let authority = Authority::new(dir.path(), "ours");
+    let identity = authority.server("server");
+    let [cert, key] = [&identity.cert, &identity.key].map(|path| path.display().to_string());
+    let server = TestServer::builder()
+        .listen("wss://127.0.0.1:0")
+        .arg("--tls-cert")
+        .arg(&cert)
+        .arg("--tls-key")
+        .arg(&key)
+        .start();
+    let host = server.address();
+    let ask = |request: &str| http_tls(host, &authority, &Shown::default(), request);
+    let answers = scan(host, ask);
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    assert_eq!((answers[0].status, answers[0].body.as_str()), (401, ""));
+    health(ask);
+    assert_eq!(http(host, "GET /healthz HTTP/1.0\r\n\r\n").status, 0, "nothing is said outside of TLS");
+}
+
+#[test]
+fn on_a_unix_socket_the_owner_needs_no_token_and_finds_no_other_route() {
+    let server = TestServer::builder().listen("unix://{dir}/x.sock").start();
+    let path = server.dir().join("x.sock");
+    health(|request| http_unix(&path, request));
+    for target in TARGETS.into_iter().filter(|target| !target.starts_with("/?") && *target != "/") {
+        assert_eq!(http_unix(&path, &upgrade(target, "x", "")).status, 404, "{target}");
     }
+    assert_eq!(http_unix(&path, &upgrade("/", "x", "")).status, 101);
 }

@@ -121,6 +121,17 @@ impl Response {
         Self { headers: "Retry-After: 1\r\n".to_owned(), ..Self::plain(503, "Service Unavailable") }
     }
 
+    /// As a refusal, for those who were refused too often.
+    pub(super) fn too_many(again_in: Duration) -> Self {
+        let seconds = again_in.as_millis().div_ceil(1000);
+        Self { headers: format!("Retry-After: {seconds}\r\n"), ..Self::plain(429, "Too Many Requests") }
+    }
+
+    /// Whether it was the peer's fault that it does not come in.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self.status, 400 | 401 | 403 | 431)
+    }
+
     pub(super) fn switching(accept: &str) -> Self {
         let headers = format!("Upgrade: websocket\r\nSec-WebSocket-Accept: {accept}\r\n");
         Self { headers, ..Self::plain(101, "Switching Protocols") }

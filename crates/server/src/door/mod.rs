@@ -9,7 +9,7 @@
 //! # }
 //! ```
 //!
-//! What is unauthenticated is bounded: 64 connections, 8 KiB and 10 s each.
+//! What is unauthenticated is bounded: 64 connections, 8 KiB and 10 s each; `pending` says who goes when there are more.
 //!
 //! Must not know sessions or methods. Never logs a request target or a header value: the token is in them.
 
@@ -17,8 +17,10 @@ mod auth;
 mod check;
 mod host;
 mod http;
+mod pending;
 
 pub use host::{AllowedHost, AllowedHostError};
+pub use pending::DoorCounts;
 
 use std::{
     fmt::Display,
@@ -36,14 +38,14 @@ use exec_server_rpc::{Framing, Role, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time,
+    time::{self, Instant},
 };
 
 use self::{
     check::{Gate, Proof, Verdict},
     host::Hosts,
     http::Response,
+    pending::{Place, Room, Source},
 };
 use crate::{
     access::{Access, Certificate, Grant},
@@ -51,9 +53,6 @@ use crate::{
     core::Authenticated,
     tls::Tls,
 };
-
-/// Connections that have not yet passed: each costs a descriptor and 8 KiB.
-const PENDING_MAX: usize = 64;
 
 /// From the connection to the end of the answer, with the handshake of TLS. Longer, and 64 slow peers keep everybody else out.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
@@ -83,18 +82,18 @@ pub struct Entrance {
 /// The gate of all listeners of a server.
 pub struct Door {
     config: DoorConfig,
-    pending: Arc<Semaphore>,
+    pending: Arc<Room>,
     /// Set once, by the drain: not ready, no upgrades.
     draining: AtomicBool,
 }
 
-/// The right to be judged. None was free: the peer is told to come back.
-pub struct Slot(Option<OwnedSemaphorePermit>);
+/// A place among those who wait to be judged.
+pub struct Slot(Place);
 
 impl Door {
     /// A door that asks for what `config` says.
     pub fn new(config: DoorConfig) -> Self {
-        Self { config, pending: Arc::new(Semaphore::new(PENDING_MAX)), draining: AtomicBool::new(false) }
+        Self { config, pending: Arc::default(), draining: AtomicBool::new(false) }
     }
 
     /// From now on the server is not ready and nobody is let in any more.
@@ -102,37 +101,44 @@ impl Door {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Takes a place among those who wait; asked for at accept, so that the bound holds before a task runs.
-    pub fn slot(&self) -> Slot {
-        Slot(Arc::clone(&self.pending).try_acquire_owned().ok())
+    /// Takes a place among those who wait, for a peer or, without an address, on a Unix socket. Asked for at accept, so that
+    /// the bound holds before a task runs.
+    pub fn slot(&self, peer: Option<SocketAddr>) -> Slot {
+        Slot(self.pending.enter(peer.map_or(Source::Local, Source::from), Instant::now()))
+    }
+
+    /// Whether the next to come will push somebody out.
+    pub fn is_crowded(&self) -> bool {
+        self.pending.is_full()
+    }
+
+    /// What happened here so far.
+    pub fn counts(&self) -> DoorCounts {
+        self.pending.counts()
     }
 
     /// Judges a TCP connection; `None` when it was answered and closed.
     pub async fn admit_tcp(
         &self,
-        socket: TcpStream,
+        mut socket: TcpStream,
         entrance: &Entrance,
         peer: SocketAddr,
-        slot: Slot,
+        Slot(place): Slot,
     ) -> Option<Authenticated> {
-        let Slot(Some(_slot)) = slot else {
-            if entrance.tls.is_none() {
-                // Best effort: whoever floods us does not get a task that waits. What it sent is taken, or the reset
-                // that a close with unread input is would take the answer away again.
-                socket.try_write(&Response::busy().encode()).ok();
-                socket.try_read(&mut [0; 1 << 10]).ok();
-            }
+        if let Some(tls) = &entrance.tls {
+            let admitting = self.admit_secured(socket, tls, (entrance.local, peer), &place);
+            return in_time(&place, admitting).await.ok()?;
+        }
+        let gate = self.gate(Hosts { local: entrance.local, allowed: &self.config.allowed_hosts, certified: None });
+        let judged = in_time(&place, judge(&mut socket, &gate, &place, &peer, &self.config.audit)).await;
+        let Ok(judged) = judged else {
+            // Best effort: whoever was pushed out does not get a task that waits. What it sent is taken, or the reset that a
+            // close with unread input is would take the answer away again.
+            socket.try_write(&Response::busy().encode()).ok();
+            socket.try_read(&mut [0; 1 << 10]).ok();
             return None;
         };
-        match &entrance.tls {
-            None => in_time(self.admit_plain(socket, entrance.local, peer)).await,
-            Some(tls) => in_time(self.admit_secured(socket, tls, entrance.local, peer)).await,
-        }
-    }
-
-    async fn admit_plain(&self, mut socket: TcpStream, local: SocketAddr, peer: SocketAddr) -> Option<Authenticated> {
-        let gate = self.gate(Hosts { local, allowed: &self.config.allowed_hosts, certified: None });
-        let (leftover, grant) = judge(&mut socket, &gate, &peer, &self.config.audit).await?;
+        let (leftover, grant) = judged?;
         Some(websocket(socket.into(), leftover, grant, label(peer)))
     }
 
@@ -141,13 +147,15 @@ impl Door {
         &self,
         socket: TcpStream,
         tls: &Tls,
-        local: SocketAddr,
-        peer: SocketAddr,
+        (local, peer): (SocketAddr, SocketAddr),
+        place: &Place,
     ) -> Option<Authenticated> {
         let mut secured = match tls.accept(socket.into()).await {
             Ok(secured) => secured,
             Err(error) => {
                 tracing::debug!(%peer, %error, "no TLS handshake");
+                // There is nobody to answer, late or not.
+                place.refused(Instant::now());
                 return None;
             }
         };
@@ -161,6 +169,7 @@ impl Door {
                 if found.is_none() {
                     tracing::warn!(%peer, name = shown.name, "refused a revoked certificate");
                     self.config.audit.refused(&format_args!("{peer} {}", shown.name), 403);
+                    place.refused(Instant::now());
                 }
                 Some(found?)
             }
@@ -168,7 +177,7 @@ impl Door {
         if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
             gate.proof = Proof::Given(grant.clone());
         }
-        let (leftover, grant) = judge(&mut secured.socket, &gate, &peer, &self.config.audit).await?;
+        let (leftover, grant) = judge(&mut secured.socket, &gate, place, &peer, &self.config.audit).await?;
         Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
     }
 
@@ -181,11 +190,7 @@ impl Door {
     }
 
     /// Judges a connection on a Unix socket: the kernel says whose it is, so that no token and no Host are asked for.
-    pub async fn admit_unix(&self, mut socket: UnixStream, slot: Slot) -> Option<Authenticated> {
-        let Slot(Some(_slot)) = slot else {
-            socket.try_write(&Response::busy().encode()).ok();
-            return None;
-        };
+    pub async fn admit_unix(&self, mut socket: UnixStream, Slot(place): Slot) -> Option<Authenticated> {
         if !is_owner(&socket) {
             self.config.audit.refused(&"unix", 403);
             http::answer_and_close(&mut socket, &Response::forbidden()).await;
@@ -193,7 +198,8 @@ impl Door {
         }
         let proof = Proof::Given(Grant::owner());
         let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
-        let (leftover, grant) = in_time(judge(&mut socket, &gate, &"unix", &self.config.audit)).await?;
+        let judging = judge(&mut socket, &gate, &place, &"unix", &self.config.audit);
+        let (leftover, grant) = in_time(&place, judging).await.ok()??;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
@@ -211,15 +217,26 @@ impl Door {
     }
 }
 
-/// What takes too long is dropped, with its connection.
-async fn in_time<T>(admitting: impl Future<Output = Option<T>>) -> Option<T> {
-    time::timeout(HEAD_DEADLINE, admitting).await.ok().flatten()
+/// The place was given to somebody else.
+struct Lost;
+
+/// Judges for as long as the place is kept; what takes too long is dropped, with its connection.
+async fn in_time<T>(place: &Place, judging: impl Future<Output = Option<T>>) -> Result<Option<T>, Lost> {
+    // Either ends the other, and the connection with it.
+    tokio::select! {
+        judged = time::timeout(HEAD_DEADLINE, judging) => Ok(judged.unwrap_or_else(|_| {
+            place.stalled(Instant::now());
+            None
+        })),
+        () = place.lost() => Err(Lost),
+    }
 }
 
 /// Reads one request and answers it. The leftover is what the peer sent behind its upgrade.
 async fn judge(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     gate: &Gate<'_>,
+    place: &Place,
     peer: &impl Display,
     audit: &Audit,
 ) -> Option<(BytesMut, Grant)> {
@@ -237,11 +254,17 @@ async fn judge(
             socket.flush().await.ok()?;
             Some((buf, grant))
         }
-        Verdict::Answer(response) => {
-            tracing::debug!(%peer, status = response.status(), "answered at the door");
+        Verdict::Answer(mut response) => {
             if let 401 | 403 = response.status() {
                 audit.refused(peer, response.status());
             }
+            if response.is_refusal()
+                && let Some(delay) = place.refused(Instant::now())
+            {
+                time::sleep(delay).await;
+                response = Response::too_many(delay);
+            }
+            tracing::debug!(%peer, status = response.status(), "answered at the door");
             http::answer_and_close(socket, &response).await;
             None
         }

@@ -2,16 +2,18 @@
 
 use std::{net::SocketAddr, str, sync::Arc};
 
+use futures_util::FutureExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
 use super::{
-    AllowedHost, Door, DoorConfig, Entrance, PENDING_MAX,
+    AllowedHost, Door, DoorConfig, Entrance,
     check::{self, Gate, Proof, Verdict},
     host::Hosts,
     http,
+    pending::PENDING_MAX,
 };
 use crate::{
     access::{Access, Grant},
@@ -305,7 +307,7 @@ impl Rig {
         let server = async {
             let (socket, peer) = self.listener.accept().await.unwrap();
             self.door
-                .admit_tcp(socket, &Entrance { local: self.local, tls: None }, peer, self.door.slot())
+                .admit_tcp(socket, &Entrance { local: self.local, tls: None }, peer, self.door.slot(Some(peer)))
                 .await
                 .is_some()
         };
@@ -352,17 +354,39 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     near.write_all(b"GET / HT").await.unwrap();
     let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
     let started = tokio::time::Instant::now();
-    assert!(super::in_time(super::judge(&mut far, &gate, &"test", &Audit::default())).await.is_none());
+    let door = Door::new(DoorConfig::default());
+    let super::Slot(place) = door.slot(None);
+    let judging = super::judge(&mut far, &gate, &place, &"test", &Audit::default());
+    assert!(super::in_time(&place, judging).await.is_ok_and(|judged| judged.is_none()));
+    assert_eq!(door.counts().stalled, 1);
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
 }
 
 #[tokio::test]
-async fn the_65th_pending_connection_is_told_to_come_back() {
+async fn the_65th_pending_connection_takes_the_place_of_the_first() {
     let rig = Rig::new().await;
-    let slots: Vec<_> = (0..PENDING_MAX).map(|_| rig.door.slot()).collect();
-    let (answer, admitted) = rig.exchange(&[]).await;
-    assert!(!admitted && answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    drop(slots);
+    let slots: Vec<_> = (0..PENDING_MAX).map(|_| rig.door.slot(Some(rig.local))).collect();
+    assert!(rig.door.is_crowded());
     let request = upgrade("/", &rig.local.to_string(), &bearer());
     assert!(rig.exchange(&[request.as_bytes()]).await.1);
+    assert!(slots[0].0.lost().now_or_never().is_some() && slots[1].0.lost().now_or_never().is_none());
+    assert_eq!(rig.door.counts().evicted, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_once() {
+    let rig = Rig::new().await;
+    let host = rig.local.to_string();
+    let (wrong, right) = (upgrade("/?token=wrong", &host, ""), upgrade("/", &host, &bearer()));
+    let mut seen = Vec::new();
+    for _ in 0..140 {
+        let (answer, admitted) = rig.exchange(&[wrong.as_bytes()]).await;
+        assert!(!admitted);
+        seen.push(answer[9..12].to_owned());
+    }
+    assert!(seen[..99].iter().all(|status| status == "401") && seen[99..].iter().all(|status| status == "429"));
+    assert_eq!((rig.door.counts().refused, rig.door.counts().slowed), (140, 41));
+    let started = tokio::time::Instant::now();
+    assert!(rig.exchange(&[right.as_bytes()]).await.1);
+    assert_eq!(started.elapsed(), std::time::Duration::ZERO);
 }

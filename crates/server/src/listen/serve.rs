@@ -188,9 +188,9 @@ async fn ended_of(stdio: &mut JoinSet<()>, ends_server: bool) {
 
 async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener, entrance: Entrance) {
     let entrance = Arc::new(entrance);
-    accept_all(listener, |(socket, peer)| {
+    accept_all(listener, &door, |(socket, peer)| {
         let (core, door, entrance) = (Arc::clone(&core), Arc::clone(&door), Arc::clone(&entrance));
-        let slot = door.slot();
+        let slot = door.slot(Some(peer));
         async move {
             if let Some(connection) = door.admit_tcp(socket, &entrance, peer, slot).await {
                 core.serve(connection).await;
@@ -201,9 +201,9 @@ async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener, entr
 }
 
 async fn serve_unix(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
-    accept_all(socket, |socket| {
+    accept_all(socket, &door, |socket| {
         let (core, door) = (Arc::clone(&core), Arc::clone(&door));
-        let slot = door.slot();
+        let slot = door.slot(None);
         async move {
             if let Some(connection) = door.admit_unix(socket, slot).await {
                 core.serve(connection).await;
@@ -214,7 +214,7 @@ async fn serve_unix(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
 }
 
 async fn serve_dial(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
-    accept_all(socket, |socket| {
+    accept_all(socket, &door, |socket| {
         let core = Arc::clone(&core);
         let connection = door.admit_dial(socket);
         async move {
@@ -241,7 +241,7 @@ async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
 }
 
 /// Accepts for ever and owns the tasks of the connections; they end with it.
-async fn accept_all<L, F>(listener: L, mut serve: impl FnMut(L::Connection) -> F + Send)
+async fn accept_all<L, F>(listener: L, door: &Door, mut serve: impl FnMut(L::Connection) -> F + Send)
 where
     L: Listener + Send + Sync,
     L::Connection: Send,
@@ -250,6 +250,10 @@ where
     let mut acceptor = Acceptor::new(listener);
     let mut connections = JoinSet::new();
     loop {
+        if door.is_crowded() {
+            // Those who came in one burst get their turn before others push them out.
+            tokio::task::yield_now().await;
+        }
         // Both are cancel safe.
         tokio::select! {
             connection = acceptor.next() => {

@@ -1,0 +1,146 @@
+//! S8: a Unix socket is 0600 in a directory whose entries nobody else can change; it gets its name when it already listens; names
+//! without a file do not exist here; and the kernel is asked for the peer's uid, whatever the mode says.
+//!
+//! Directories that are missing are made 0700, so that `unix:///run/user/1000/x/y.sock` works where `x` is new; one that exists is
+//! left as it is, and refused where it is unsafe.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    process::Command,
+};
+
+use crate::{
+    common::{TestServer, http_unix, wait_for},
+    promises::upgrade,
+};
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set a mode");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("it exists").permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_unix_socket_is_closed_to_others_and_needs_no_token() {
+    let server = TestServer::builder().listen("unix://{dir}/new/run/x.sock").start();
+    let path = server.dir().join("new/run/x.sock");
+    assert_eq!(
+        (mode(&path), mode(&server.dir().join("new/run")), mode(&server.dir().join("new"))),
+        (0o600, 0o700, 0o700)
+    );
+    assert_eq!(server.url(), format!("unix://{}", path.display()));
+    server.client();
+    assert_eq!(http_unix(&path, &upgrade("/", "anything", "")).status, 101);
+    assert_eq!(http_unix(&path, &upgrade("/", "anything", "Origin: null\r\n")).status, 403);
+    assert_eq!(http_unix(&path, "GET /healthz HTTP/1.0\r\n\r\n").body, "ok");
+    let left: Vec<_> = fs::read_dir(server.dir().join("new/run")).expect("list").collect();
+    assert_eq!(left.len(), 1, "the name it was bound under first is gone");
+}
+
+#[test]
+fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let place = dir.path().join("place");
+    fs::create_dir(&place).expect("make a directory");
+    let start = |umask: &str| {
+        let command =
+            TestServer::builder().listen(&format!("unix://{}/x.sock", place.display())).command(dir.path(), "x.test");
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(format!("umask {umask}; exec \"$0\" \"$@\""))
+            .arg(command.get_program())
+            .args(command.get_args());
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        shell.spawn().expect("start exec-server")
+    };
+    for (bits, fits) in [
+        (0o700, true),
+        (0o750, true),
+        (0o755, true),
+        (0o1777, true),
+        (0o770, false),
+        (0o707, false),
+        (0o777, false),
+        (0o720, false),
+    ] {
+        set_mode(&place, bits);
+        let (mut child, socket) = (start("000"), place.join("x.sock"));
+        if !fits {
+            let output = child.wait_with_output().expect("wait");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(255) && said.contains(&format!("{bits:04o}")), "{bits:o}: {said}");
+            assert!(!socket.exists());
+            continue;
+        }
+        wait_for("the socket", || socket.exists());
+        assert_eq!(mode(&socket), 0o600, "in a directory of {bits:o}");
+        let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
+        assert_eq!(child.wait().expect("wait").code(), Some(0));
+        assert!(!socket.exists(), "it goes with its server");
+    }
+    set_mode(&place, 0o700);
+}
+
+#[test]
+fn what_is_no_socket_of_ours_is_not_replaced_and_abstract_names_are_refused() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let refused = |listen: &str| {
+        let output =
+            TestServer::builder().listen(listen).command(dir.path(), "x.test").output().expect("run exec-server");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{listen}");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for name in ["unix://@abstract", "unix://\\0abstract", "unix:@abstract", "unix://relative", "unix:///dir/"] {
+        let (code, said) = refused(name);
+        assert!(code == Some(2) && said.contains("unix:///path"), "{name}: {said}");
+    }
+    let path = dir.path().join("x.sock");
+    let listen = format!("unix://{}", path.display());
+    fs::write(&path, "a file").expect("write");
+    assert!(refused(&listen).1.contains("not a socket of ours"));
+    assert_eq!(fs::read(&path).expect("still there"), b"a file");
+    fs::remove_file(&path).expect("remove");
+    let target = dir.path().join("elsewhere");
+    symlink(&target, &path).expect("link");
+    assert!(refused(&listen).1.contains("not a socket of ours"), "a link is not followed");
+    assert!(!target.exists());
+    fs::remove_file(&path).expect("remove");
+    let server = TestServer::builder().listen("unix://{dir}/y.sock").start();
+    let taken = format!("unix://{}", server.dir().join("y.sock").display());
+    assert!(refused(&taken).1.contains("in use"), "a living server keeps its name");
+    server.client();
+}
+
+/// The first line that nobody (uid 65534) hears, or `denied` where it cannot even connect. Only root can become somebody else: run
+/// by another user this fails, since then the rule is not proven.
+fn as_nobody(path: &Path) -> String {
+    let script = "use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0); \
+        connect($s, sockaddr_un($ARGV[0])) or do { print 'denied'; exit }; \
+        syswrite($s, \"GET /healthz HTTP/1.0\\r\\n\\r\\n\"); my $line = <$s>; print $line";
+    let output = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e", script])
+        .arg(path)
+        .output()
+        .expect("run setpriv");
+    assert!(output.status.success(), "become another user (needs root, setpriv and perl): {output:?}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn another_user_is_refused_even_where_the_mode_would_let_it() {
+    let server = TestServer::builder().listen("unix://{dir}/x.sock").start();
+    let path = server.dir().join("x.sock");
+    assert_eq!(as_nobody(&path), "denied");
+    set_mode(server.dir(), 0o755);
+    assert_eq!(as_nobody(&path), "denied");
+    set_mode(&path, 0o666);
+    assert_eq!(as_nobody(&path), "HTTP/1.1 403 Forbidden");
+    server.client();
+}

@@ -1,0 +1,313 @@
+//! Those who wait to be judged: how many, from where, who goes when there is no room, and who is answered late.
+//!
+//! Nobody is kept out here. When all places are taken, whoever comes gets one, and the oldest of the source that has most
+//! goes; so half-open connections push out each other and not a client that speaks at once. A source that fails again and
+//! again is answered later and later, and has few places; but who bears the right token comes in at any time, since on
+//! loopback, and behind one gateway, the good and the bad have one address.
+//! Must not know HTTP, TLS or tokens.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+/// Connections that have not yet passed: each costs a descriptor and 8 KiB.
+pub(super) const PENDING_MAX: usize = 64;
+
+/// Places of a source that failed too often.
+const PENALIZED_MAX: usize = 8;
+
+/// Failures that cost nothing: a person, or a client that was not told of a new token, makes some.
+const FREE_FAILURES: u32 = 100;
+
+/// So many failures more double the delay.
+const FAILURES_A_DOUBLING: u32 = 16;
+
+/// The first delay, and the longest, which is well below the deadline of a request.
+const DELAY_FIRST: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(5);
+
+/// A source that did nothing wrong for so long is forgotten.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// Sources that are remembered.
+const SOURCES_MAX: usize = 1024;
+
+/// Where connections come from, as far as they are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// A Unix socket.
+    Local,
+    /// An address; of IPv6 the first 64 bits, of which one machine has all that follow.
+    Net(IpAddr),
+}
+
+impl From<SocketAddr> for Source {
+    fn from(peer: SocketAddr) -> Self {
+        Self::Net(match peer.ip().to_canonical() {
+            IpAddr::V6(ip) if !ip.is_loopback() => {
+                let prefix = u128::from(ip) >> 64 << 64;
+                IpAddr::V6(Ipv6Addr::from(prefix))
+            }
+            ip => ip,
+        })
+    }
+}
+
+/// What was counted at a door since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorCounts {
+    /// Answered with a refusal, or without a handshake.
+    pub refused: u64,
+    /// Still silent at the deadline.
+    pub stalled: u64,
+    /// Dropped to make room for others.
+    pub evicted: u64,
+    /// Answered late, because their source had failed too often.
+    pub slowed: u64,
+}
+
+/// The places of all who wait.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    inner: Mutex<Inner>,
+    refused: AtomicU64,
+    stalled: AtomicU64,
+    evicted: AtomicU64,
+    slowed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By ticket, so that the first is the oldest.
+    waiting: BTreeMap<u64, Waiting>,
+    next: u64,
+    sources: HashMap<Source, Record>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    source: Source,
+    leave: Arc<Notify>,
+}
+
+/// What is known of a source.
+#[derive(Debug, Default)]
+struct Record {
+    pending: usize,
+    failures: u32,
+    last_failure: Option<Instant>,
+}
+
+impl Record {
+    fn delay(&self, now: Instant) -> Option<Duration> {
+        let beyond = self.failures.checked_sub(FREE_FAILURES)?;
+        let is_fresh = self.last_failure.is_some_and(|last| now.duration_since(last) < FORGET_AFTER);
+        let doublings = (beyond / FAILURES_A_DOUBLING).min(16);
+        is_fresh.then(|| (DELAY_FIRST * (1 << doublings)).min(DELAY_MAX))
+    }
+}
+
+/// A place among those who wait; left by dropping it.
+#[derive(Debug)]
+pub(super) struct Place {
+    room: Arc<Room>,
+    ticket: u64,
+    source: Source,
+    leave: Arc<Notify>,
+}
+
+impl Room {
+    /// Takes a place, and somebody else's where none is free.
+    pub(super) fn enter(self: &Arc<Self>, source: Source, now: Instant) -> Place {
+        let mut inner = self.lock();
+        while let Some(victim) = inner.victim(source, now).and_then(|victim| inner.evict(victim)) {
+            victim.leave.notify_one();
+            inner.fail(victim.source, now);
+            // Told when the number has doubled: a flood must not fill the log.
+            let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
+            if evicted.is_power_of_two() {
+                tracing::warn!(evicted, "connections that said nothing were dropped to make room for others");
+            }
+        }
+        let (ticket, leave) = (inner.next, Arc::new(Notify::new()));
+        inner.next += 1;
+        inner.waiting.insert(ticket, Waiting { source, leave: Arc::clone(&leave) });
+        inner.record(source).pending += 1;
+        Place { room: Arc::clone(self), ticket, source, leave }
+    }
+
+    /// Whether the next to come will push somebody out.
+    pub(super) fn is_full(&self) -> bool {
+        self.lock().waiting.len() >= PENDING_MAX
+    }
+
+    pub(super) fn counts(&self) -> DoorCounts {
+        DoorCounts {
+            refused: self.refused.load(Ordering::Relaxed),
+            stalled: self.stalled.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
+            slowed: self.slowed.load(Ordering::Relaxed),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Whose oldest has to go before one of `source` can come.
+    fn victim(&self, source: Source, now: Instant) -> Option<Source> {
+        let record = self.sources.get(&source);
+        if record.is_some_and(|record| record.pending >= PENALIZED_MAX && record.delay(now).is_some()) {
+            return Some(source);
+        }
+        let is_full = self.waiting.len() >= PENDING_MAX;
+        let most = self.sources.iter().max_by_key(|(_, record)| record.pending);
+        most.filter(|_| is_full).map(|(source, _)| *source)
+    }
+
+    /// Takes the place of the oldest of a source.
+    fn evict(&mut self, source: Source) -> Option<Waiting> {
+        let ticket = *self.waiting.iter().find(|(_, waiting)| waiting.source == source)?.0;
+        self.leave(ticket)
+    }
+
+    /// `None` where somebody else has taken the place already.
+    fn leave(&mut self, ticket: u64) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&ticket)?;
+        if let Some(record) = self.sources.get_mut(&waiting.source) {
+            record.pending -= 1;
+            if record.pending == 0 && record.failures == 0 {
+                self.sources.remove(&waiting.source);
+            }
+        }
+        Some(waiting)
+    }
+
+    fn fail(&mut self, source: Source, now: Instant) -> Option<Duration> {
+        let record = self.record(source);
+        if record.last_failure.is_some_and(|last| now.duration_since(last) >= FORGET_AFTER) {
+            record.failures = 0;
+        }
+        record.failures = record.failures.saturating_add(1);
+        record.last_failure = Some(now);
+        record.delay(now)
+    }
+
+    /// The record of a source. The table is bounded: who failed longest ago is forgotten first, and never one who waits.
+    fn record(&mut self, source: Source) -> &mut Record {
+        if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
+            let idle = self.sources.iter().filter(|(_, record)| record.pending == 0);
+            let oldest = idle.min_by_key(|(_, record)| record.last_failure).map(|(source, _)| *source);
+            if let Some(oldest) = oldest {
+                self.sources.remove(&oldest);
+            }
+        }
+        self.sources.entry(source).or_default()
+    }
+}
+
+impl Place {
+    /// Returns when the place is somebody else's; cancel safe.
+    pub(super) async fn lost(&self) {
+        self.leave.notified().await;
+    }
+
+    /// Notes that its holder was refused, and says how long the answer has to wait.
+    pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
+        self.room.refused.fetch_add(1, Ordering::Relaxed);
+        let delay = self.room.lock().fail(self.source, now);
+        if delay.is_some() {
+            self.room.slowed.fetch_add(1, Ordering::Relaxed);
+        }
+        delay
+    }
+
+    /// Notes that its holder said nothing for too long.
+    pub(super) fn stalled(&self, now: Instant) {
+        self.room.stalled.fetch_add(1, Ordering::Relaxed);
+        self.room.lock().fail(self.source, now);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.room.lock().leave(self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn at(address: &str) -> Source {
+        address.parse::<SocketAddr>().unwrap().into()
+    }
+
+    fn is_lost(place: &Place) -> bool {
+        place.lost().now_or_never().is_some()
+    }
+
+    #[test]
+    fn a_source_is_an_address_or_a_network_of_ipv6() {
+        assert_eq!(at("[2001:db8::1]:1"), at("[2001:db8::ffff:2]:2"));
+        assert_ne!(at("[2001:db8::1]:1"), at("[2001:db8:0:1::1]:1"));
+        assert_eq!(at("[::ffff:10.0.0.1]:1"), at("10.0.0.1:2"));
+        assert_ne!(at("10.0.0.1:1"), at("10.0.0.2:1"));
+        assert_ne!(at("[::1]:1"), at("[::2]:1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_room_loses_the_oldest_of_whoever_has_most() {
+        let room = Arc::new(Room::default());
+        let now = Instant::now();
+        let lone: Vec<_> = (0..4).map(|n| room.enter(at(&format!("10.0.0.{n}:1")), now)).collect();
+        let mut flood: Vec<_> = (0..500).map(|_| room.enter(at("10.9.9.9:1"), now)).collect();
+        assert!(lone.iter().all(|place| !is_lost(place)), "others keep theirs");
+        assert_eq!(flood.iter().filter(|place| !is_lost(place)).count(), PENALIZED_MAX);
+        assert!(!is_lost(&flood.pop().unwrap()), "the newest is in");
+        let newcomer = room.enter(at("10.0.0.9:1"), now);
+        assert!(!is_lost(&newcomer));
+        drop((lone, flood, newcomer));
+        let inner = room.lock();
+        assert!(inner.waiting.is_empty() && inner.sources.values().all(|record| record.pending == 0));
+        assert!(room.counts().evicted >= 400);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_slow_their_source_more_and_more_up_to_a_bound_and_are_forgiven() {
+        let room = Arc::new(Room::default());
+        let place = room.enter(at("10.0.0.1:1"), Instant::now());
+        let mut delays: Vec<_> = (0..400).map(|_| place.refused(Instant::now()).unwrap_or_default()).collect();
+        assert!(delays[..99].iter().all(Duration::is_zero));
+        assert_eq!((delays[99], delays[399]), (DELAY_FIRST, DELAY_MAX));
+        assert!(delays.is_sorted());
+        delays.dedup();
+        assert_eq!(delays.len(), 9, "{delays:?}");
+        let other = room.enter(at("10.0.0.2:1"), Instant::now());
+        assert_eq!(other.refused(Instant::now()), None);
+        tokio::time::advance(FORGET_AFTER).await;
+        assert_eq!(place.refused(Instant::now()), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_table_of_sources_is_bounded() {
+        let room = Arc::new(Room::default());
+        for n in 0..3 * SOURCES_MAX as u32 {
+            let source = Source::Net(IpAddr::V4((0x0a00_0000 + n).into()));
+            room.enter(source, Instant::now()).refused(Instant::now());
+        }
+        assert!(room.lock().sources.len() <= SOURCES_MAX);
+    }
+}
