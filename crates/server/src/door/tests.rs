@@ -356,7 +356,8 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let started = tokio::time::Instant::now();
     let door = Door::new(DoorConfig::default());
     let super::Slot(place) = door.slot(None);
-    let judging = super::judge(&mut far, &gate, &place, &"test", &Audit::default());
+    let audit = Audit::default();
+    let judging = super::judge(&mut far, &gate, &place, &"test", &audit);
     assert!(super::in_time(&place, judging).await.is_ok_and(|judged| judged.is_none()));
     assert_eq!(door.counts().stalled, 1);
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
