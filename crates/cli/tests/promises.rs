@@ -20,6 +20,7 @@ mod promises {
     mod s17_only_its_own_terminal_controls_a_child;
     mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
+    mod s21_memory_is_bounded;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -4,6 +4,8 @@
 mod common;
 mod wire;
 
+use std::time::Duration;
+
 use common::{TestServer, decode_base64, wait_for};
 use rustix::process::Signal;
 use serde_json::json;
@@ -81,4 +83,18 @@ fn a_holder_that_goes_on_after_the_adoption_is_found_again() {
     let params = json!({"clientName": "test", "resumeSessionId": session});
     let mut client = server.connect();
     wait_for("the session to be known again", || client.call("initialize", params.clone()).is_ok());
+}
+
+/// A server that stood still has not listened meanwhile: it must not take its own sleep for the silence of its clients.
+#[test]
+fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
+    let server = TestServer::builder().arg("--ping-every=200ms").arg("--dead-after=400ms").start();
+    let mut client = server.client();
+    client.run("before", &["/bin/true"]);
+    server.signal(Signal::STOP);
+    assert_eq!(client.next_notification_within(Duration::from_secs(1)), None);
+    server.signal(Signal::CONT);
+    // Two looks of the server at its peers.
+    assert_eq!(client.next_notification_within(Duration::from_millis(300)), None);
+    client.run("after", &["/bin/true"]);
 }

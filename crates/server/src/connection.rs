@@ -134,6 +134,9 @@ pub(crate) struct Connection {
     goodbye: Duration,
     /// The framing has pings, so that a living peer is heard from.
     pings: bool,
+    /// When the peer was last looked at, and since when that has been done without a break. Whoever stood still himself (a stopped
+    /// process, a machine that slept) has not listened, and must not take that for the peer's silence.
+    watched: (Instant, Instant),
     tasks: FuturesUnordered<Call>,
     /// Requests that wait for a slot, and their bytes.
     waiting: VecDeque<Bytes>,
@@ -174,6 +177,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ends_session,
         goodbye: GOODBYE,
         pings: matches!(framing, Framing::WebSocket { .. }),
+        watched: (Instant::now(), Instant::now()),
         tasks: FuturesUnordered::new(),
         waiting: VecDeque::new(),
         waiting_bytes: 0,
@@ -214,7 +218,8 @@ impl Connection {
                     Ok(Inbound::Pong(_)) => {}
                     Err(closed) => return Some(self.inbound_ended(&closed)),
                 },
-                now = tick.tick() => if self.is_dead(now, probe.as_ref()) {
+                // What it returns is the moment that was planned, which may be long ago.
+                _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
                     tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
                     return None;
                 },
@@ -238,12 +243,18 @@ impl Connection {
     }
 
     /// Pings a quiet peer; true where it has been silent for too long and its TCP too. A peer that is being sent to may just be slow.
-    fn is_dead(&self, now: Instant, probe: Option<&TcpProbe>) -> bool {
+    fn is_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
+        let (looked, mut since) = self.watched;
+        if now.duration_since(looked) >= self.core.config.ping_every {
+            since = now;
+        }
+        self.watched = (now, since);
         let silent = now.duration_since(self.peer.last_in().min(now));
         if silent >= self.core.config.ping_every && !self.peer.mailbox.is_flushing() {
             self.peer.mailbox.ping();
         }
         let limit = self.core.config.dead_after;
+        let silent = silent.min(now.duration_since(since));
         let tcp_silent = match probe.and_then(TcpProbe::last_ack_ms) {
             Some(ms) => Duration::from_millis(u64::from(ms)) >= limit,
             None => !self.peer.mailbox.is_flushing(),

@@ -68,7 +68,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// Ends the server in order; whoever listens is told that it goes away.
-fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) -> Result<f64> {
+pub(super) fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) -> Result<f64> {
     server.terminate();
     let begun = Instant::now();
     if let Some((load, wire)) = listener {

@@ -26,8 +26,10 @@ pub(crate) mod relay;
 pub(crate) mod rules;
 mod skew;
 mod slow;
+mod soak;
 mod starved;
 mod stdin;
+mod stopped;
 mod wrapped;
 
 use std::{collections::HashMap, path::PathBuf, time::Instant};
@@ -59,6 +61,9 @@ pub(crate) struct Options {
     /// Writes what passed into the table of the README.
     #[arg(long, conflicts_with = "ci")]
     readme: bool,
+    /// Only the soak (F25), for so many minutes: mixed load with faults at a low rate, growth of memory and descriptors.
+    #[arg(long, value_name = "MINUTES", conflicts_with_all = ["ci", "long", "only", "readme"])]
+    soak: Option<u64>,
     /// Runs in this build of xtask, also where it is not the release build; figures are then no figures.
     #[arg(long, hide = true)]
     as_built: bool,
@@ -144,6 +149,12 @@ const RUNS: &[Run] = &[
         run: daemons::run,
     },
     Run { name: "F14", what: "process ids wrap around", how: "namespace with 420 numbers", run: wrapped::run },
+    Run {
+        name: "F15",
+        what: "somebody stands still for 10 s",
+        how: "SIGSTOP: server, holder, client",
+        run: stopped::run,
+    },
     Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
     Run { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
     Run { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },
@@ -195,6 +206,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         seed: options.seed.unwrap_or_else(new_seed),
     };
     println!("seed {}", setting.seed);
+    if let Some(minutes) = options.soak {
+        for line in soak::run(&setting, minutes)? {
+            println!("F25 {line} ok");
+        }
+        return Ok(());
+    }
     let passed: HashMap<&str, Vec<String>> =
         chosen.iter().filter_map(|run| Some((run.name, readme::rows(run.name, &carry_out(run, &setting)?)))).collect();
     let failed = chosen.len() - passed.len();

@@ -55,6 +55,12 @@ pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
+/// One writer that is killed so often, checked as in F3; returns how often.
+pub(super) fn kill_writers(random: Random, address: &Address, file: &Path, kills: u64) -> Result<u64> {
+    write_and_kill(random, address, file, kills)?;
+    Ok(kills)
+}
+
 /// Counts of one lane.
 struct Tally {
     sent: u64,

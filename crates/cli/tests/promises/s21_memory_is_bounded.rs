@@ -1,0 +1,120 @@
+//! S21: memory per session is bounded for any output rate, and a slow client blocks only its own processes.
+
+use std::{fs, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::common::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for};
+
+const FLOODS: u64 = 4;
+const MIB: u64 = 1 << 20;
+
+/// What the log of a process may hold in memory here, and on disk.
+const MEMORY: u64 = 4 * MIB;
+const DISK: u64 = 8 * MIB;
+
+/// What else a process and a connection may cost: a segment on its way to disk, one that was read back, tables, buffers.
+const BESIDE: u64 = 5 * MIB;
+
+fn server() -> TestServer {
+    TestServer::builder().arg("--memory-per-process=4MiB").arg("--disk-per-process=8MiB").start()
+}
+
+fn client(server: &TestServer) -> (Client, String) {
+    let mut client = server.connect();
+    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
+    let answer = client.initialize_with(json!({"clientName": "s21", "capabilities": capabilities}));
+    (client, answer["sessionId"].as_str().expect("an id").to_owned())
+}
+
+/// Anonymous and shared memory of the server and its holders.
+fn memory(server: &TestServer) -> u64 {
+    let of = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let ours = status.lines().next().is_some_and(|name| name.contains("exec-"));
+        let kib = |key: &str| {
+            let line = status.lines().find(|line| line.starts_with(key))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        };
+        if ours { (kib("RssAnon:").unwrap_or(0) + kib("RssShmem:").unwrap_or(0)) * 1024 } else { 0 }
+    };
+    server.processes().iter().map(of).sum()
+}
+
+fn list(client: &mut Client, session: &str) -> Vec<Value> {
+    let list = client.ok("process/list", json!({"scope": "all"}));
+    let processes = list["processes"].as_array().expect("a list").iter();
+    processes.filter(|process| process["sessionId"] == session).cloned().collect()
+}
+
+/// Waits until all floods of the session wait for room, for this reason; returns what each has written.
+fn wait_blocked(observer: &mut Client, session: &str, why: &str) -> Vec<u64> {
+    let mut written = Vec::new();
+    wait_for(&format!("all blocked by {why}"), || {
+        let list = list(observer, session);
+        written = list.iter().map(|process| process["outputBytes"].as_u64().expect("a number")).collect();
+        list.len() as u64 == FLOODS && list.iter().all(|process| process["blocked"] == why)
+    });
+    written
+}
+
+/// A round trip through `cat`, and a megabyte of output.
+fn works(client: &mut Client, round: u64) {
+    let text = format!("round {round}\n");
+    client.ok("process/write", json!({"processId": "cat", "writeId": text, "chunk": encode_base64(text.as_bytes())}));
+    let echo = client.next_notification();
+    assert_eq!(decode_base64(echo["params"]["chunk"].as_str().expect("a chunk")), text.as_bytes());
+    let ended = client.run(&format!("much-{round}"), &["/bin/sh", "-c", "yes | head -c 1048576"]);
+    assert_eq!((ended.code(), ended.stdout.len()), (0, 1 << 20));
+}
+
+#[test]
+fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
+    let server = server();
+    let (mut neighbour, _) = client(&server);
+    let mut cat = start_params("cat", &["/bin/cat"]);
+    cat["pipeStdin"] = json!(true);
+    neighbour.ok("process/start", cat);
+    works(&mut neighbour, 0);
+    let before = memory(&server);
+    let bound = before + FLOODS * (2 * MEMORY + BESIDE);
+
+    // A client that reads nothing at all: its processes wait, and only they.
+    let (mut slow, session) = client(&server);
+    for number in 0..FLOODS {
+        slow.ok("process/start", start_params(&format!("flood-{number}"), &["/usr/bin/yes"]));
+    }
+    let written = wait_blocked(&mut neighbour, &session, "memoryCap");
+    assert!(memory(&server) <= bound, "{} bytes, {before} before, attached", memory(&server));
+    for round in 1..4 {
+        works(&mut neighbour, round);
+    }
+    let later: Vec<u64> = list(&mut neighbour, &session).iter().filter_map(|p| p["outputBytes"].as_u64()).collect();
+    assert_eq!(later, written, "blocked processes went on");
+
+    // Away: to disk, up to the quota, and then they wait again.
+    slow.leave();
+    let written = wait_blocked(&mut neighbour, &session, "quota");
+    assert!(written.iter().all(|bytes| *bytes <= MEMORY + DISK + BESIDE), "{written:?}");
+    assert!(memory(&server) <= bound, "{} bytes, {before} before, detached", memory(&server));
+    works(&mut neighbour, 4);
+
+    // Back, and reading: what waited goes on.
+    let mut back = server.connect();
+    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
+    let resume = json!({"clientName": "s21", "capabilities": capabilities, "resumeSessionId": session});
+    back.initialize_with(resume);
+    let mut taken = vec![0; FLOODS as usize];
+    while taken.iter().zip(&written).any(|(taken, written)| *taken < written + 4 * MIB) {
+        let event = back.next_notification_within(Duration::from_secs(20)).expect("the floods go on");
+        let params = &event["params"];
+        assert_eq!(event["method"], "process/output", "{event}");
+        let name = params["processId"].as_str().expect("a name");
+        let number: usize = name.trim_start_matches("flood-").parse().expect("one of the floods");
+        taken[number] += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64;
+        back.notify("process/ack", json!({"processId": name, "seq": params["seq"]}));
+    }
+    assert!(memory(&server) <= bound, "{} bytes, {before} before, read again", memory(&server));
+    back.ok("session/end", json!({}));
+    works(&mut neighbour, 5);
+}

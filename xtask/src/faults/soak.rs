@@ -1,0 +1,218 @@
+//! F25: mixed load for many minutes with faults at a low rate, and what memory and descriptors do meanwhile.
+//!
+//! Two servers beside each other. The first is never ended: its link is cut (F1), its clients are killed while they write (F3)
+//! and go silent (F6), and what it holds is weighed all the time. The second is killed (F2) and drained (F5); weighed are its
+//! holders, which outlive it. A line through the samples of each tells the growth; the first fifth is left out as warming up.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy, Way};
+use serde_json::json;
+
+use super::{
+    Figures, Setting, cuts, drains,
+    load::{Load, is_lost},
+    stdin,
+};
+use crate::{
+    server::{self, Setup},
+    wire::{Address, Wire},
+};
+
+/// Producers of each server.
+const LANES: usize = 4;
+
+/// How much the fitted line may rise over the whole run: what a few minutes cannot tell from noise.
+const RISE_KIB: f64 = 4096.0;
+const RISE_DESCRIPTORS: f64 = 2.0;
+
+/// Carries it out for so many minutes.
+pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
+    let until = Instant::now() + Duration::from_secs(minutes * 60);
+    let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
+    let (over, samples) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+    let (bytes, faults) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let links = scope.spawn(|| links(setting, &steady, until, (&bytes, &faults)));
+        let ends = scope.spawn(|| ends(setting, &ended, until, (&bytes, &faults)));
+        let weighing = scope.spawn(|| {
+            // Not while the load runs out: that would look like less and less.
+            while !over.load(Ordering::Relaxed) && Instant::now() < until {
+                let mut samples = samples.lock().expect("no panic under the lock");
+                weigh("steady", &steady, &mut samples);
+                weigh("ended", &ended, &mut samples);
+                drop(samples);
+                thread::sleep(Duration::from_secs(1));
+            }
+        });
+        let outcome =
+            links.join().expect("no panic").context("links").and(ends.join().expect("no panic").context("ends"));
+        over.store(true, Ordering::Relaxed);
+        weighing.join().expect("no panic");
+        outcome
+    })
+    .with_context(|| format!("the servers say: {} / {}", steady.log_tail(), ended.log_tail()))?;
+    steady.ensure_no_panic()?;
+    ended.ensure_no_panic()?;
+    let samples = samples.into_inner().expect("no panic under the lock");
+    let mut figures = Figures::default().survived(faults.into_inner()).set("bytes", bytes.into_inner());
+    figures = figures.set("minutes", minutes);
+    for (name, series) in &samples {
+        // Servers that are ended again and again begin anew: only what outlives them can grow.
+        if name.starts_with("ended") && !name.ends_with("holder") {
+            continue;
+        }
+        let (memory, descriptors) = (Line::fit(series, |s| s.kib), Line::fit(series, |s| s.descriptors));
+        println!(
+            "F25 {name}: memory {:.0} KiB {:+.2} MiB/h, descriptors {:.1} {:+.2}/h, {} samples",
+            memory.mean,
+            memory.per_hour / 1024.0,
+            descriptors.mean,
+            descriptors.per_hour,
+            series.len()
+        );
+        ensure!(memory.rise <= RISE_KIB, "{name}: memory rose by {:.0} KiB", memory.rise);
+        ensure!(descriptors.rise <= RISE_DESCRIPTORS, "{name}: descriptors rose by {:.1}", descriptors.rise);
+    }
+    Ok(vec![figures])
+}
+
+/// One look at one kind of process.
+struct Sample {
+    at: f64,
+    kib: f64,
+    descriptors: f64,
+}
+
+/// Server, spawner and holders apart; those of one kind together.
+fn weigh(setup_name: &str, setup: &Setup, samples: &mut BTreeMap<String, Vec<Sample>>) {
+    let at = Instant::now();
+    static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let at = at.duration_since(*BEGUN.get_or_init(|| at)).as_secs_f64();
+    let mut kinds: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for pid in setup.family() {
+        let kind = server::comm(pid).unwrap_or_default().trim_start_matches("exec-").to_owned();
+        let entry = kinds.entry(kind).or_default();
+        entry.0 += server::memory_kib(pid) as f64;
+        entry.1 += server::descriptors(pid) as f64;
+    }
+    for (kind, (kib, descriptors)) in kinds {
+        samples.entry(format!("{setup_name} {kind}")).or_default().push(Sample { at, kib, descriptors });
+    }
+}
+
+/// A straight line through samples, without their first fifth.
+struct Line {
+    mean: f64,
+    per_hour: f64,
+    /// From the first sample that counts to the last.
+    rise: f64,
+}
+
+impl Line {
+    fn fit(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Self {
+        let samples = &samples[samples.len() / 5..];
+        let count = samples.len().max(1) as f64;
+        let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
+        let mean = samples.iter().map(&value).sum::<f64>() / count;
+        let square = samples.iter().map(|sample| (sample.at - mean_at).powi(2)).sum::<f64>();
+        let product = samples.iter().map(|sample| (sample.at - mean_at) * (value(sample) - mean)).sum::<f64>();
+        let slope = if square > 0.0 { product / square } else { 0.0 };
+        let long = samples.last().map_or(0.0, |last| last.at) - samples.first().map_or(0.0, |first| first.at);
+        Self { mean, per_hour: slope * 3600.0, rise: slope * long }
+    }
+}
+
+type Tally<'a> = (&'a AtomicU64, &'a AtomicU64);
+
+/// Cuts, silences and killed writers at a server that stays.
+fn links(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tally<'_>) -> Result<()> {
+    let mut random = setting.random("F25 links");
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.next(), |random| {
+        Plan::default().down(random.between(16 << 20, 512 << 20), Event::any_cut(random))
+    })?;
+    let address = server.address.through(proxy.address());
+    let mut load = Load::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&address)?;
+    let mut silent = 0;
+    let mut next = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        calm(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
+        if Instant::now() >= next {
+            next = Instant::now() + Duration::from_secs(random.between(5, 20));
+            if random.one_in(2) {
+                proxy.blackhole(&[Way::Up, Way::Down]);
+                silent += 1;
+                wire = cuts::resume(&mut load, &address, Instant::now())?.0;
+            } else {
+                let file = setup.scratch().join(format!("sink-{silent}-{}", random.next()));
+                faults.fetch_add(stdin::kill_writers(random.fork(), &server.address, &file, 2)?, Ordering::Relaxed);
+                std::fs::remove_file(&file)?;
+            }
+        }
+    }
+    finish(&mut load, &mut wire, &address)?;
+    bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))
+}
+
+/// Kills and drains of a server that comes back.
+fn ends(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tally<'_>) -> Result<()> {
+    let mut random = setting.random("F25 ends");
+    let mut server = setup.start()?;
+    let mut load = Load::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&server.address)?;
+    while Instant::now() < until {
+        let pause = Duration::from_secs(random.between(5, 15));
+        calm(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
+        if random.one_in(2) {
+            server.kill()?;
+        } else {
+            drains::drain(server, Some((&mut load, &mut wire)))?;
+        }
+        faults.fetch_add(1, Ordering::Relaxed);
+        server = setup.start()?;
+        wire = cuts::resume(&mut load, &server.address, Instant::now())?.0;
+    }
+    finish(&mut load, &mut wire, &server.address)?;
+    bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))
+}
+
+/// Load without a fault of ours until then; a link that is cut is resumed.
+fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> Result<()> {
+    while Instant::now() < until {
+        step(load, wire, address)?;
+    }
+    Ok(())
+}
+
+fn finish(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+    load.let_run_out();
+    while !load.is_done() {
+        step(load, wire, address)?;
+    }
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+fn step(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+    match load.step(wire) {
+        Err(error) if is_lost(&error) => *wire = cuts::resume(load, address, Instant::now())?.0,
+        other => other?,
+    }
+    Ok(())
+}
