@@ -5,22 +5,29 @@ mod common;
 
 mod promises {
     pub(crate) mod host;
+    pub(crate) mod tokens;
 
     mod r03_an_exit_is_told_once_and_outlives_the_server;
     mod r04_processes_outlive_server_and_spawner_not_their_holder;
     mod s01_nothing_is_open_to_the_world;
     mod s02_nothing_before_the_door;
     mod s03_native_clients_bring_a_token;
+    mod s03_tokens_are_in_no_log;
+    mod s04_tokens_are_named_and_revocable;
+    mod s05_tokens_reach_no_child;
     mod s06_a_page_is_refused;
     mod s07_a_rebound_name_is_refused;
     mod s08_a_unix_socket_is_the_owner_s;
     mod s09_certificates_say_who_it_is;
+    mod s10_scopes_come_from_the_record;
+    mod s11_a_session_id_alone_resumes_nothing;
     mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
     mod s15_no_plumbing_and_no_token_reaches_a_child;
     mod s17_only_its_own_terminal_controls_a_child;
     mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
     mod s21_memory_is_bounded;
+    mod s24_an_audit_that_shows_what_was_removed;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -217,6 +217,11 @@ impl Client {
         self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
 
+    /// How many answers have come that nobody asked for yet.
+    pub(crate) fn answers_so_far(&self) -> usize {
+        self.answers.len()
+    }
+
     /// Waits for the error or the close frame that ends the connection.
     pub(crate) fn wait_closed(&mut self) -> Option<(u16, String)> {
         let end = Instant::now() + DEADLINE;

@@ -78,8 +78,7 @@ struct Chain {
 
 /// Verifies files as one log, the oldest first.
 pub fn verify(paths: &[impl AsRef<Path>], expected: Expected<'_>) -> Result<Report, VerifyError> {
-    let mut chain = Chain::default();
-    chain.end = expected.after.map(|hash| (0, hash.to_owned()));
+    let mut chain = Chain { end: expected.after.map(|hash| (0, hash.to_owned())), ..Chain::default() };
     for path in paths {
         chain.file(path.as_ref(), expected)?;
     }

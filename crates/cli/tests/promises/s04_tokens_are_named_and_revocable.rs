@@ -1,0 +1,174 @@
+//! S4: a token has 256 bits of the system and is kept as a digest; it has a name, an expiry date and an end: whoever is revoked or expired
+//! is disconnected within a second, and nobody else. (That comparing takes the same time whichever is right: `server::access::table`.)
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    common::{Client, TestServer, binary, start_params, wait_for},
+    promises::tokens,
+};
+
+/// The close code of a connection whose access has ended.
+const ACCESS_ENDED: u16 = 4001;
+
+#[test]
+fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
+    let server = TestServer::start();
+    let made: Vec<String> = (0..4).map(|n| tokens::create(&server, &format!("n{n}"), &[])).collect();
+    let path = server.state_dir().join("tokens.toml");
+    let file = fs::read_to_string(&path).expect("read the file");
+    for (n, token) in made.iter().enumerate() {
+        assert!(token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "256 bits");
+        assert!(!file.contains(token) && made[..n].iter().all(|other| other != token));
+        let digest: String = <sha2::Sha256 as sha2::Digest>::digest(token).iter().map(|b| format!("{b:02x}")).collect();
+        assert!(file.contains(&digest));
+    }
+    assert_eq!(fs::metadata(&path).expect("it exists").permissions().mode() & 0o7777, 0o600);
+    for (words, code) in [
+        (&["create", "n1"][..], 1),
+        (&["create", "owner"], 255),
+        (&["create", "a b"], 255),
+        (&["create", "x", "--scope", "root"], 2),
+        (&["create", "x", "--expires", "soon"], 2),
+        (&["revoke", "nobody"], 1),
+    ] {
+        assert_eq!(tokens::token(&server, words).status.code(), Some(code), "{words:?}");
+    }
+}
+
+#[test]
+fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
+    let server = TestServer::start();
+    let (token, other) = (tokens::create(&server, "a", &[]), tokens::create(&server, "b", &[]));
+    let mut revoked = tokens::connect(&server, &token);
+    let session = revoked.initialize();
+    let pid = revoked.ok("process/start", start_params("p", &["sleep", "1000"]))["pid"].as_u64().expect("a pid");
+    let (mut neighbour, mut owner) = (tokens::client(&server, &other), server.client());
+    tokens::revoke(&server, "a");
+    let begun = Instant::now();
+    let closed = revoked.wait_closed();
+    let took = begun.elapsed();
+    assert_eq!(closed, Some((ACCESS_ENDED, "access was revoked".to_owned())));
+    assert!(took <= Duration::from_secs(1), "{took:?}");
+    assert!(Client::connect(&tokens::url(&server, &token)).is_err(), "and not let in again");
+    for client in [&mut neighbour, &mut owner] {
+        assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
+    }
+    // Its work goes on, for whoever gets the name next and for nobody else.
+    assert!(fs::exists(format!("/proc/{pid}")).expect("look for the process"));
+    let mut again = tokens::connect(&server, &tokens::create(&server, "a", &[]));
+    again.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
+    assert_eq!(again.ok("process/list", json!({}))["processes"][0]["pid"], pid);
+    let refused = neighbour.call("process/read", json!({"processId": "p", "sessionId": session}));
+    assert_eq!(refused.expect_err("another principal").kind(), "unknownSession");
+}
+
+#[test]
+fn a_connection_that_takes_nothing_is_cut_as_fast() {
+    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let mut client = tokens::client(&server, &tokens::create(&server, "a", &[]));
+    client.ok("process/start", start_params("p", &["yes"]));
+    let audit = server.dir().join("audit.log");
+    tokens::revoke(&server, "a");
+    let time = |event: &str| {
+        let line = tokens::lines(&audit).into_iter().find(|line| line["event"] == event && line["principal"] == "a")?;
+        let time = line["time"].as_str().expect("a time").to_owned();
+        let parts: Vec<f64> = time[11..23].split(':').map(|part| part.parse().expect("a number")).collect();
+        Some(parts[0] * 3600.0 + parts[1] * 60.0 + parts[2])
+    };
+    wait_for("the end of the connection", || time("connection.close").is_some());
+    let cut = time("connection.cut").expect("it was cut");
+    let closed = time("connection.close").expect("it was closed");
+    assert!((0.0..=0.75).contains(&(closed - cut)), "{cut} {closed}");
+}
+
+#[test]
+fn an_expired_token_is_cut_and_refused_on_its_date() {
+    let server = TestServer::start();
+    let begun = Instant::now();
+    let token = tokens::create(&server, "brief", &["--expires", "3s"]);
+    let mut client = tokens::client(&server, &token);
+    let closed = client.wait_closed();
+    let took = begun.elapsed();
+    assert_eq!(closed, Some((ACCESS_ENDED, "access has expired".to_owned())));
+    // Dates are whole seconds.
+    assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
+    assert!(Client::connect(&tokens::url(&server, &token)).is_err());
+    let listed = tokens::token(&server, &["list"]);
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("expired"), "{listed:?}");
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_is_complained_about() {
+    let server = TestServer::start();
+    let token = tokens::create(&server, "a", &[]);
+    let mut client = tokens::client(&server, &token);
+    let path = server.state_dir().join("tokens.toml");
+    let good = fs::read_to_string(&path).expect("read the file");
+    let complaints = || server.stderr().matches("cannot be used").count();
+    for (n, broken) in [
+        "[[tokens]".to_owned(),
+        good.replace("scopes", "scope"),
+        good.replace("\"exec\"", "\"everything\""),
+        format!("{good}\nsandbox_floor = \"strict\"\n"),
+        good.replace("\"a\"", "\"owner\""),
+    ]
+    .iter()
+    .enumerate()
+    {
+        fs::write(&path, broken).expect("break the file");
+        wait_for("the complaint", || complaints() == n + 1);
+        Client::connect(&tokens::url(&server, &token)).expect("what was in force stays so");
+    }
+    fs::write(&path, &good).expect("mend the file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("open the file to others");
+    wait_for("the complaint about the mode", || server.stderr().contains("0644"));
+    assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
+    // A server that starts with such a file does not start.
+    let started = server_with(&path);
+    assert!(started.0 == Some(255) && started.1.contains("0644"), "{started:?}");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("close the file");
+    // Other rights: the connection is cut, and the next one has them.
+    fs::write(&path, good.replace("\"exec\", ", "")).expect("take a scope away");
+    assert_eq!(client.wait_closed().expect("a close frame").1, "access was changed; connect again");
+    let refused = tokens::client(&server, &token).call("process/list", json!({}));
+    assert_eq!(refused.expect_err("it lacks exec").kind(), "forbidden");
+    fs::remove_file(&path).expect("remove the file");
+    wait_for("no file to be an empty one", || Client::connect(&tokens::url(&server, &token)).is_err());
+}
+
+fn server_with(tokens: &std::path::Path) -> (Option<i32>, String) {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let builder = TestServer::builder().arg("--tokens").arg(&tokens.display().to_string());
+    let output = builder.command(dir.path(), "refused.test").output().expect("run exec-server");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn edits_at_the_same_time_all_count() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("tokens.toml");
+    thread::scope(|scope| {
+        for n in 0..16 {
+            let file = &file;
+            scope.spawn(move || {
+                let made = Command::new(binary())
+                    .args(["token", "create", &format!("n{n}"), "--tokens"])
+                    .arg(file)
+                    .output()
+                    .expect("run exec-server token");
+                assert!(made.status.success(), "{made:?}");
+            });
+        }
+    });
+    let text = fs::read_to_string(&file).expect("read the file");
+    assert_eq!(text.matches("[[tokens]]").count(), 16);
+}

@@ -1,0 +1,134 @@
+//! S5: the owner's token comes by a file that is closed to others, by a descriptor, from the credentials of a service or from the environment,
+//! and never by an argument. Wherever it came from: no command line and no environment of server, spawner, holders and children has it.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::Stdio,
+};
+
+use serde_json::json;
+
+use crate::common::{Client, TestServer, decode_base64, descendants, marked, start_params, wait_for, wait_gone};
+
+const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f";
+
+/// Starts children that inherit all they can, and looks into every process of the server.
+fn assert_hidden(client: &mut Client, mark: &str, children: usize) {
+    let policy = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
+    for n in 0..children {
+        let mut params = start_params(&format!("p{n}"), &["sh", "-c", "env; sleep 1000"]);
+        params["envPolicy"] = policy.clone();
+        // Whoever asks for it by name does not get it either.
+        params["env"]["Exec_Server_Token"] = json!("another");
+        client.ok("process/start", params);
+    }
+    for n in 0..children {
+        let read = client.ok("process/read", json!({"processId": format!("p{n}"), "afterSeq": 0, "waitMs": 5000}));
+        let text = decode_base64(read["chunks"][0]["chunk"].as_str().expect("a chunk"));
+        let text = String::from_utf8_lossy(&text).to_lowercase();
+        assert!(text.contains("path=") && !text.contains(&SECRET.to_lowercase()), "{text}");
+        assert!(!text.contains("exec_server_token") && !text.contains("credentials_directory"), "{text}");
+    }
+    let mut all = marked(mark);
+    all.extend(descendants(&all));
+    assert!(all.len() > children + 2, "server, spawner, a holder and the children: {all:?}");
+    for pid in &all {
+        for file in ["environ", "cmdline"] {
+            let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let text = String::from_utf8_lossy(&bytes).to_lowercase();
+            assert!(!text.contains(&SECRET.to_lowercase()), "{file} of {pid}");
+        }
+    }
+    let server = fs::read(format!("/proc/{}/cmdline", all.first().expect("there are some"))).expect("read it");
+    assert!(!server.is_empty(), "what is looked at can be read");
+}
+
+fn private_file(path: &Path, mode: u32) {
+    fs::write(path, format!("{SECRET}\n")).expect("write the token");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set its mode");
+}
+
+#[test]
+fn from_the_environment_it_reaches_none_of_a_hundred_children() {
+    let mut builder = TestServer::builder();
+    for name in ["EXEC_SERVER_TOKEN", "exec_server_token", "Exec_Server_Token"] {
+        builder = builder.env(name, SECRET);
+    }
+    let server = builder.start();
+    assert_eq!(server.token(), SECRET);
+    assert!(!server.state_dir().join("token").exists());
+    assert_hidden(&mut server.client(), server.mark(), 100);
+}
+
+#[test]
+fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("exec-server-token");
+    let credentials = dir.path().display().to_string();
+    for by_flag in [true, false] {
+        let builder = || {
+            let builder = TestServer::builder();
+            if by_flag {
+                builder.arg("--token-file").arg(&file.display().to_string())
+            } else {
+                builder.env("CREDENTIALS_DIRECTORY", &credentials)
+            }
+        };
+        for mode in [0o644, 0o640, 0o602] {
+            private_file(&file, mode);
+            let refused = builder().command(dir.path(), "refused.test").output().expect("run exec-server");
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(refused.status.code() == Some(255) && said.contains(&format!("{mode:04o}")), "{said}");
+            assert!(!said.contains(SECRET), "{said}");
+        }
+        private_file(&file, 0o400);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&file, Some(65534), None).expect("give it away");
+            let refused = builder().command(dir.path(), "refused.test").output().expect("run exec-server");
+            assert!(String::from_utf8_lossy(&refused.stderr).contains("uid 65534"), "{refused:?}");
+            std::os::unix::fs::chown(&file, Some(0), None).expect("take it back");
+        }
+        let server = builder().start();
+        assert_eq!(server.token(), SECRET);
+        assert_hidden(&mut server.client(), server.mark(), 5);
+        fs::remove_file(&file).expect("remove the token");
+    }
+}
+
+#[test]
+fn from_a_descriptor_it_is_read_to_its_end() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("token");
+    private_file(&file, 0o600);
+    let mark = format!("fd-{}.test", std::process::id());
+    let builder = TestServer::builder().arg("--token-fd").arg("0");
+    let mut command = builder.command(dir.path(), &mark);
+    command.stdin(File::open(&file).expect("open the token")).stderr(Stdio::null());
+    let mut child = command.spawn().expect("start exec-server");
+    fs::remove_file(&file).expect("remove the token");
+    let mut url = String::new();
+    BufReader::new(child.stdout.take().expect("stdout is a pipe")).read_line(&mut url).expect("read the URL");
+    assert!(url.ends_with(&format!("?token={SECRET}\n")), "{url}");
+    let mut client = Client::connect(url.trim_end()).expect("connect");
+    client.initialize();
+    assert_hidden(&mut client, &mark, 5);
+    let mut all: BTreeSet<u32> = marked(&mark);
+    all.extend(descendants(&all));
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("end the server");
+    wait_for("the end of the server", || child.try_wait().expect("wait for it").is_some());
+    wait_gone("what the server started", &all);
+}
+
+#[test]
+fn no_argument_takes_a_token() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    for flag in ["--token", "--auth-token", "--bearer"] {
+        let refused = TestServer::builder().arg(flag).arg(SECRET).command(dir.path(), "x.test").output();
+        assert_eq!(refused.expect("run exec-server").status.code(), Some(2), "{flag}");
+    }
+}

@@ -1,0 +1,162 @@
+//! S10: what a principal may do is what the server's file says, and what a client declares adds nothing. Every method that needs a scope is
+//! refused without it, before anything happens; processes start only beneath the granted roots and with the granted variables. One
+//! principal sees nothing of another.
+
+use std::fs;
+
+use exec_server_protocol::method::{METHODS, Method, Scope};
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, TestServer, start_params},
+    promises::tokens,
+};
+
+fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
+    answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+}
+
+/// Calls a method with params that are no use; one that ends the connection comes on its own.
+fn call(server: &TestServer, token: &str, method: &Method) -> String {
+    kind(tokens::client(server, token).call(method.name, json!({})))
+}
+
+#[test]
+fn each_method_is_denied_without_its_scope_and_only_then() {
+    let server = TestServer::start();
+    let all_but = |missing: Scope| {
+        let others = Scope::ALL.iter().filter(|scope| **scope != missing);
+        others.flat_map(|scope| ["--scope", scope.as_str()]).collect::<Vec<_>>()
+    };
+    let mut denied = 0;
+    for scope in Scope::ALL {
+        let without = tokens::create(&server, &format!("without-{}", scope.as_str()), &all_but(*scope));
+        let only = tokens::create(&server, &format!("only-{}", scope.as_str()), &["--scope", scope.as_str()]);
+        for method in METHODS.iter().filter(|method| method.name != "initialize") {
+            let (lacking, having) = (call(&server, &without, method), call(&server, &only, method));
+            let (needs_it, needs_other) =
+                (method.scope == Some(*scope), method.scope.is_some_and(|needed| needed != *scope));
+            assert_eq!(lacking == "forbidden", needs_it, "{} without {scope:?}: {lacking}", method.name);
+            assert_eq!(having == "forbidden", needs_other, "{} with {scope:?} alone: {having}", method.name);
+            denied += usize::from(needs_it);
+        }
+    }
+    assert_eq!(denied, METHODS.iter().filter(|method| method.scope.is_some()).count());
+}
+
+#[test]
+fn a_denied_request_has_no_effect_and_a_declared_scope_adds_nothing() {
+    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let token = tokens::create(&server, "reader", &["--scope", "stdin"]);
+    let mut client = tokens::connect(&server, &token);
+    client.initialize_with(json!({
+        "clientName": "owner", "principal": "owner", "scopes": ["exec"], "scope": "exec",
+        "capabilities": {"ack": true, "scopes": ["exec", "signal"], "exec": true},
+    }));
+    let before = server.processes();
+    let mark = server.dir().join("mark");
+    let mut params = start_params("p", &["touch", &mark.display().to_string()]);
+    params["scopes"] = json!(["exec"]);
+    let error = client.call("process/start", params.clone()).expect_err("it lacks exec");
+    assert_eq!((error.code, error.kind()), (-32600, "forbidden"));
+    assert!(error.message.contains("`exec`") && error.message.contains("`reader`"), "{}", error.message);
+    assert_eq!(kind(client.call("command/exec", params)), "forbidden");
+    assert_eq!(server.processes(), before);
+    assert!(!mark.exists());
+    let denied: Vec<Value> = tokens::lines(&server.dir().join("audit.log"))
+        .into_iter()
+        .filter(|line| line["event"] == "request.deny")
+        .collect();
+    assert_eq!(denied.len(), 2, "{denied:?}");
+    assert_eq!((&denied[0]["principal"], &denied[0]["method"]), (&json!("reader"), &json!("process/start")));
+}
+
+#[test]
+fn processes_start_only_beneath_the_roots() {
+    let server = TestServer::start();
+    let root = server.dir().join("root");
+    fs::create_dir_all(root.join("in/side")).expect("make directories");
+    fs::create_dir(server.dir().join("rootless")).expect("make a directory beside");
+    std::os::unix::fs::symlink(server.dir(), root.join("out")).expect("make a link out");
+    std::os::unix::fs::symlink(root.join("in"), root.join("link")).expect("make a link within");
+    let token = tokens::create(&server, "rooted", &["--root", &root.display().to_string()]);
+    let mut client = tokens::client(&server, &token);
+    let dir = server.dir().display().to_string();
+    for (n, (cwd, expected)) in [
+        (format!("{dir}/root"), "ok"),
+        (format!("{dir}/root/in/side"), "ok"),
+        (format!("file://{dir}/root/in"), "ok"),
+        (format!("{dir}/root/link"), "ok"),
+        (format!("{dir}/root/in/.."), "ok"),
+        (format!("{dir}/root/nothing"), "cwdNotFound"),
+        (dir.clone(), "forbidden"),
+        ("/".to_owned(), "forbidden"),
+        (format!("{dir}/rootless"), "forbidden"),
+        (format!("{dir}/root/.."), "forbidden"),
+        (format!("{dir}/root/in/../.."), "forbidden"),
+        (format!("{dir}/root/out"), "forbidden"),
+        (format!("{dir}/root/nothing/../.."), "forbidden"),
+        ("/no/such".to_owned(), "forbidden"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for method in ["process/start", "command/exec"] {
+            let mut params = start_params(&format!("{method}{n}"), &["true"]);
+            params["cwd"] = json!(cwd);
+            assert_eq!(kind(client.call(method, params)), expected, "{method} in {cwd}");
+        }
+    }
+}
+
+#[test]
+fn requests_set_only_the_granted_variables() {
+    let server = TestServer::start();
+    let token = tokens::create(&server, "plain", &["--env", "PATH", "--env", "LC_*"]);
+    let mut client = tokens::client(&server, &token);
+    for (n, (name, expected)) in [
+        ("PATH", "ok"),
+        ("LC_ALL", "ok"),
+        ("LD_PRELOAD", "forbidden"),
+        ("path", "forbidden"),
+        ("XLC_ALL", "forbidden"),
+        ("LC", "forbidden"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut params = start_params(&format!("p{n}"), &["true"]);
+        params["env"] = json!({name: "/usr/bin:/bin"});
+        assert_eq!(kind(client.call("process/start", params.clone())), expected, "{name}");
+        params["processId"] = json!(format!("c{n}"));
+        assert_eq!(kind(client.call("command/exec", params.clone())), expected, "{name}");
+        params["processId"] = json!(format!("s{n}"));
+        params["env"] = json!({});
+        params["envPolicy"] = json!({"inherit": "core", "ignoreDefaultExcludes": false, "exclude": [], "set": {name: "/bin"}, "includeOnly": []});
+        assert_eq!(kind(client.call("process/start", params)), expected, "{name} by policy");
+    }
+    let mut terminal = start_params("t", &["true"]);
+    (terminal["tty"], terminal["term"]) = (json!(true), json!("xterm"));
+    assert_eq!(kind(client.call("process/start", terminal)), "forbidden", "TERM is a variable, too");
+}
+
+#[test]
+fn a_principal_sees_and_reaches_nothing_of_another() {
+    let server = TestServer::start();
+    let mut owner = server.connect();
+    let session = owner.initialize();
+    owner.ok("process/start", start_params("p", &["sleep", "1000"]));
+    let mut other: Client = tokens::client(&server, &tokens::create(&server, "other", &[]));
+    assert_eq!(other.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
+    for method in ["process/read", "process/subscribe", "process/terminate", "process/forget", "process/closeStdin"] {
+        let answer = other.call(method, json!({"sessionId": session, "processId": "p"}));
+        assert_eq!(kind(answer), "unknownSession", "{method}");
+    }
+    for (method, more, value) in [("process/write", "chunk", json!("")), ("process/signal", "signal", json!("SIGKILL"))]
+    {
+        let mut params = json!({"sessionId": session, "processId": "p"});
+        params[more] = value;
+        assert_eq!(kind(other.call(method, params)), "unknownSession", "{method}");
+    }
+    assert_eq!(owner.ok("process/list", json!({"scope": "all"}))["processes"][0]["exited"], false);
+}

@@ -1,0 +1,252 @@
+//! S24: the audit log says who did what, one line each, and no line can be removed, changed or moved unseen. No token, no stdin and no value of
+//! a variable is in it. When it cannot be written, strict mode starts nothing and best-effort counts what it loses.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Write as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, TestServer, encode_base64, start_params, wait_for},
+    promises::{tokens, upgrade},
+};
+
+fn events(path: &Path) -> Vec<String> {
+    tokens::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn find(path: &Path, event: &str) -> Value {
+    let found = tokens::lines(path).into_iter().find(|line| line["event"] == event);
+    found.unwrap_or_else(|| panic!("no {event} in {:?}", events(path)))
+}
+
+#[test]
+fn it_tells_who_did_what_and_no_secrets_and_shows_a_removed_line() {
+    let mut server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let audit = server.dir().join("audit.log");
+    let token = tokens::create(&server, "ci", &[]);
+    let mut client = tokens::client(&server, &token);
+    let mut params = start_params("p", &["sh", "-c", "cat; sleep 1000", "argument"]);
+    (params["pipeStdin"], params["env"]["VARIABLE"]) = (json!(true), json!("value-of-a-variable"));
+    client.ok("process/start", params);
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"what went into stdin\n")}));
+    client.ok("process/signal", json!({"processId": "p", "signal": "SIGTERM"}));
+    client.collect("p");
+    client.call("process/start", start_params("q", &["/no/such"])).expect_err("no such program");
+    crate::common::http(server.address(), &upgrade("/?token=wrong-secret", server.address(), ""));
+    client.ok("process/start", start_params("r", &["sleep", "1000"]));
+    client.ok("process/terminate", json!({"processId": "r"}));
+    client.ok("session/end", json!({}));
+    client.wait_closed();
+    tokens::revoke(&server, "ci");
+    wait_for("the last events", || {
+        let lines = tokens::lines(&audit);
+        lines.iter().any(|line| line["reason"] == "revoked")
+            && lines.iter().any(|line| line["event"] == "connection.close")
+    });
+    let start = find(&audit, "process.start");
+    assert_eq!(
+        [&start["principal"], &start["method"], &start["cwd"], &start["sandbox"], &start["argv"]],
+        [
+            &json!("ci"),
+            &json!("process/start"),
+            &json!("/"),
+            &json!("none"),
+            &json!(["sh", "-c", "cat; sleep 1000", "argument"])
+        ]
+    );
+    assert!(start["peer"].as_str().is_some_and(|peer| peer.contains("127.0.0.1:")), "{start}");
+    let exit = find(&audit, "process.exit");
+    assert_eq!(
+        (&exit["exitCode"], &exit["signal"], &exit["cause"]),
+        (&json!(143), &json!("SIGTERM"), &json!("signal"))
+    );
+    assert_eq!(find(&audit, "process.run")["pid"], exit["pid"]);
+    assert_eq!(find(&audit, "process.fail")["reason"], "programNotFound");
+    assert_eq!(find(&audit, "process.signal")["signal"], "SIGTERM");
+    assert_eq!(find(&audit, "door.refuse")["status"], 401);
+    for event in
+        ["server.start", "connection.open", "session.new", "process.terminate", "session.end", "connection.close"]
+    {
+        find(&audit, event);
+    }
+    server.signal(rustix::process::Signal::TERM);
+    server.wait();
+    let text = fs::read_to_string(&audit).expect("read the log");
+    for secret in ["wrong-secret", "what went into stdin", "value-of-a-variable", server.token(), &token] {
+        assert!(!text.contains(secret) && !text.contains(&encode_base64(secret.as_bytes())), "{secret}");
+    }
+    let whole = tokens::verify(&audit);
+    assert_eq!(whole.status.code(), Some(0), "{whole:?}");
+    let lines: Vec<&str> = text.lines().collect();
+    for removed in 1..lines.len() - 1 {
+        let rest: Vec<&str> = lines[..removed].iter().chain(&lines[removed + 1..]).copied().collect();
+        let other = server.dir().join("removed.log");
+        fs::write(&other, rest.join("\n") + "\n").expect("write the rest");
+        let said = tokens::verify(&other);
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.status.code() == Some(1) && text.contains(&format!("line {} ", removed + 1)), "{removed}: {text}");
+    }
+    assert_eq!(tokens::verify(&server.dir().join("nothing.log")).status.code(), Some(255));
+}
+
+#[test]
+fn it_goes_on_after_a_crash_and_tells_each_end_once() {
+    let mut server = TestServer::builder().keep_holders().arg("--audit").arg("{dir}/audit.log").start();
+    let audit = server.dir().join("audit.log");
+    let go = server.dir().join("go");
+    let mut client = server.client();
+    client.run("before", &["sh", "-c", "exit 3"]);
+    let wait = format!("while ! test -e {}; do sleep 0.05; done; exit 5", go.display());
+    let pid = client.ok("process/start", start_params("between", &["sh", "-c", &wait]))["pid"].as_u64().expect("a pid");
+    let ends = |code: i64| {
+        let is_it = |line: &&Value| line["event"] == "process.exit" && line["exitCode"] == code;
+        tokens::lines(&audit).iter().filter(is_it).count()
+    };
+    wait_for("the first end on record", || ends(3) == 1);
+    server.kill();
+    // As if the crash had come while a line was being written.
+    let mut file = File::options().append(true).open(&audit).expect("open the log");
+    file.write_all(b"{\"seq\":99,\"time\":\"2026").expect("leave half a line");
+    drop(file);
+    fs::write(&go, "").expect("let it end");
+    wait_for("its end while no server runs", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
+    });
+    server.restart();
+    wait_for("the end that nobody saw", || ends(5) == 1);
+    let mut client = server.client();
+    client.run("after", &["sh", "-c", "exit 7"]);
+    wait_for("the last end on record", || ends(7) == 1);
+    assert_eq!([ends(3), ends(5), ends(7)], [1, 1, 1]);
+    assert_eq!(find(&audit, "audit.torn")["bytes"], 22);
+    let verified = tokens::verify(&audit);
+    assert_eq!(verified.status.code(), Some(0), "{verified:?}");
+}
+
+/// A server whose audit log lies on a file system of one megabyte, in a mount namespace of its own.
+struct OnSmallDisk {
+    child: Child,
+    client: Client,
+    disk: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl OnSmallDisk {
+    fn start(mode: &str) -> Self {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let disk = dir.path().join("disk");
+        fs::create_dir(&disk).expect("make the place of the disk");
+        let builder = TestServer::builder().arg("--audit").arg("{dir}/disk/audit.log").arg("--audit-mode").arg(mode);
+        let server = builder.command(dir.path(), &format!("audit-{}-{mode}.test", std::process::id()));
+        let mut command = Command::new("unshare");
+        if !rustix::process::geteuid().is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--mount", "sh", "-c", "mount -t tmpfs -o size=1m none \"$0\" && exec \"$@\""]).arg(&disk);
+        command.arg(server.get_program()).args(server.get_args());
+        for (name, value) in server.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("`unshare` of util-linux starts");
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().expect("stdout is a pipe")).read_line(&mut url).expect("read the URL");
+        assert!(url.starts_with("ws://"), "the server did not start: {url:?}");
+        let mut client = Client::connect(url.trim_end()).expect("connect");
+        client.initialize();
+        // Its mounts are seen through its own root.
+        let disk = PathBuf::from(format!("/proc/{}/root{}", child.id(), disk.display()));
+        Self { child, client, disk, dir }
+    }
+
+    fn audit(&self) -> PathBuf {
+        self.disk.join("audit.log")
+    }
+
+    fn fill(&self) {
+        let mut file = File::create(self.disk.join("fill")).expect("make the file that fills the disk");
+        while file.write_all(&[0; 4096]).is_ok() {}
+        assert!(fs::metadata(self.disk.join("fill")).expect("it is there").len() > 900_000);
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.disk.join("fill")).expect("free the disk");
+    }
+
+    /// Starts something with a long argument, so that what is left of a page does not last.
+    fn start_one(&mut self, n: usize) -> String {
+        let answer = self.client.call("process/start", start_params(&format!("p{n}"), &["true", &"x".repeat(2000)]));
+        answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+    }
+
+    /// Ends the server and returns its log, which is gone with its mounts.
+    fn end(mut self) -> PathBuf {
+        let copy = self.dir.path().join("copy.log");
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("a process id is not zero");
+        fs::copy(self.audit(), &copy).expect("copy the log");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("end the server");
+        wait_for("the end of the server", || self.child.try_wait().expect("wait for it").is_some());
+        let kept = self.dir.keep();
+        kept.join("copy.log")
+    }
+}
+
+#[test]
+fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
+    let mut server = OnSmallDisk::start("strict");
+    server.client.ok("process/start", start_params("runs", &["sleep", "1000"]));
+    assert!(
+        tokens::lines(&server.audit()).iter().any(|line| line["event"] == "process.start"),
+        "on the disk before it ran"
+    );
+    server.fill();
+    let mut n = 0;
+    wait_for("a start to be refused", || {
+        n += 1;
+        server.start_one(n) == "auditUnavailable"
+    });
+    assert_eq!(server.start_one(n), "auditUnavailable", "and its name is free");
+    // What runs is seen to all the same.
+    assert_eq!(server.client.ok("process/list", json!({}))["processes"].as_array().map(Vec::len), Some(n));
+    assert_eq!(server.client.ok("process/terminate", json!({"processId": "runs"}))["running"], true);
+    server.free();
+    assert_eq!(server.start_one(n), "ok");
+    wait_for("the losses on record", || {
+        tokens::lines(&server.audit()).iter().any(|line| line["event"] == "audit.lost")
+    });
+    let log = server.end();
+    let verified = tokens::verify(&log);
+    fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
+    assert_eq!(verified.status.code(), Some(0), "{verified:?}");
+}
+
+#[test]
+fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
+    let mut server = OnSmallDisk::start("best-effort");
+    server.fill();
+    for n in 0..40 {
+        assert_eq!(server.start_one(n), "ok");
+    }
+    assert!(!tokens::lines(&server.audit()).iter().any(|line| line["process"] == "p39"));
+    server.free();
+    let lost = |path: &Path| tokens::lines(path).iter().filter_map(|line| line["count"].as_u64()).sum::<u64>();
+    wait_for("the losses on record", || lost(&server.audit()) > 0);
+    assert_eq!(server.start_one(40), "ok");
+    // Three lines a process, of 41, and every one either told or counted.
+    let told = |path: &Path| tokens::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
+    wait_for("the log to go on", || told(&server.audit()) + lost(&server.audit()) == 41 * 3);
+    let log = server.end();
+    let (verified, lost) = (tokens::verify(&log), lost(&log));
+    fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
+    assert_eq!(verified.status.code(), Some(0), "{verified:?}");
+    assert!(String::from_utf8_lossy(&verified.stderr).contains(&format!("{lost} records were lost")), "{verified:?}");
+}

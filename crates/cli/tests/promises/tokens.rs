@@ -1,0 +1,63 @@
+//! Owns what the rules about access share: the program's `token` and `audit` commands on a test's server, and URLs with a token.
+//! It must not know the server's code.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+use crate::common::{Client, TestServer, binary};
+
+/// Runs `exec-server WORDS --state-dir DIR` for the server's directory.
+pub(crate) fn token(server: &TestServer, words: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.arg("token").args(words).arg("--state-dir").arg(server.state_dir()).output().expect("run exec-server token")
+}
+
+/// Makes a token on the server, with more flags; returns it.
+pub(crate) fn create(server: &TestServer, name: &str, flags: &[&str]) -> String {
+    let made = token(server, &[&["create", name], flags].concat());
+    assert!(made.status.success(), "{made:?}");
+    String::from_utf8(made.stdout).expect("a token is text").trim_end().to_owned()
+}
+
+pub(crate) fn revoke(server: &TestServer, name: &str) {
+    let done = token(server, &["revoke", name]);
+    assert!(done.status.success(), "{done:?}");
+}
+
+/// The URL of the server with another token.
+pub(crate) fn url(server: &TestServer, token: &str) -> String {
+    format!("ws://{}/?token={token}", server.address())
+}
+
+/// A client with a session, let in by a token; waits until the server has noticed the token.
+pub(crate) fn client(server: &TestServer, token: &str) -> Client {
+    let mut client = connect(server, token);
+    client.initialize();
+    client
+}
+
+/// A connection, let in by a token that the server may still have to notice.
+pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
+    let mut client = None;
+    crate::common::wait_for("the new token to count", || {
+        client = Client::connect(&url(server, token)).ok();
+        client.is_some()
+    });
+    client.expect("the wait ended with a client")
+}
+
+/// The lines of an audit log, as far as they are whole.
+pub(crate) fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Runs `exec-server audit verify`.
+pub(crate) fn verify(path: &Path) -> Output {
+    Command::new(binary()).args(["audit", "verify"]).arg(path).output().expect("run exec-server audit")
+}
