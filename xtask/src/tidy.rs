@@ -23,7 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rpc", &["protocol"]),
     ("holder", &["log", "process", "session"]),
     ("server", &["protocol", "rpc", "session", "log", "holder"]),
-    ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "server"]),
+    ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "server", "client"]),
     ("client", &["protocol", "rpc", "holder", "server"]),
     ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "server", "client"]),
     ("chaos", &[]),

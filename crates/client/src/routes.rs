@@ -1,7 +1,7 @@
 //! From the name of a process to its log. It must not know connections, nor what an event means.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -36,7 +36,8 @@ struct State {
     /// Known after the first handshake.
     expected: Option<Discipline>,
     own: Option<SessionId>,
-    routes: HashMap<Key, (Arc<Log>, Feed)>,
+    /// Sorted, so that what is done for all of them is done in the same order every time.
+    routes: BTreeMap<Key, (Arc<Log>, Feed)>,
 }
 
 impl Routes {
@@ -57,8 +58,8 @@ impl Routes {
             Feed::Polled => Discipline::Acked { window: u64::MAX / 8 },
         };
         match state.routes.entry(key) {
-            std::collections::hash_map::Entry::Occupied(_) => None,
-            std::collections::hash_map::Entry::Vacant(entry) => {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(entry) => {
                 let log = Arc::new(Log::new(discipline, after));
                 entry.insert((Arc::clone(&log), feed));
                 Some(log)

@@ -400,11 +400,12 @@ impl Session {
         let mut look = time::interval(PING_EVERY);
         look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
-            // All are cancel safe: a wake-up that is not taken stays.
+            // All are cancel safe: a wake-up that is not taken stays. What is rare comes first, so that much output does not starve it.
             tokio::select! {
+                biased;
                 closed = &mut closed => return closed,
-                () = self.acks.notified() => {}
                 _ = look.tick(), if link.raw.silent_for().is_some() => link.look_alive(),
+                () = self.acks.notified() => {}
             }
             // A failed one is the end of the link, which the next turn sees.
             self.send_acks(link).await.ok();
@@ -580,11 +581,11 @@ impl Peer {
 }
 
 /// The key of a process: its session where that is another one, and its name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
+    pub(crate) process_id: ProcessId,
     /// `None`: the client's own session.
     pub(crate) session_id: Option<SessionId>,
-    pub(crate) process_id: ProcessId,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

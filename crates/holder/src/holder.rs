@@ -107,6 +107,11 @@ impl<S: Spawner> Holder<S> {
         self.poller.as_fd()
     }
 
+    /// Whether a segment is on its way to the disk: the end of that write makes [`Holder::as_fd`] readable.
+    pub fn is_spilling(&self) -> bool {
+        self.cx.spill.is_writing()
+    }
+
     /// One round: handles what is ready and due, without waiting. Time must not go backwards.
     pub fn turn(&mut self, now_ns: u64) -> Turn {
         self.cx.now_ns = now_ns;

@@ -122,6 +122,11 @@ impl Spill {
         !self.is_writing && self.rests_until.is_none()
     }
 
+    /// Whether a write is under way.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+
     /// Begins to write a sealed segment, at the end of this turn. The caller has asked [`Spill::is_idle`].
     pub(crate) fn begin(&mut self, slot: u32, segment: &Segment, now_ns: u64) {
         if self.start_thread().is_err() {

@@ -4,7 +4,7 @@
 //! the end takes, so a call is either refused or woken. Knows nothing of what an answer holds.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -40,7 +40,8 @@ pub struct Pending<T> {
 enum State<T> {
     Open {
         next_id: i64,
-        waiting: HashMap<i64, oneshot::Sender<T>>,
+        /// In the order of their ids: the end wakes them in the order in which they were made.
+        waiting: BTreeMap<i64, oneshot::Sender<T>>,
     },
     /// Never left again. Holds why.
     Drained(Arc<Closed>),
@@ -57,7 +58,7 @@ pub struct Call<T> {
 impl<T> Pending<T> {
     /// Makes an empty table for at most `limit` calls at once.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Open { next_id: 1, waiting: HashMap::new() }), limit })
+        Arc::new(Self { state: Mutex::new(State::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
     }
 
     /// Registers a call under a fresh id; register before sending, or the answer may find nobody.

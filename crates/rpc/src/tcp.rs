@@ -3,7 +3,7 @@
 //! Owns the sharing of a socket between its halves and the probe; knows no framing.
 
 use std::{
-    io,
+    fmt, io,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -20,15 +20,35 @@ use crate::{Stream, sys};
 const NOTSENT_LOWAT: u32 = 128 * 1024;
 
 /// Asks the kernel about the peer of a TCP connection, without keeping the connection open.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct TcpProbe {
-    socket: Weak<TcpStream>,
+    source: Source,
+}
+
+#[derive(Clone)]
+enum Source {
+    Socket(Weak<TcpStream>),
+    Other(Arc<dyn Fn() -> Option<u32> + Send + Sync>),
 }
 
 impl TcpProbe {
+    /// A probe of a transport that is no socket of this host and knows of its peer by itself: a tunnel, a simulated link.
+    pub fn from_fn(last_ack_ms: impl Fn() -> Option<u32> + Send + Sync + 'static) -> Self {
+        Self { source: Source::Other(Arc::new(last_ack_ms)) }
+    }
+
     /// Returns the milliseconds since the peer's TCP last acknowledged anything; `None` once the socket is closed.
     pub fn last_ack_ms(&self) -> Option<u32> {
-        sys::last_ack_ms(&*self.socket.upgrade()?)
+        match &self.source {
+            Source::Socket(socket) => sys::last_ack_ms(&*socket.upgrade()?),
+            Source::Other(last_ack_ms) => last_ack_ms(),
+        }
+    }
+}
+
+impl fmt::Debug for TcpProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpProbe").field("last_ack_ms", &self.last_ack_ms()).finish()
     }
 }
 
@@ -40,7 +60,7 @@ impl From<TcpStream> for Stream {
         socket.set_nodelay(true).ok(); // Refused only by a socket that is dead already; the first read tells.
         sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
         let socket = Arc::new(socket);
-        let probe = TcpProbe { socket: Arc::downgrade(&socket) };
+        let probe = TcpProbe { source: Source::Socket(Arc::downgrade(&socket)) };
         let mut stream = Stream::new(ReadHalf(Arc::clone(&socket)), WriteHalf(socket));
         stream.probe = Some(probe);
         stream

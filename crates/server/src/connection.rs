@@ -279,6 +279,7 @@ impl Connection {
         // lose our last words with it.
         let farewell = async {
             tokio::select! {
+                biased;
                 _ = pump.join_next() => {}
                 () = discard(&mut receiver) => drop(pump.join_next().await),
             }

@@ -35,8 +35,10 @@ use crate::{
 
 mod guesses;
 mod idle;
+mod ids;
 
 pub use idle::Visit;
+pub use ids::SessionIds;
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,6 +134,8 @@ pub struct Config {
     pub closed_processes: usize,
     /// How long a closed process stays readable.
     pub closed_kept: Duration,
+    /// How sessions are named.
+    pub session_ids: SessionIds,
 }
 
 impl Config {
@@ -162,6 +166,7 @@ impl Default for Config {
             processes_max: limits::RUNNING_PROCESSES,
             closed_processes: limits::CLOSED_PROCESSES,
             closed_kept: limits::CLOSED_KEPT,
+            session_ids: SessionIds::default(),
         }
     }
 }
@@ -498,7 +503,7 @@ impl Core {
         if lock(&self.sessions).len() >= self.config.sessions_max {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
-        let id: Arc<str> = uuid::Uuid::new_v4().to_string().into();
+        let id = self.config.session_ids.make();
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 

@@ -244,6 +244,7 @@ async fn serve_on(input: &Input, link: &Link, mut is_repeated: bool) -> Served {
         }
         // Both are cancel safe.
         let answer = tokio::select! {
+            biased;
             answer = answers.next() => answer,
             () = input.joined.notified(), if answers.len() < UNDER_WAY => continue,
         };

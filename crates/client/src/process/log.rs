@@ -8,7 +8,7 @@
 //! by a server that promises order, or more than the window allows, is a [`Breach`], which fails this process and no other.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
 };
@@ -84,7 +84,7 @@ struct State {
     /// Events that came before their turn.
     early: BTreeMap<u64, Event>,
     early_bytes: u64,
-    cursors: HashMap<u64, Slot>,
+    cursors: BTreeMap<u64, Slot>,
     next_cursor: u64,
     /// Callers who wait for the end and read nothing.
     waiting: usize,
@@ -130,7 +130,7 @@ impl Log {
             next: after.saturating_add(1),
             early: BTreeMap::new(),
             early_bytes: 0,
-            cursors: HashMap::new(),
+            cursors: BTreeMap::new(),
             next_cursor: 0,
             waiting: 0,
             taken: after,

@@ -1,0 +1,31 @@
+//! Where the names of new sessions come from: the system's randomness, or a program that must repeat itself.
+
+use std::{fmt, sync::Arc};
+
+/// Makes session ids. An id is a capability, so anything but the default belongs into tests and simulations.
+#[derive(Clone)]
+pub struct SessionIds(Arc<dyn Fn() -> String + Send + Sync>);
+
+impl SessionIds {
+    /// Ids of one's own making. They must be unique for the life of a state directory.
+    pub fn from_fn(make: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Arc::new(make))
+    }
+
+    pub(crate) fn make(&self) -> Arc<str> {
+        (self.0)().into()
+    }
+}
+
+impl Default for SessionIds {
+    /// 122 random bits each.
+    fn default() -> Self {
+        Self::from_fn(|| uuid::Uuid::new_v4().to_string())
+    }
+}
+
+impl fmt::Debug for SessionIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionIds")
+    }
+}
