@@ -127,6 +127,11 @@ impl Link {
             CallError::Rpc { code, message, data } => {
                 let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
                 let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
+                // The last words of a link whose session another connection has taken; its close frame follows. Whether the
+                // session comes back is the keeper's business, and no reason for a process to be given up.
+                if kind == Some(Kind::SessionResumedElsewhere) {
+                    return Error::Disconnected { reason: Some(message) };
+                }
                 Error::Server { code, kind, message }
             }
             CallError::Encode(error) => {

@@ -107,9 +107,9 @@ impl<S: Spawner> Holder<S> {
         self.poller.as_fd()
     }
 
-    /// Whether a segment is on its way to the disk: the end of that write makes [`Holder::as_fd`] readable.
-    pub fn is_spilling(&self) -> bool {
-        self.cx.spill.is_writing()
+    /// Blocks until nothing is under way to the disk; for a caller whose clock stands still meanwhile.
+    pub fn wait_for_disk(&self) {
+        self.cx.spill.wait();
     }
 
     /// One round: handles what is ready and due, without waiting. Time must not go backwards.

@@ -64,6 +64,8 @@ struct Shared {
     eventfd: OwnedFd,
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// Told when nothing is left to do.
+    idle: Condvar,
 }
 
 #[derive(Default)]
@@ -72,6 +74,8 @@ struct Queue {
     roll: Option<String>,
     jobs: VecDeque<Job>,
     outcome: Option<Outcome>,
+    /// A job is being done.
+    is_busy: bool,
     is_stopped: bool,
 }
 
@@ -88,6 +92,7 @@ impl Spill {
             eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             queue: Mutex::default(),
             wake: Condvar::new(),
+            idle: Condvar::new(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -122,9 +127,12 @@ impl Spill {
         !self.is_writing && self.rests_until.is_none()
     }
 
-    /// Whether a write is under way.
-    pub(crate) fn is_writing(&self) -> bool {
-        self.is_writing
+    /// Blocks until every job is done. What became of a write is still to be taken.
+    pub(crate) fn wait(&self) {
+        let mut queue = self.shared.lock();
+        while queue.roll.is_some() || !queue.jobs.is_empty() || queue.is_busy {
+            queue = self.shared.idle.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Begins to write a sealed segment, at the end of this turn. The caller has asked [`Spill::is_idle`].
@@ -248,10 +256,13 @@ impl Shared {
     fn next(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
-            if let Some(text) = queue.roll.take() {
-                return Some(Job::Roll { text });
+            let roll = queue.roll.take().map(|text| Job::Roll { text });
+            let job = roll.or_else(|| queue.jobs.pop_front());
+            queue.is_busy = job.is_some();
+            if job.is_none() {
+                self.idle.notify_all();
             }
-            match queue.jobs.pop_front() {
+            match job {
                 Some(job) => return Some(job),
                 None if queue.is_stopped => return None,
                 None => queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),

@@ -492,7 +492,15 @@ impl Session {
     }
 
     pub(crate) fn handle_expired(&self) {
-        lock(&self.state).over = true;
+        let attached = {
+            let mut state = lock(&self.state);
+            state.over = true;
+            state.attached.clone()
+        };
+        // Somebody came in the moment in which its time was over: whoever comes again is told so.
+        if let Some(peer) = attached {
+            peer.goodbye(1001, "session has expired; connect again");
+        }
         if let Some(core) = self.core.upgrade() {
             let ended = self.processes().iter().map(|process| process.id().to_owned()).collect();
             core.expire(&self.id, ended);

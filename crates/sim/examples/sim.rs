@@ -1,8 +1,11 @@
-//! Runs simulated worlds: `sim SEED` prints the trace of one, `sim --seeds N [--from SEED]` runs many and prints what failed.
+//! Runs simulated worlds: `sim SEED` prints the trace of one, `sim --seeds N [--from SEED]` runs many, prints what failed and what was reached.
 
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode};
 
-use exec_server_sim::{Report, run_and_keep, trace::Branch};
+use exec_server_sim::{Report, branch::Branch, run_and_keep, run_many};
+
+/// Where traces go.
+const TRACES: &str = "target/sim";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -10,8 +13,7 @@ fn main() -> ExitCode {
     let option = |name: &str| words.iter().position(|word| word == name).and_then(|at| number(words.get(at + 1)?));
     let outcome = match (words.first().and_then(number), option("--seeds")) {
         (Some(seed), _) => one(seed),
-        (None, Some(count)) => many(option("--from").unwrap_or(0), count),
-        (None, None) => many(0, 200),
+        (None, count) => many(option("--from").unwrap_or(0), count.unwrap_or(200)),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("sim: {error}");
@@ -19,29 +21,38 @@ fn main() -> ExitCode {
     })
 }
 
-/// One seed, with its whole trace on standard output.
+/// One seed, with its whole trace on standard output and in its file.
 fn one(seed: u64) -> std::io::Result<ExitCode> {
-    let report = run_and_keep(seed, Path::new("target/sim"))?;
+    let report = run_and_keep(seed, Path::new(TRACES), true)?;
     std::io::stdout().write_all(report.trace.as_bytes())?;
+    eprintln!("trace: {TRACES}/{seed}.trace");
     Ok(verdict(&report))
 }
 
 fn many(from: u64, count: u64) -> std::io::Result<ExitCode> {
-    let mut failed = 0;
+    let reports = run_many(from..from + count, Path::new(TRACES), |report| {
+        verdict(report);
+    })?;
+    let failed = reports.iter().filter(|report| report.failure.is_some()).count() as u64;
     let mut counters: BTreeMap<Branch, u64> = BTreeMap::new();
-    for seed in from..from + count {
-        let report = run_and_keep(seed, Path::new("target/sim"))?;
-        failed += u64::from(report.failure.is_some());
-        verdict(&report);
-        for (branch, times) in report.counters {
-            *counters.entry(branch).or_default() += times;
-        }
+    let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
+    for report in &reports {
+        report.counters.iter().for_each(|(branch, times)| *counters.entry(*branch).or_default() += times);
+        report.sent.iter().for_each(|(method, times)| *sent.entry(method).or_default() += times);
     }
     let mut out = std::io::stdout();
     for branch in Branch::ALL {
-        writeln!(out, "{branch:?}: {}", counters.get(&branch).copied().unwrap_or(0))?;
+        writeln!(out, "{branch:?}: {}", counters.get(branch).copied().unwrap_or(0))?;
     }
+    let sent: Vec<String> = sent.iter().map(|(method, times)| format!("{method} {times}")).collect();
+    writeln!(out, "sent: {}", sent.join(", "))?;
     writeln!(out, "seeds {from}..{}: {} passed, {failed} failed", from + count, count - failed)?;
+    let never: Vec<_> = Branch::ALL.iter().filter(|branch| !counters.contains_key(branch)).collect();
+    // A handful of seeds cannot reach everything.
+    if count >= 200 && !never.is_empty() {
+        writeln!(out, "never reached: {never:?}")?;
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -50,7 +61,7 @@ fn verdict(report: &Report) -> ExitCode {
         None => ExitCode::SUCCESS,
         Some(failure) => {
             eprintln!("seed {}: {failure}", report.seed);
-            eprintln!("trace: target/sim/{}.trace", report.seed);
+            eprintln!("trace: {TRACES}/{}.trace; replay: cargo xtask sim {}", report.seed, report.seed);
             ExitCode::FAILURE
         }
     }

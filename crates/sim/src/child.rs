@@ -4,9 +4,11 @@
 //! with the log or the server: the oracle counts for itself.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fmt,
     io::ErrorKind,
+    rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -108,6 +110,10 @@ pub struct Record {
     pub signals: Vec<i32>,
     /// A write found its stream full at least once.
     pub was_held: bool,
+    /// It died with its holder: what it wrote last nobody may have read.
+    pub lost: bool,
+    /// Sizes that its terminal was given.
+    pub resizes: usize,
     ignores_term: bool,
 }
 
@@ -164,12 +170,36 @@ pub const STDIN_TEXT: usize = 7;
 /// Makes scripted children for a holder.
 pub struct ScriptSpawner {
     stage: Stage,
+    children: Children,
+}
+
+/// The children that a holder has made.
+#[derive(Clone, Default)]
+pub struct Children(Rc<RefCell<Vec<(String, Driver)>>>);
+
+impl Children {
+    /// Their holder is gone: those that still lived died with it, and what was not told of them cannot be told any more.
+    pub fn lose(&self, records: &Records) {
+        for (name, driver) in self.0.borrow().iter() {
+            records.with(name, |record| {
+                record.lost = true;
+                record.exit.get_or_insert(128 + Signal::KILL.as_raw());
+            });
+            driver.die(9);
+            driver.close_all();
+        }
+    }
 }
 
 impl ScriptSpawner {
     /// Children of this world.
     pub fn new(stage: Stage) -> Self {
-        Self { stage }
+        Self { stage, children: Children::default() }
+    }
+
+    /// The names of all children it has made and will make.
+    pub fn children(&self) -> Children {
+        self.children.clone()
     }
 }
 
@@ -185,6 +215,7 @@ impl Spawner for ScriptSpawner {
             steps.iter().map(|text| Step::parse(text).expect("the world writes what it can read")).collect();
         let actor = Actor { name: name.clone(), stage: self.stage.clone(), driver };
         self.stage.records.with(name, |record| record.spawns += 1);
+        self.children.0.borrow_mut().push((name.clone(), actor.driver.clone()));
         actor.obey_signals();
         self.stage.spawn(async move { actor.play(steps).await });
         Ok(child)
@@ -235,7 +266,7 @@ impl Actor {
                 }
                 Step::Eof => {
                     while !self.is_killed() && !self.stage.records.with(&self.name, |record| record.saw_eof) {
-                        self.stage.pause(5).await;
+                        self.stage.pause(20).await;
                     }
                 }
                 Step::Exit(code) => self.exit(code),

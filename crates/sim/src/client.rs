@@ -5,21 +5,23 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     rc::{Rc, Weak},
+    sync::Arc,
 };
 
-use exec_server_protocol::base64;
 use exec_server_rpc::Stream;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
-    child,
+    branch::Branch,
     link::Link,
     rng::Rng,
+    server::Server,
     stage::Stage,
-    trace::Branch,
-    view::{Plan, Start, View},
+    trace::Invariant,
+    view::{Start, View},
     wire::{Ear, Wire},
 };
 
@@ -50,19 +52,23 @@ pub(crate) enum Call {
     Start(String),
     Write(String, usize),
     CloseStdin(String),
-    Read(String),
+    /// With the time it may wait.
+    Read(String, u64),
     /// Signal, terminate: only that it is answered counts.
     Command(String),
     List,
     EndSession,
+    Subscribe(String),
     /// Said by a connection that has lost its session: must be refused.
     Stale,
+    /// Something senseless, and the kind of the error that it must be answered with.
+    Nonsense(&'static str),
 }
 
 /// One connection of a client.
 pub(crate) struct Connection {
     pub(crate) link: Link,
-    wire: Wire,
+    pub(crate) wire: Wire,
     pub(crate) calls: BTreeMap<u64, Call>,
     /// The session was given to it.
     pub(crate) is_initialized: bool,
@@ -72,6 +78,10 @@ pub(crate) struct Connection {
     over: Option<u32>,
     /// The highest number seen per process: on one connection numbers only grow.
     pub(crate) seen: BTreeMap<String, u64>,
+    /// Processes of other sessions that it follows.
+    pub(crate) watched: BTreeMap<String, View>,
+    /// Kinds of the errors without an id that are due.
+    pub(crate) strays: VecDeque<&'static str>,
 }
 
 /// A client and everything it knows.
@@ -80,6 +90,8 @@ pub struct Client {
     pub name: String,
     /// What it announces.
     pub kind: Kind,
+    /// Understands `process/gap`, which a client that acknowledges always does.
+    pub tells_gaps: bool,
     /// How long its session may be alone.
     pub ttl_ms: u64,
     /// Acknowledges as it takes; otherwise only when it is told to.
@@ -94,6 +106,11 @@ pub struct Client {
     /// The error kind of a resume that was refused for good.
     pub(crate) refused: Option<String>,
     pub(crate) ended: bool,
+    /// Its holder was killed.
+    pub(crate) holder_killed: bool,
+    /// When anything was last heard of the server.
+    pub(crate) heard: Instant,
+    pub(crate) server: Arc<Server>,
     pub(crate) stage: Stage,
     rng: Rng,
     next_connection: u32,
@@ -105,7 +122,15 @@ struct Listener(Weak<RefCell<Client>>);
 impl Ear for Listener {
     fn heard(&self, connection: u32, message: Value) {
         if let Some(client) = self.0.upgrade() {
-            client.borrow_mut().handle(connection, &message);
+            let mut client = client.borrow_mut();
+            client.handle(connection, &message);
+            client.hear(connection);
+        }
+    }
+
+    fn pinged(&self, connection: u32) {
+        if let Some(client) = self.0.upgrade() {
+            client.borrow_mut().hear(connection);
         }
     }
 
@@ -118,10 +143,11 @@ impl Ear for Listener {
 
 impl Client {
     /// A client that has not connected yet.
-    pub fn new(name: String, kind: Kind, stage: Stage, rng: Rng) -> Rc<RefCell<Self>> {
+    pub fn new(name: String, kind: Kind, server: Arc<Server>, stage: Stage, rng: Rng) -> Rc<RefCell<Self>> {
         Rc::new(RefCell::new(Self {
             name,
             kind,
+            tells_gaps: kind == Kind::Acknowledges,
             ttl_ms: 120_000,
             acks_promptly: true,
             retained_max: Some(u64::MAX),
@@ -131,11 +157,24 @@ impl Client {
             views: BTreeMap::new(),
             refused: None,
             ended: false,
+            holder_killed: false,
+            heard: Instant::now(),
+            server,
             stage,
             rng,
             next_connection: 0,
             next_call: 0,
         }))
+    }
+
+    /// The server has spoken on a connection: the session is known to be attached if that one has it.
+    fn hear(&mut self, connection: u32) {
+        let is_attached = self.connections.get(&connection).is_some_and(|known| known.is_initialized);
+        // One that came back when its time was over may have been let in in the last moment: its session ends all the same.
+        let is_doomed = self.heard.elapsed().as_millis() >= u128::from(self.ttl_ms);
+        if is_attached && !is_doomed {
+            self.heard = Instant::now();
+        }
     }
 
     /// Opens a connection and asks for the session.
@@ -152,12 +191,16 @@ impl Client {
             superseded: false,
             over: client.attached,
             seen: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            strays: VecDeque::new(),
         };
         client.connections.insert(number, connection);
         client.trace(format_args!("connection {number}: {arrival:?}"));
         let mut params = json!({"clientName": client.name, "ttlMs": client.ttl_ms});
         if client.kind == Kind::Acknowledges {
             params["capabilities"] = json!({"ack": true, "gap": true});
+        } else if client.tells_gaps {
+            params["capabilities"] = json!({"gap": true});
         }
         if arrival != Arrival::New {
             params["resumeSessionId"] = json!(client.session);
@@ -171,21 +214,23 @@ impl Client {
         self.stage.trace.line(format_args!("{} {what}", self.name));
     }
 
-    pub(crate) fn wrong(&self, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.fail(format_args!("{}: {what}", self.name));
+    pub(crate) fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+        self.stage.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Asks something on a connection.
     pub(crate) fn call(&mut self, connection: u32, call: Call, method: &str, params: Value) {
         self.next_call += 1;
         let id = self.next_call;
+        self.stage.trace.sent(method);
         if let Some(connection) = self.connections.get_mut(&connection) {
             connection.wire.send(&json!({"id": id, "method": method, "params": params}));
             connection.calls.insert(id, call);
         }
     }
 
-    fn notify(&self, connection: u32, method: &str, params: Value) {
+    pub(crate) fn notify(&self, connection: u32, method: &str, params: Value) {
+        self.stage.trace.sent(method);
         if let Some(connection) = self.connections.get(&connection) {
             connection.wire.send(&json!({"method": method, "params": params}));
         }
@@ -198,128 +243,10 @@ impl Client {
             .next()
     }
 
-    /// Starts a process.
-    pub fn start(&mut self, name: &str, plan: Plan) {
-        self.trace(format_args!("start {name}: {}", child::argv(name, &plan.steps)[2..].join(" ")));
-        let view = View::new(name.to_owned(), plan, self.stage.trace.clone(), self.stage.records.clone());
-        self.views.insert(name.to_owned(), view);
-        self.ask_start(name);
-    }
-
-    fn ask_start(&mut self, name: &str) {
-        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
-        if let Start::Asked(times) = &mut view.start {
-            *times += 1;
-        }
-        let mut params = json!({
-            "processId": name,
-            "argv": child::argv(name, &view.plan.steps),
-            "cwd": "/",
-            "env": {},
-            "tty": view.plan.tty,
-            "pipeStdin": view.plan.stdin,
-        });
-        if view.plan.drops {
-            params["overflow"] = json!("dropOldest");
-        }
-        self.call(attached, Call::Start(name.to_owned()), "process/start", params);
-    }
-
-    /// Writes to a process's stdin, under an id.
-    pub fn write(&mut self, name: &str, len: u64) {
-        let Some(view) = self.views.get_mut(name) else { return };
-        let index = view.next_write(len);
-        self.trace(format_args!("write {name} {index}: {len} bytes"));
-        self.ask_write(name, index);
-    }
-
-    fn ask_write(&mut self, name: &str, index: usize) {
-        let (Some(attached), Some(view)) = (self.attached, self.views.get(name)) else { return };
-        let chunk = base64::encode(&view.write_bytes(index));
-        let params = json!({"processId": name, "chunk": chunk, "writeId": format!("{name}/{index}")});
-        self.call(attached, Call::Write(name.to_owned(), index), "process/write", params);
-    }
-
-    /// Closes a process's stdin, behind its writes.
-    pub fn close_stdin(&mut self, name: &str) {
-        self.trace(format_args!("close stdin of {name}"));
-        let Some(view) = self.views.get_mut(name) else { return };
-        view.close_stdin = Some(None);
-        self.ask_close(name);
-    }
-
-    fn ask_close(&mut self, name: &str) {
-        if let Some(attached) = self.attached {
-            let params = json!({"processId": name});
-            self.call(attached, Call::CloseStdin(name.to_owned()), "process/closeStdin", params);
-        }
-    }
-
-    /// Reads what was not taken yet.
-    pub fn read(&mut self, name: &str, wait_ms: u64) {
-        let (Some(attached), Some(view)) = (self.attached, self.views.get(name)) else { return };
-        let params = json!({"processId": name, "afterSeq": view.last, "waitMs": wait_ms});
-        self.call(attached, Call::Read(name.to_owned()), "process/read", params);
-    }
-
-    /// Signals, terminates, or anything else of which only the answer counts.
-    pub fn command(&mut self, name: &str, method: &str, params: Value) {
-        let Some(attached) = self.attached else { return };
-        self.trace(format_args!("{method} {params}"));
-        if let Some(view) = self.views.get_mut(name) {
-            view.asked_to_die = true;
-        }
-        self.call(attached, Call::Command(name.to_owned()), method, params);
-    }
-
-    /// Drops a closed process.
-    pub fn forget(&mut self, name: &str) {
-        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
-        view.forgotten = true;
-        self.trace(format_args!("forget {name}"));
-        self.call(attached, Call::Command(name.to_owned()), "process/forget", json!({"processId": name}));
-    }
-
-    /// Asks for the list of processes.
-    pub fn list(&mut self) {
-        if let Some(attached) = self.attached {
-            self.call(attached, Call::List, "process/list", json!({}));
-        }
-    }
-
-    /// Ends the session.
-    pub fn end_session(&mut self) {
-        if let Some(attached) = self.attached {
-            self.trace(format_args!("ends its session"));
-            self.call(attached, Call::EndSession, "session/end", json!({}));
-        }
-    }
-
-    /// Acknowledges what was taken of a process.
-    pub fn ack(&mut self, name: &str) {
-        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
-        if self.kind == Kind::Acknowledges && view.last > view.acked {
-            (view.acked, view.unacked) = (view.last, 0);
-            let params = json!({"processId": name, "seq": view.last});
-            self.notify(attached, "process/ack", params);
-        }
-    }
-
-    /// The old connection goes on speaking after another has the session: a write and a terminate that must not act.
-    pub fn speak_stale(&mut self) {
-        let stale = self.connections.iter().find(|(_, connection)| connection.superseded).map(|(number, _)| *number);
-        let (Some(stale), Some(name)) = (stale, self.views.keys().next().cloned()) else { return };
-        self.stage.trace.count(Branch::StaleSpoke);
-        self.trace(format_args!("superseded connection {stale} speaks of {name}"));
-        let params = json!({"processId": name, "chunk": base64::encode(b"from the past"), "writeId": "stale"});
-        self.call(stale, Call::Stale, "process/write", params);
-        self.call(stale, Call::Stale, "process/terminate", json!({"processId": name}));
-        self.notify(stale, "process/ack", json!({"processId": name, "seq": 1_000_000}));
-    }
-
     /// Lets go of all connections but the attached one, or of all.
     pub fn drop_connections(&mut self, keep_attached: bool) {
         let keep = self.attached.filter(|_| keep_attached);
+        self.views.values_mut().for_each(View::give_up_keyless);
         self.connections.retain(|number, _| Some(*number) == keep);
         self.attached = keep;
     }
@@ -327,6 +254,7 @@ impl Client {
     fn handle_end(&mut self, connection: u32, why: &str) {
         let Some(ended) = self.connections.remove(&connection) else { return };
         let open = ended.calls.len();
+        self.views.values_mut().for_each(View::give_up_keyless);
         self.trace(format_args!("connection {connection} ended ({why}), {open} calls open"));
         if self.attached == Some(connection) {
             // Two that raced may have been told in another order than they were served: the one that is left has the session.
@@ -352,10 +280,9 @@ impl Client {
         }
         self.attached = Some(number);
         self.notify(number, "initialized", json!({}));
-        if arrival == Arrival::New {
-            return;
+        if arrival != Arrival::New {
+            self.stage.trace.count(Branch::Resume);
         }
-        self.stage.trace.count(Branch::Resume);
         for name in self.views.keys().cloned().collect::<Vec<_>>() {
             self.catch_up(&name);
         }
@@ -370,10 +297,16 @@ impl Client {
         if live && replayed {
             self.stage.trace.count(Branch::ReplayWhileLive);
         }
+        view.give_up_keyless();
         let unanswered = (0..view.writes.len()).filter(|index| view.writes[*index].status.is_none());
         let (unanswered, close) = (unanswered.collect::<Vec<_>>(), view.close_stdin == Some(None));
         let (asked, reads) = (matches!(view.start, Start::Asked(_)), !view.closed && self.kind == Kind::Reference);
-        if asked {
+        if asked && self.is_called_off(name) {
+            // Nobody knows whether it began; asked again, it would begin again.
+            if let Some(view) = self.views.get_mut(name) {
+                view.cancel();
+            }
+        } else if asked {
             self.ask_start(name);
         }
         for index in unanswered {

@@ -3,15 +3,13 @@
 use std::{io, time::Duration};
 
 use crate::{
+    branch::Branch,
     client::{Arrival, Kind},
     link::Quality,
-    trace::Branch,
+    trace::Invariant,
     view::Start,
     world::World,
 };
-
-/// A link without faults.
-const GOOD: Quality = Quality { delay: Duration::ZERO, slice: 1 << 20, pace: None, capacity: 256 << 10 };
 
 /// How long anything may take once all is mended: longer than every script, timeout and grace period.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -21,19 +19,29 @@ impl World {
     pub(crate) async fn finish(&mut self) -> io::Result<()> {
         self.stage.trace.line(format_args!("finale"));
         if !self.server.is_up() {
-            self.server.begin(&self.stage).await?;
+            self.server.begin().await?;
+        }
+        self.rivals.clear();
+        for user in &mut self.users {
+            user.dialer.mend();
+            user.held.values().for_each(|held| held.pause_ms.set(0));
         }
         self.mend().await;
+        self.mend_users().await;
         self.complete().await;
-        for client in &self.clients {
-            let mut client = client.borrow_mut();
-            client.views.values_mut().for_each(crate::view::View::check_end);
-        }
-        self.count_records();
+        self.check_ends();
         if !self.stage.trace.has_failed() {
             self.end_sessions().await;
         }
         Ok(())
+    }
+
+    fn check_ends(&mut self) {
+        for client in &self.clients {
+            client.borrow_mut().views.values_mut().for_each(crate::view::View::check_end);
+        }
+        self.users.iter().flat_map(|user| user.held.values()).for_each(|held| held.check_end());
+        self.count_records();
     }
 
     /// Every client comes back over a good link and takes everything.
@@ -44,16 +52,44 @@ impl World {
         // A connection that wanted the session may still be served, and given it, until it is found to be gone.
         tokio::time::sleep(Duration::from_secs(4)).await;
         for index in 0..self.clients.len() {
-            let number = self.connect_over(index, Arrival::TakeOver, GOOD);
-            self.clients[index].borrow_mut().acks_promptly = true;
-            let back = self.until(PATIENCE, |world| world.clients[index].borrow().attached == Some(number)).await;
-            if !back {
+            // One whose session was over comes a second time, with a new one.
+            for _ in 0..2 {
+                let number = self.connect_over(index, Arrival::TakeOver, Quality::GOOD);
+                self.clients[index].borrow_mut().acks_promptly = true;
+                self.until(PATIENCE, |world| {
+                    let client = world.clients[index].borrow();
+                    client.attached == Some(number) || client.refused.is_some()
+                })
+                .await;
+                self.tend();
+            }
+            if self.clients[index].borrow().attached.is_none() {
                 let client = self.clients[index].borrow();
-                return client.wrong(format_args!("cannot resume at the end: {:?}", client.refused));
+                return client
+                    .wrong(Invariant::Answered, format_args!("cannot resume at the end: {:?}", client.refused));
             }
             self.clients[index].borrow_mut().drop_connections(true);
             self.clients[index].borrow_mut().behave();
             self.close_all_stdin(index);
+        }
+    }
+
+    /// Every program has its session, or begins again until it has; then it closes what it writes to.
+    async fn mend_users(&mut self) {
+        let mended = self
+            .until(PATIENCE, |world| {
+                world.tend();
+                let down = world.users.iter_mut().filter(|user| user.client.is_none() || user.is_lost());
+                down.for_each(crate::user::User::begin_again);
+                world.users.iter().all(crate::user::User::is_up)
+            })
+            .await;
+        if !mended && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
+            return user.wrong(Invariant::Answered, format_args!("is not connected at the end"));
+        }
+        for user in &self.users {
+            let open: Vec<_> = user.held.values().filter(|held| held.plan.stdin && !held.is_over()).cloned().collect();
+            open.iter().for_each(|held| held.close_stdin(user));
         }
     }
 
@@ -72,8 +108,9 @@ impl World {
         let complete = self
             .until(PATIENCE, |world| {
                 looks += 1;
+                world.tend();
                 world.check();
-                world.clients.iter().all(|client| {
+                let told = world.clients.iter().all(|client| {
                     let mut client = client.borrow_mut();
                     let open = client.views.values().filter(|view| view.start != Start::Cancelled && !view.closed);
                     let open: Vec<String> = open.map(|view| view.name.clone()).collect();
@@ -82,26 +119,39 @@ impl World {
                         open.iter().for_each(|name| client.read(name, 0));
                     }
                     open.is_empty() && client.waits_for().is_none()
-                })
+                });
+                let mut users = world.users.iter();
+                let mut relics = world.relics.iter();
+                told && users.all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
+                    && relics.all(|relic| relic.borrow().waits_for().is_none())
             })
             .await;
-        if !complete {
-            for client in &self.clients {
-                let client = client.borrow();
-                if let Some(call) = client.waits_for() {
-                    client.wrong(format_args!("never answered: {call}"));
-                }
+        if complete {
+            return;
+        }
+        for client in &self.clients {
+            let client = client.borrow();
+            if let Some(call) = client.waits_for() {
+                client.wrong(Invariant::Answered, format_args!("never answered: {call}"));
             }
+        }
+        for user in &self.users {
+            if let Some(call) = user.pending.first() {
+                user.wrong(Invariant::Answered, format_args!("never answered: {call}"));
+            }
+        }
+        if let Some(call) = self.relics.iter().find_map(|relic| relic.borrow().waits_for()) {
+            self.stage.trace.fail(Invariant::Answered, format_args!("never answered: {call}"));
         }
     }
 
     fn count_records(&self) {
-        for client in &self.clients {
-            for view in client.borrow().views.values() {
-                let record = self.stage.records.get(&view.name);
-                if record.signals.len() > 1 && record.signals.last() == Some(&9) {
-                    self.stage.trace.count(Branch::GraceOver);
-                }
+        let names = self.clients.iter().flat_map(|client| client.borrow().views.keys().cloned().collect::<Vec<_>>());
+        let held = self.users.iter().flat_map(|user| user.held.keys().cloned());
+        for name in names.chain(held) {
+            let record = self.stage.records.get(&name);
+            if record.signals.len() > 1 && record.signals.last() == Some(&9) {
+                self.stage.trace.count(Branch::GraceOver);
             }
         }
         for _ in 0..self.holders.loads() {
@@ -120,31 +170,42 @@ impl World {
                 self.clients[index].borrow_mut().drop_connections(false);
             }
         }
+        self.relics.iter().for_each(|relic| relic.borrow_mut().leave());
+        self.users.iter_mut().for_each(crate::user::User::end_session);
         let ended = self
             .until(PATIENCE, |world| {
                 let mut stay = world.clients.iter().enumerate().filter(|(index, _)| !leaving.contains(index));
                 stay.all(|(_, client)| client.borrow().ended)
+                    && world.users.iter().all(|user| user.pending.first().is_none())
             })
             .await;
         if !ended {
-            return self.stage.trace.fail(format_args!("a session does not end"));
+            return self.stage.trace.fail(Invariant::Answered, format_args!("a session does not end"));
         }
-        let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max();
-        if let Some(ttl_ms) = longest {
-            tokio::time::sleep(Duration::from_millis(ttl_ms + 5000)).await;
-        }
+        // Longer than any session waits, those of clients that were never told of theirs included.
+        let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max().unwrap_or(120_000);
+        // A session of the first generation whose server crashed waits as long as that of a client that announced nothing.
+        let of_relics = if self.relics.is_empty() { 0 } else { 600_000 };
+        tokio::time::sleep(Duration::from_millis(longest.max(of_relics) + 5000)).await;
         for index in leaving {
             self.clients[index].borrow_mut().refused = None;
-            self.connect_over(index, Arrival::TakeOver, GOOD);
+            self.connect_over(index, Arrival::TakeOver, Quality::GOOD);
             self.until(PATIENCE, |world| world.clients[index].borrow().refused.is_some()).await;
             let client = self.clients[index].borrow();
             match client.refused.as_deref() {
                 Some("sessionExpired") => self.stage.trace.count(Branch::Expired),
-                other => client.wrong(format_args!("its time is over, and a resume says {other:?}")),
+                Some("holderLost" | "unknownSession") if client.holder_killed => {}
+                other => {
+                    client.wrong(Invariant::Expiry, format_args!("its time is over, and a resume says {other:?}"));
+                }
             }
         }
+        for client in self.retired.iter().chain(&self.clients) {
+            client.borrow().check_nobody_lives("all sessions are over");
+        }
+        self.relics.iter().for_each(|relic| relic.borrow().check_end());
         if !self.until(PATIENCE, |world| world.holders.alive() == 0).await {
-            self.stage.trace.fail(format_args!("{} holders are left", self.holders.alive()));
+            self.stage.trace.fail(Invariant::Health, format_args!("{} holders are left", self.holders.alive()));
         }
     }
 }

@@ -1,11 +1,14 @@
 //! What a client makes of messages: events to views, answers to the calls they end.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::{
+    branch::Branch,
     client::{Arrival, Call, Client, Kind},
-    trace::Branch,
-    view::{Accepted, Start},
+    trace::Invariant,
+    view::{Accepted, Start, View},
 };
 
 impl Client {
@@ -14,14 +17,17 @@ impl Client {
         if let Some(method) = message["method"].as_str() {
             return self.handle_event(connection, method, &message["params"]);
         }
+        if message["id"] == -1 {
+            return self.handle_stray(connection, &message["error"]["data"]["kind"]);
+        }
         let id = message["id"].as_u64();
         let call = id.and_then(|id| self.connections.get_mut(&connection)?.calls.remove(&id));
         let Some(call) = call else {
-            return self.wrong(format_args!("an answer to nothing: {message}"));
+            return self.wrong(Invariant::Answered, format_args!("an answer to nothing: {message}"));
         };
         match (&message["result"], message["error"]["data"]["kind"].as_str()) {
             (_, Some(kind)) => self.handle_failure(connection, call, kind),
-            (Value::Null, None) => self.wrong(format_args!("{call:?}: an error without a kind: {message}")),
+            (Value::Null, None) => self.wrong(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}")),
             (result, None) => self.handle_answer(connection, call, result),
         }
     }
@@ -32,31 +38,49 @@ impl Client {
             return;
         }
         let Some(name) = params["processId"].as_str().map(str::to_owned) else {
-            return self.wrong(format_args!("{method} without a process"));
+            return self.wrong(Invariant::Wire, format_args!("{method} without a process"));
         };
+        if let Some(session) = params["sessionId"].as_str().filter(|id| Some(*id) != self.session.as_deref()) {
+            return self.handle_watched(connection, session, &name, method, params);
+        }
         if let Some(seq) = params["seq"].as_u64().or(params["fromSeq"].as_u64()) {
             self.note_number(connection, &name, seq);
         }
         let Some(view) = self.views.get_mut(&name) else {
-            return self.wrong(format_args!("{method} of unknown {name}"));
+            return self.wrong(Invariant::Wire, format_args!("{method} of unknown {name}"));
         };
-        let whole = match method {
-            "process/output" => view.handle_chunk(params, true),
-            "process/exited" => view.handle_exited_event(params),
-            "process/closed" => view.handle_closed_event(params),
-            "process/gap" => {
-                view.handle_gap(params);
-                true
-            }
-            other => return self.wrong(format_args!("event {other}")),
+        let Some(whole) = hear(view, method, params) else {
+            return self.wrong(Invariant::Wire, format_args!("event {method}"));
         };
         match (whole, self.kind) {
             (true, _) => self.ack_if_due(&name),
             (false, Kind::Acknowledges) => {
-                self.wrong(format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]));
+                self.wrong(Invariant::Prefix, format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]));
             }
             // What was sent counts as taken: a resumed reference client reads what the cut swallowed.
             (false, Kind::Reference) => self.read(&name, 0),
+        }
+    }
+
+    /// An event of a process of another session, which this connection follows.
+    fn handle_watched(&mut self, connection: u32, session: &str, name: &str, method: &str, params: &Value) {
+        let Some(known) = self.connections.get_mut(&connection) else { return };
+        // Unsubscribed, and this was under way.
+        let Some(view) = known.watched.get_mut(name) else { return };
+        match hear(view, method, params) {
+            Some(true) => {}
+            Some(false) => {
+                self.wrong(Invariant::Prefix, format_args!("{name} of {session}: {method} jumps over what was not told"));
+            }
+            None => self.wrong(Invariant::Wire, format_args!("event {method}")),
+        }
+    }
+
+    fn handle_stray(&mut self, connection: u32, kind: &Value) {
+        let Some(known) = self.connections.get_mut(&connection) else { return };
+        match known.strays.pop_front() {
+            Some(expected) if kind == expected => self.stage.trace.count(Branch::Nonsense),
+            expected => self.wrong(Invariant::Answered, format_args!("an error {kind} for nobody, due was {expected:?}")),
         }
     }
 
@@ -77,40 +101,86 @@ impl Client {
                 }
             }
             Call::Write(name, index) => {
-                let status = Self::accepted(&result["status"]);
+                let status = match Self::accepted(&result["status"]) {
+                    // Its start was called off: there is nothing to write to.
+                    None if self.is_called_off(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    status => status,
+                };
                 self.trace(format_args!("write {name} {index}: {}", result["status"]));
                 match (self.views.get_mut(&name), status) {
                     (Some(view), Some(_)) => view.writes[index].status = status,
-                    _ => self.wrong(format_args!("write {name} {index}: {result}")),
+                    _ => self.wrong(Invariant::Answered, format_args!("write {name} {index}: {result}")),
                 }
+                self.note_settled(&name, index);
             }
             Call::CloseStdin(name) => {
                 self.trace(format_args!("close stdin of {name}: {}", result["status"]));
-                match (self.views.get_mut(&name), Self::accepted(&result["status"])) {
+                let status = match Self::accepted(&result["status"]) {
+                    None if self.is_called_off(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    status => status,
+                };
+                match (self.views.get_mut(&name), status) {
                     (Some(view), Some(status)) => view.close_stdin = Some(Some(status)),
-                    _ => self.wrong(format_args!("close stdin of {name}: {result}")),
+                    _ => self.wrong(Invariant::Answered, format_args!("close stdin of {name}: {result}")),
                 }
             }
-            Call::Read(name) => self.handle_read(&name, result),
+            Call::Read(name, wait_ms) => {
+                if wait_ms > 0 && self.kind == Kind::Reference {
+                    self.stage.trace.count(Branch::PollSwitch);
+                }
+                self.handle_read(&name, result);
+            }
+            Call::Subscribe(name) => self.trace(format_args!("follows {name}: {result}")),
             Call::Command(name) => self.trace(format_args!("command on {name}: {result}")),
-            Call::List => {
-                for process in result["processes"].as_array().into_iter().flatten() {
-                    let (id, blocked) = (&process["processId"], &process["blocked"]);
-                    let (retained, written) = (&process["retainedBytes"], &process["outputBytes"]);
-                    self.trace(format_args!("list: {id} blocked {blocked}, {retained} of {written} bytes"));
-                    if !blocked.is_null() {
-                        self.stage.trace.count(Branch::Blocked);
-                    }
-                    if retained.as_u64() > self.retained_max {
-                        self.wrong(format_args!("{id} retains {retained} bytes, allowed {:?}", self.retained_max));
-                    }
-                }
-            }
+            Call::List => self.handle_list(result),
             Call::EndSession => {
                 self.trace(format_args!("session ended"));
                 self.ended = true;
+                self.check_nobody_lives("its session was ended");
             }
-            Call::Stale => self.wrong(format_args!("a superseded connection was obeyed: {result}")),
+            Call::Stale => {
+                self.wrong(Invariant::Superseded, format_args!("a superseded connection was obeyed: {result}"));
+            }
+            Call::Nonsense(kind) => {
+                self.wrong(Invariant::Answered, format_args!("nonsense that is {kind} was obeyed: {result}"));
+            }
+        }
+    }
+
+    /// After the end of a session no child of it lives.
+    pub(crate) fn check_nobody_lives(&self, why: &str) {
+        for name in self.views.keys() {
+            let lives = self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
+            if lives {
+                self.wrong(Invariant::Expiry, format_args!("{name} lives although {why}"));
+            }
+        }
+    }
+
+    /// A write that another server than the first one answers was in already, or went in now: its id told them apart.
+    fn note_settled(&self, name: &str, index: usize) {
+        let Some(write) = self.views.get(name).map(|view| view.writes[index]) else { return };
+        if write.status == Some(Accepted::Yes) && write.server != self.server.lives() {
+            self.stage.trace.count(Branch::SettledAfterCrash);
+        }
+    }
+
+    fn handle_list(&self, result: &Value) {
+        for process in result["processes"].as_array().into_iter().flatten() {
+            let (id, blocked) = (&process["processId"], &process["blocked"]);
+            let (retained, written) = (&process["retainedBytes"], &process["outputBytes"]);
+            self.trace(format_args!("list: {id} blocked {blocked}, {retained} of {written} bytes"));
+            if !blocked.is_null() {
+                self.stage.trace.count(Branch::Blocked);
+            }
+            if blocked.as_str().is_some_and(|why| why == "diskFull") {
+                self.stage.trace.count(Branch::DiskFull);
+            }
+            let is_own = process["sessionId"].as_str() == self.session.as_deref();
+            if is_own && retained.as_u64() > self.retained_max {
+                let allowed = self.retained_max;
+                self.wrong(Invariant::Retained, format_args!("{id} retains {retained} bytes, allowed {allowed:?}"));
+            }
         }
     }
 
@@ -119,7 +189,7 @@ impl Client {
         match (&self.session, arrival) {
             (None, Arrival::New) => self.session = id,
             (known, Arrival::Resume | Arrival::TakeOver) if *known == id => {}
-            _ => self.wrong(format_args!("{arrival:?} gave another session")),
+            _ => self.wrong(Invariant::Answered, format_args!("{arrival:?} gave another session")),
         }
         self.trace(format_args!("connection {connection} is attached"));
         self.settle_in(connection, arrival);
@@ -155,26 +225,73 @@ impl Client {
                 self.stage.trace.count(Branch::Refused);
                 self.connections.remove(&connection);
             }
-            (Call::Initialize(_), "sessionExpired" | "unknownSession") => {
+            (Call::Initialize(_), "sessionExpired" | "unknownSession" | "holderLost") => {
                 self.refused = Some(kind.to_owned());
                 self.connections.remove(&connection);
+                self.check_refusal(kind);
             }
+            (Call::Initialize(_), "draining") => drop(self.connections.remove(&connection)),
+            (Call::Start(name), "draining") => {
+                // The server that comes next is asked again.
+                if let Some(Start::Asked(times)) = self.views.get_mut(name).map(|view| &mut view.start) {
+                    *times = times.saturating_sub(1);
+                }
+            }
+            (Call::Nonsense(expected), kind) if *expected == kind => self.stage.trace.count(Branch::Nonsense),
+            (Call::Subscribe(_) | Call::Command(_), "unknownSession" | "unknownProcess") => {}
+            (call, "holderLost") if self.is_lost(call) => {}
             (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
             (Call::Start(name), "startCancelled") => {
                 if let Some(view) = self.views.get_mut(name)
                     && view.asked_to_die
                 {
-                    view.start = Start::Cancelled;
-                    view.writes.iter_mut().for_each(|write| write.status = Some(Accepted::No));
+                    self.stage.trace.count(Branch::TerminateWhileStarting);
+                    view.cancel();
                 }
             }
             // Its start was called off.
-            (Call::Read(name), "unknownProcess") if self.is_called_off(name) => {}
-            _ => self.wrong(format_args!("{call:?} failed: {kind}")),
+            (Call::Read(name, _), "unknownProcess") if self.is_called_off(name) => {}
+            _ => self.wrong(Invariant::Answered, format_args!("{call:?} failed: {kind}")),
         }
     }
 
-    fn is_called_off(&self, name: &str) -> bool {
+    /// A session is gone: by its clock, and then not early; by its holder, and then it is dead.
+    fn check_refusal(&self, kind: &str) {
+        let (alone, ttl) = (self.heard.elapsed(), Duration::from_millis(self.ttl_ms));
+        match kind {
+            "sessionExpired" if alone + Duration::from_secs(1) < ttl => {
+                self.wrong(Invariant::Expiry, format_args!("expired {alone:?} after it was heard of, its time is {ttl:?}"));
+            }
+            "sessionExpired" => self.check_nobody_lives("its time is over"),
+            "holderLost" if !self.holder_killed => {
+                self.wrong(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether what a call was about died with its holder.
+    fn is_lost(&mut self, call: &Call) -> bool {
+        let (Call::Start(name)
+        | Call::Write(name, _)
+        | Call::CloseStdin(name)
+        | Call::Read(name, _)
+        | Call::Command(name)) = call
+        else {
+            return false;
+        };
+        if let (Some(view), true) = (self.views.get_mut(name), self.holder_killed) {
+            match call {
+                Call::Start(_) => view.cancel(),
+                Call::Write(_, index) => view.writes[*index].status = Some(Accepted::Unknown),
+                Call::CloseStdin(_) => view.close_stdin = Some(Some(Accepted::No)),
+                _ => {}
+            }
+        }
+        self.holder_killed
+    }
+
+    pub(crate) fn is_called_off(&self, name: &str) -> bool {
         self.views.get(name).is_some_and(|view| view.asked_to_die)
     }
 
@@ -184,7 +301,7 @@ impl Client {
                 view.start = Start::Done;
                 self.stage.trace.count(Branch::StartRetry);
             }
-            _ => self.wrong(format_args!("{name} is taken although it was asked for once")),
+            _ => self.wrong(Invariant::Start, format_args!("{name} is taken although it was asked for once")),
         }
     }
 
@@ -193,7 +310,7 @@ impl Client {
         let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
         let before = seen.insert(name.to_owned(), seq);
         if before.is_some_and(|before| before >= seq) {
-            self.wrong(format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)));
+            self.wrong(Invariant::Prefix, format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)));
         }
     }
 
@@ -209,4 +326,18 @@ impl Client {
             _ => None,
         }
     }
+}
+
+/// Gives an event to a view: whether it fits behind what is known, or nothing where there is no such event.
+fn hear(view: &mut View, method: &str, params: &Value) -> Option<bool> {
+    Some(match method {
+        "process/output" => view.handle_chunk(params, true),
+        "process/exited" => view.handle_exited_event(params),
+        "process/closed" => view.handle_closed_event(params),
+        "process/gap" => {
+            view.handle_gap(params);
+            true
+        }
+        _ => return None,
+    })
 }

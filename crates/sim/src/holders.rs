@@ -24,15 +24,20 @@ use rustix::{
 };
 use tokio::{io::Interest, sync::Notify};
 
-use crate::{child::ScriptSpawner, stage::Stage};
+use crate::{branch::Branch, child::ScriptSpawner, gate::Gate, stage::Stage, trace::Invariant};
 
 /// Turns of a holder at one instant of the simulated clock before it is said to spin.
 const TURNS_MAX: u32 = 100_000;
+
+/// Processes of a session, and segments of each, that a disk can be full for: more than a world has.
+const SLOTS: u32 = 10;
+const SEGMENTS: u64 = 12;
 
 /// All holders of a world.
 pub struct Holders {
     root: tempfile::TempDir,
     limits: Limits,
+    gate: Gate,
     state: Mutex<State>,
     /// Told when `unborn` has something.
     births: Notify,
@@ -55,11 +60,14 @@ struct Entry {
     record: Option<Vec<u8>>,
     secret: Option<[u8; 32]>,
     is_alive: bool,
+    /// Rung when the holder is to die.
+    death: Arc<Notify>,
 }
 
 /// A holder that was asked for and does not run yet: the fork takes its time.
 struct Unborn {
     session: String,
+    death: Arc<Notify>,
     order: u64,
     config: Config,
     controller: OwnedFd,
@@ -67,10 +75,11 @@ struct Unborn {
 
 impl Holders {
     /// No holders yet, and an empty state directory.
-    pub fn new(limits: Limits) -> io::Result<Arc<Self>> {
+    pub fn new(limits: Limits, gate: Gate) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             root: tempfile::tempdir()?,
             limits,
+            gate,
             state: Mutex::default(),
             births: Notify::new(),
             loads: AtomicU64::new(0),
@@ -96,16 +105,50 @@ impl Holders {
         self.lock().sessions.values().filter(|entry| entry.is_alive).count()
     }
 
+    /// Whether a session's holder runs.
+    pub fn is_alive(&self, session: &str) -> bool {
+        self.lock().sessions.get(session).is_some_and(|entry| entry.is_alive)
+    }
+
+    /// Ends a session's holder as SIGKILL would, and its children with it. False where it has none.
+    pub fn kill(&self, session: &str) -> bool {
+        let state = self.lock();
+        let alive = state.sessions.get(session).filter(|entry| entry.is_alive);
+        alive.inspect(|entry| entry.death.notify_one()).is_some()
+    }
+
+    /// The disk of a session refuses every further segment, or takes them again: a folder stands where the file would be written.
+    pub fn fill_disk(&self, session: &str, is_full: bool) {
+        let Some(dir) = self.lock().sessions.get(session).map(|entry| entry.dir.clone()) else { return };
+        for (slot, id) in (0..SLOTS).flat_map(|slot| (0..SEGMENTS).map(move |id| (slot, id))) {
+            let path = dir.join(exec_server_log::disk_name(slot, id));
+            // What was written before stays; what is not there need not go.
+            let done = if is_full { std::fs::create_dir(path) } else { std::fs::remove_dir(path) };
+            done.ok();
+        }
+    }
+
     /// Disk segments that were read back.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
     }
 
     async fn live(self: Arc<Self>, unborn: Unborn, stage: Stage) {
-        let Unborn { session, order, config, controller } = unborn;
+        let Unborn { session, order, config, controller, death } = unborn;
         stage.trace.line(format_args!("holder {order} begins"));
-        if let Err(error) = drive(config, controller, &stage).await {
-            stage.trace.fail(format_args!("holder {order} failed: {error}"));
+        let spawner = ScriptSpawner::new(stage.clone());
+        let children = spawner.children();
+        let driven = tokio::select! {
+            biased;
+            () = death.notified() => {
+                stage.trace.count(Branch::HolderDeath);
+                Ok(())
+            }
+            driven = drive(config, controller, spawner, &stage) => driven,
+        };
+        children.lose(&stage.records);
+        if let Err(error) = driven {
+            stage.trace.fail(Invariant::Health, format_args!("holder {order} failed: {error}"));
         }
         if let Some(entry) = self.lock().sessions.get_mut(&session) {
             entry.is_alive = false;
@@ -122,7 +165,7 @@ impl Holders {
         let order = state.created;
         let dir = self.root.path().join(order.to_string());
         std::fs::create_dir(&dir)?;
-        let entry = Entry { order, dir, record: None, secret: None, is_alive: false };
+        let entry = Entry { order, dir, record: None, secret: None, is_alive: false, death: Arc::default() };
         state.sessions.insert(session.to_owned(), entry.clone());
         Ok(entry)
     }
@@ -165,14 +208,15 @@ impl core::Holders for Holders {
         if let Some(entry) = state.sessions.get_mut(session) {
             (entry.secret, entry.is_alive) = (Some(secret), true);
         }
-        let (session, order) = (session.to_owned(), entry.order);
-        state.unborn.push_back(Unborn { session, order, config, controller: theirs });
+        let (session, order, death) = (session.to_owned(), entry.order, entry.death);
+        state.unborn.push_back(Unborn { session, order, config, controller: theirs, death });
         drop(state);
         self.births.notify_one();
         Ok((ours, secret))
     }
 
     fn scan(&self) -> io::Result<Vec<(String, Found)>> {
+        self.gate.pass();
         let mut entries: Vec<(String, Entry)> = self.lock().sessions.clone().into_iter().collect();
         entries.sort_by_key(|(_, entry)| entry.order);
         let found = entries.into_iter().map(|(id, entry)| Self::find(&entry).map(|found| (id, found)));
@@ -181,6 +225,7 @@ impl core::Holders for Holders {
     }
 
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
+        self.gate.pass();
         self.entry(session)?;
         if let Some(entry) = self.lock().sessions.get_mut(session) {
             entry.record = Some(record.to_vec());
@@ -189,6 +234,7 @@ impl core::Holders for Holders {
     }
 
     fn open_segment(&self, session: &str, name: &str) -> io::Result<File> {
+        self.gate.pass();
         self.loads.fetch_add(1, Ordering::Relaxed);
         File::open(self.entry(session)?.dir.join(name))
     }
@@ -207,8 +253,8 @@ impl core::Holders for Holders {
 }
 
 /// Turns a holder whenever its descriptors or its deadlines ask for it, until its session has ended.
-async fn drive(config: Config, controller: OwnedFd, stage: &Stage) -> io::Result<()> {
-    let mut holder = Holder::new(config, controller, ScriptSpawner::new(stage.clone()), stage.now_ns())?;
+async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, stage: &Stage) -> io::Result<()> {
+    let mut holder = Holder::new(config, controller, spawner, stage.now_ns())?;
     let ready = exec_server_rpc::register(holder.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
     let (mut last_ns, mut turns) = (0, 0);
     loop {
@@ -222,6 +268,8 @@ async fn drive(config: Config, controller: OwnedFd, stage: &Stage) -> io::Result
         if turn.ended {
             return Ok(());
         }
+        // The disk takes no simulated time, so that it does not matter how much real time it takes.
+        holder.wait_for_disk();
         if is_readable(holder.as_fd())? {
             tokio::task::yield_now().await;
             continue;

@@ -13,11 +13,13 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use exec_server_rpc::Stream;
+use exec_server_rpc::{Stream, TcpProbe};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
 };
+
+use crate::rng::Rng;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,21 @@ pub struct Quality {
     pub capacity: usize,
 }
 
+impl Quality {
+    /// A link without faults.
+    pub const GOOD: Self = Self { delay: Duration::ZERO, slice: 1 << 20, pace: None, capacity: 256 << 10 };
+
+    /// A link as good or bad as chance has it.
+    pub fn draw(rng: &mut Rng) -> Self {
+        Self {
+            delay: Duration::from_millis(*rng.pick(&[0, 0, 1, 5, 40])),
+            slice: *rng.pick(&[200, 4096, 65_536, 1 << 20]),
+            pace: None,
+            capacity: *rng.pick(&[4 << 10, 64 << 10, 256 << 10]),
+        }
+    }
+}
+
 /// How a link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -58,6 +75,10 @@ pub struct Link(Arc<Mutex<State>>);
 struct State {
     up: Pipe,
     down: Pipe,
+    /// Since when nothing that one side's machine says reaches the other.
+    void_since: Option<Instant>,
+    /// When the client was last given anything.
+    heard: Instant,
 }
 
 #[derive(Debug)]
@@ -83,10 +104,18 @@ struct Pipe {
 impl Link {
     /// A link and its two ends: the client's and the server's.
     pub fn new(quality: Quality) -> (Self, Stream, Stream) {
-        let shared = Arc::new(Mutex::new(State { up: Pipe::new(quality), down: Pipe::new(quality) }));
+        let (up, down) = (Pipe::new(quality), Pipe::new(quality));
+        let shared = Arc::new(Mutex::new(State { up, down, void_since: None, heard: Instant::now() }));
         let end = |read: Way, write: Way| {
             let reader = Reader { shared: shared.clone(), way: read, sleep: None };
-            Stream::new(reader, Writer { shared: shared.clone(), way: write })
+            let mut stream = Stream::new(reader, Writer { shared: shared.clone(), way: write });
+            // As the kernel would: a peer that only stalls goes on acknowledging, one behind a dead line does not.
+            let asked = shared.clone();
+            stream.probe = Some(TcpProbe::from_fn(move || {
+                let silent = lock(&asked).void_since.map_or(Duration::ZERO, |since| since.elapsed());
+                u32::try_from(silent.as_millis()).ok()
+            }));
+            stream
         };
         let (client, server) = (end(Way::Down, Way::Up), end(Way::Up, Way::Down));
         (Self(shared), client, server)
@@ -110,6 +139,7 @@ impl Link {
     /// From now on writes vanish and reads hang, both ways, and nobody is told.
     pub fn half_open(&self) {
         let mut state = lock(&self.0);
+        state.void_since.get_or_insert_with(Instant::now);
         for way in [Way::Up, Way::Down] {
             let pipe = state.pipe(way);
             pipe.is_void = true;
@@ -128,6 +158,11 @@ impl Link {
         let pipe = state.pipe(way);
         pipe.quality.pace = pace;
         pipe.wake();
+    }
+
+    /// When the client's side was last given anything.
+    pub fn heard(&self) -> Instant {
+        lock(&self.0).heard
     }
 
     /// Whether the link was cut, by the world or by its byte count.
@@ -236,7 +271,11 @@ impl AsyncRead for Reader {
             let now = Instant::now();
             match pipe.ready_at() {
                 Some(at) if at <= now => {
-                    if pipe.deliver(buf, now) {
+                    let is_last = pipe.deliver(buf, now);
+                    if this.way == Way::Down {
+                        state.heard = now;
+                    }
+                    if is_last {
                         state.up.end(Cut::AtOnce);
                         state.down.end(Cut::AtOnce);
                     }

@@ -1,4 +1,4 @@
-//! What can befall a world in one step.
+//! What can befall a world in one step: what model clients do, what happens to links, and what happens to everybody.
 
 use std::{io, time::Duration};
 
@@ -6,11 +6,11 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    branch::Branch,
     child::Step,
     client::{Arrival, Client},
     link::{Cut, Way},
     plans,
-    trace::Branch,
     view::{Start, View},
     world::World,
 };
@@ -19,30 +19,42 @@ use crate::{
 const PROCESSES_MAX: usize = 5;
 
 impl World {
-    /// One operation of a random client, and some time.
+    /// One operation, and some time.
     pub(crate) async fn step(&mut self) -> io::Result<()> {
-        let client = self.rng.index(self.clients.len());
         match self.rng.within(0..100) {
-            0..15 => self.start(client),
-            15..33 => self.write(client),
-            33..35 => self.close_stdin(client),
-            35..36 => self.forget(client),
-            36..41 => self.steer(client),
-            41..48 => self.read(client),
-            48..54 => self.change_habits(client),
-            54..70 => self.disturb(client),
-            70..84 => self.come_back(client),
-            84..86 => self.race(client).await,
-            86..87 => self.clients[client].borrow_mut().speak_stale(),
-            87..90 => self.clients[client].borrow_mut().list(),
-            90..93 => self.hoard(client).await,
-            93..95 => self.leave(client).await,
-            95..98 => self.crash().await?,
-            _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
+            0..60 => self.step_client().await,
+            60..88 if !self.users.is_empty() => self.step_user(),
+            60..88 => self.step_client().await,
+            _ => self.step_world().await?,
         }
         let wait = *self.rng.pick(&[0, 0, 1, 3, 10, 50, 200, 1000]);
         self.stage.pause(wait).await;
         Ok(())
+    }
+
+    /// A model client does something, or something is done to its link.
+    async fn step_client(&mut self) {
+        let client = self.rng.index(self.clients.len());
+        match self.rng.within(0..100) {
+            0..15 => self.start(client),
+            15..32 => self.write(client),
+            32..34 => self.close_stdin(client),
+            34..36 => self.forget(client),
+            36..42 => self.steer(client),
+            42..49 => self.read(client),
+            49..54 => self.change_habits(client),
+            54..68 => self.disturb(client),
+            68..82 => self.come_back(client),
+            82..84 => self.race(client).await,
+            84..85 => self.clients[client].borrow_mut().speak_stale(),
+            85..88 => self.clients[client].borrow_mut().list("session"),
+            88..90 => self.subscribe(client),
+            90..92 => self.hoard(client).await,
+            92..94 => self.leave(client).await,
+            94..95 => self.clients[client].borrow_mut().ask_environment("environment/info"),
+            95..96 => self.clients[client].borrow_mut().ask_environment("environment/status"),
+            _ => self.clients[client].borrow_mut().say_nonsense(&mut self.rng),
+        }
     }
 
     fn start(&mut self, client: usize) {
@@ -52,7 +64,12 @@ impl World {
         self.next_process += 1;
         let name = format!("{}p{}", self.clients[client].borrow().name, self.next_process);
         let plan = plans::draw(&mut self.rng, self.is_heavy);
-        self.clients[client].borrow_mut().start(&name, plan);
+        let is_called_off = self.rng.chance(6);
+        let mut client = self.clients[client].borrow_mut();
+        client.start(&name, plan);
+        if is_called_off {
+            client.command(&name, "process/terminate", json!({"processId": name}));
+        }
     }
 
     /// A process of the client, drawn from those that fit.
@@ -63,10 +80,10 @@ impl World {
     }
 
     fn write(&mut self, client: usize) {
-        let picked = self.pick_process(client, |view| view.plan.stdin && view.close_stdin.is_none() && !view.forgotten);
-        if let Some(name) = picked {
+        if let Some(name) = self.pick_process(client, View::takes_writes) {
             let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
-            self.clients[client].borrow_mut().write(&name, len);
+            let is_keyless = self.rng.chance(5);
+            self.clients[client].borrow_mut().write(&name, len, is_keyless);
         }
     }
 
@@ -93,6 +110,9 @@ impl World {
             }
             0 => ("process/terminate", json!({"processId": name})),
             1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
+            2 if self.clients[client].borrow().views[&name].plan.tty => {
+                ("process/resize", json!({"processId": name, "rows": 30, "cols": 100}))
+            }
             2 => ("process/signal", json!({"processId": name, "signal": "interrupt"})),
             _ => ("process/signal", json!({"processId": name, "signal": "SIGTERM"})),
         };
@@ -194,15 +214,27 @@ impl World {
         self.clients[client].borrow_mut().acks_promptly = false;
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(200..3000))).await;
-        self.clients[client].borrow_mut().list();
+        self.clients[client].borrow_mut().list("session");
     }
 
-    /// A client goes away from such a process, and comes back.
+    /// A client goes away from such a process, and comes back. Where there is a disk it may be full meanwhile.
     async fn leave(&mut self, client: usize) {
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(1..300))).await;
+        let session = self.clients[client].borrow().session.clone().filter(|_| self.has_disk && self.rng.chance(40));
+        if let Some(session) = &session {
+            self.stage.trace.line(format_args!("the disk of {session} is full"));
+            self.holders.fill_disk(session, true);
+        }
         self.clients[client].borrow_mut().drop_connections(false);
         sleep(Duration::from_millis(self.rng.within(200..8000))).await;
+        for other in &self.clients {
+            other.borrow_mut().list("all");
+        }
+        self.stage.pause(50).await;
+        if let Some(session) = &session {
+            self.holders.fill_disk(session, false);
+        }
         self.connect(client, Arrival::Resume);
     }
 
@@ -212,20 +244,17 @@ impl World {
         self.is_heavy = before;
     }
 
-    /// The server ends without a word; another begins after a while. Clients find their connections gone.
-    pub(crate) async fn crash(&mut self) -> io::Result<()> {
-        if self.rng.chance(30) {
-            self.stage.trace.line(format_args!("server drains"));
-            self.server.drain().await;
+    /// A client follows a process of another one, or no longer.
+    fn subscribe(&mut self, client: usize) {
+        let other = self.rng.index(self.clients.len());
+        if other == client {
+            return;
         }
-        self.stage.trace.line(format_args!("server crashes"));
-        self.server.crash(&self.stage).await;
-        let down = *self.rng.pick(&[0, 5, 300, 3000]);
-        self.stage.pause(down).await;
-        self.server.begin(&self.stage).await?;
-        self.stage.trace.count(Branch::Adoption);
-        self.stage.trace.line(format_args!("server begins again, {} holders", self.holders.alive()));
-        Ok(())
+        let picked = self.pick_process(other, |view| view.start == Start::Done && view.plan.is_single() && !view.forgotten);
+        let (Some(name), Some(session)) = (picked, self.clients[other].borrow().session.clone()) else { return };
+        let mut plan = self.clients[other].borrow().views[&name].plan.clone();
+        plan.drops = true;
+        self.clients[client].borrow_mut().subscribe(&session, &name, plan);
     }
 }
 

@@ -5,9 +5,10 @@ use crate::{child::Step, rng::Rng, view::Plan};
 /// Draws a child; `heavy` makes those likely that write more than a log may hold.
 pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
     let code = i32::try_from(rng.within(0..5)).expect("small");
-    let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false };
+    let mut plan =
+        Plan { steps: Vec::new(), tty: false, stdin: false, drops: false, timeout_ms: None, idle_ms: None };
     let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
-    plan.steps = match if heavy && rng.chance(60) { 9 } else { rng.within(0..14) } {
+    plan.steps = match if heavy && rng.chance(60) { 9 } else { rng.within(0..16) } {
         // Gone before anybody has read.
         0 => vec![out(0, rng.within(0..300), 100, 0), Step::Exit(code)],
         // Output after the exit, as a grandchild makes it.
@@ -48,6 +49,15 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
         9 => {
             plan.drops = rng.chance(25);
             vec![out(0, rng.within(7 << 19..5 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
+        }
+        // Is ended by a time limit: while it writes, or because it does not.
+        10 => {
+            plan.timeout_ms = Some(rng.within(100..5000));
+            vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Wait(10_000), Step::Exit(code)]
+        }
+        11 => {
+            plan.idle_ms = Some(rng.within(100..3000));
+            vec![out(0, rng.within(1..5000), 500, 20), Step::Wait(20_000), Step::Exit(code)]
         }
         // Takes its input: at once, or late and slowly, so that stdin fills up.
         _ => {

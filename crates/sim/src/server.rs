@@ -1,8 +1,13 @@
 //! The server of a world: the real core, which can end without a word and begin again on the same holders.
 //!
-//! Owns the core and its connections, so that dropping both is a crash: no goodbye, no detach, only closed descriptors.
+//! Owns the core and its connections, so that dropping both is a crash: no goodbye, no detach, only closed descriptors. Shared, because
+//! every way to the server ends here.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Role, Stream};
@@ -12,67 +17,92 @@ use exec_server_server::{
 };
 use tokio::task::JoinSet;
 
-use crate::{holders::Holders, stage::Stage};
+use crate::{
+    holders::Holders,
+    trace::{Invariant, Trace},
+};
 
 /// A server that may be up or down.
 pub struct Server {
     config: Config,
     holders: Arc<Holders>,
+    trace: Trace,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
     core: Option<Arc<Core>>,
     connections: JoinSet<()>,
+    /// Counts the servers that have begun.
+    lives: u32,
 }
 
 impl Server {
     /// A server that is down.
-    pub fn new(config: Config, holders: Arc<Holders>) -> Self {
-        Self { config, holders, core: None, connections: JoinSet::new() }
+    pub fn new(config: Config, holders: Arc<Holders>, trace: Trace) -> Arc<Self> {
+        Arc::new(Self { config, holders, trace, state: Mutex::default() })
     }
 
     /// Whether it serves.
     pub fn is_up(&self) -> bool {
-        self.core.is_some()
+        self.lock().core.is_some()
     }
 
-    /// Begins to serve, and adopts what is there. Scripts stand still meanwhile: the scan runs on another thread.
-    pub async fn begin(&mut self, stage: &Stage) -> io::Result<()> {
+    /// How many servers there were, this one included.
+    pub fn lives(&self) -> u32 {
+        self.lock().lives
+    }
+
+    /// Begins to serve, and adopts what is there.
+    pub async fn begin(&self) -> io::Result<()> {
         let core = Core::new(self.config.clone(), self.holders.clone());
-        stage.freeze(true);
-        // Two milliseconds of simulated time pass only when everything that could run has run.
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         let adopted = core.adopt().await;
-        stage.freeze(false);
-        self.core = Some(core);
+        let mut state = self.lock();
+        state.core = Some(core);
+        state.lives += 1;
         adopted
     }
 
     /// Says goodbye to everybody first, as at a restart by hand.
-    pub async fn drain(&mut self) {
-        if let Some(core) = &self.core {
-            core.drain(std::time::Duration::from_secs(5)).await;
+    pub async fn drain(&self) {
+        let core = self.lock().core.clone();
+        if let Some(core) = core {
+            core.drain(Duration::from_secs(5)).await;
         }
     }
 
     /// Ends without a word.
-    pub async fn crash(&mut self, stage: &Stage) {
-        self.connections.shutdown().await;
-        if let Some(core) = self.core.take()
+    pub async fn crash(&self) {
+        // Nobody is let in any more before those who are in are put out.
+        let (core, mut connections) = {
+            let mut state = self.lock();
+            (state.core.take(), std::mem::take(&mut state.connections))
+        };
+        connections.shutdown().await;
+        if let Some(core) = core
             && Arc::into_inner(core).is_none()
         {
-            stage.trace.fail(format_args!("somebody keeps the core of a server that has ended"));
+            self.trace.fail(Invariant::Health, format_args!("somebody keeps the core of a server that has ended"));
         }
     }
 
-    /// Serves a connection; refused, by dropping it, while the server is down.
-    pub fn accept(&mut self, stream: Stream, stage: &Stage) {
-        while let Some(ended) = self.connections.try_join_next() {
+    /// Serves a connection; false, and the connection dropped, while the server is down.
+    pub fn accept(&self, stream: Stream) -> bool {
+        let mut state = self.lock();
+        while let Some(ended) = state.connections.try_join_next() {
             if ended.is_err() {
-                stage.trace.fail(format_args!("a connection's task panicked"));
+                self.trace.fail(Invariant::Health, format_args!("a connection's task panicked"));
             }
         }
-        if let Some(core) = self.core.clone() {
-            let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
-            let connection = Authenticated::vouch(stream, framing, Grant::owner(), "simulated");
-            self.connections.spawn(async move { core.serve(connection).await });
-        }
+        let Some(core) = state.core.clone() else { return false };
+        let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
+        let connection = Authenticated::vouch(stream, framing, Grant::owner(), "simulated");
+        state.connections.spawn(async move { core.serve(connection).await });
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,15 +3,38 @@
 //! Owns the local tasks (scripts and holders), which end with it. Everything runs on one thread with paused time, so that the only
 //! source of order is the runtime's queue.
 
-use std::{
-    cell::{Cell, RefCell},
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::{child::Records, trace::Trace};
+use crate::{
+    child::Records,
+    trace::{Invariant, Trace},
+};
+
+/// Tasks that end together, as those of a program that is killed.
+#[derive(Clone, Default)]
+pub struct Tasks(Rc<RefCell<JoinSet<()>>>);
+
+impl Tasks {
+    /// Adds one. It must run inside a `LocalSet`.
+    pub fn spawn(&self, trace: &Trace, task: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.0.borrow_mut();
+        while let Some(ended) = tasks.try_join_next() {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                trace.fail(Invariant::Health, format_args!("a task panicked: {error}"));
+            }
+        }
+        tasks.spawn_local(task);
+    }
+
+    /// Ends them all.
+    pub fn end(&self) {
+        self.0.borrow_mut().abort_all();
+    }
+}
 
 /// A handle on the ground of one world. Clones stand on the same ground.
 #[derive(Clone)]
@@ -25,23 +48,14 @@ pub struct Stage {
 
 struct Shared {
     started: Instant,
-    /// While set, no script moves: the server does work on another thread, and the order must not depend on how long that takes.
-    frozen: Cell<bool>,
-    tasks: RefCell<JoinSet<()>>,
+    tasks: Tasks,
 }
 
 impl Stage {
     /// An empty stage whose clock begins now.
     pub fn new() -> Self {
-        Self {
-            trace: Trace::new(),
-            records: Records::default(),
-            shared: Rc::new(Shared {
-                started: Instant::now(),
-                frozen: Cell::new(false),
-                tasks: RefCell::new(JoinSet::new()),
-            }),
-        }
+        let shared = Shared { started: Instant::now(), tasks: Tasks::default() };
+        Self { trace: Trace::new(), records: Records::default(), shared: Rc::new(shared) }
     }
 
     /// Monotonic nanoseconds of the simulated clock. It begins at one second, as zero is a value that code likes to treat apart.
@@ -54,34 +68,18 @@ impl Stage {
         self.shared.started + Duration::from_nanos(ns.saturating_sub(1_000_000_000))
     }
 
-    /// Waits so many milliseconds, and on while scripts are frozen. Zero lets everybody else have a turn.
+    /// Waits so many milliseconds. Zero lets everybody else have a turn.
     pub async fn pause(&self, ms: u64) {
         if ms == 0 {
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
-        while self.shared.frozen.get() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    /// Stops or lets go all scripts.
-    pub fn freeze(&self, frozen: bool) {
-        self.shared.frozen.set(frozen);
     }
 
     /// Gives a task to the stage. It must run inside a `LocalSet`.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        let mut tasks = self.shared.tasks.borrow_mut();
-        while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended
-                && error.is_panic()
-            {
-                self.trace.fail(format_args!("a task panicked: {error}"));
-            }
-        }
-        tasks.spawn_local(task);
+        self.shared.tasks.spawn(&self.trace, task);
     }
 }
 

@@ -9,9 +9,13 @@ use exec_server_protocol::base64;
 use serde_json::Value;
 
 use crate::{
+    branch::Branch,
     child::{Record, Records, STDIN_TEXT, Step, text},
-    trace::{Branch, Trace},
+    trace::{Invariant, Trace},
 };
+
+/// What a pipe or a simulated terminal holds at most: accepted bytes are in the child or in there.
+pub const PIPE_BYTES: u64 = 256 << 10;
 
 /// How a process is to be started.
 #[derive(Clone, Debug)]
@@ -24,6 +28,31 @@ pub struct Plan {
     pub stdin: bool,
     /// Gives up its oldest output instead of blocking. Writes to stdout only, so that a gap's bytes can be placed.
     pub drops: bool,
+    /// Ended after so long.
+    pub timeout_ms: Option<u64>,
+    /// Ended after so long without output.
+    pub idle_ms: Option<u64>,
+}
+
+impl Plan {
+    /// Whether a cause of an exit fits: a time limit only where there is one, a request only where there was one.
+    pub fn allows(&self, cause: &str, code: i32, asked_to_die: bool, lost: bool) -> bool {
+        match cause {
+            "exit" => code < 128,
+            "timeout" => self.timeout_ms.is_some() && code >= 128,
+            "idleTimeout" => self.idle_ms.is_some() && code >= 128,
+            // It may end by itself while its grace lasts.
+            "terminated" => asked_to_die,
+            "signal" => asked_to_die && code >= 128,
+            "lost" => lost && code == -1,
+            _ => false,
+        }
+    }
+
+    /// Whether all it writes goes to one stream, so that bytes that are gone can be placed.
+    pub fn is_single(&self) -> bool {
+        !self.steps.iter().any(|step| matches!(step, Step::Write { stream: 1, .. }))
+    }
 }
 
 /// A write as the client knows it.
@@ -35,6 +64,10 @@ pub struct Write {
     pub len: u64,
     /// The answer.
     pub status: Option<Accepted>,
+    /// It has no id: it is never sent again.
+    pub is_keyless: bool,
+    /// The server that it was first sent to, by its number.
+    pub server: u32,
 }
 
 /// What a write or a close was answered.
@@ -44,6 +77,8 @@ pub enum Accepted {
     Yes,
     /// Stdin was closed.
     No,
+    /// It had no id and its answer was lost: nobody knows.
+    Unknown,
 }
 
 /// Where a start stands.
@@ -83,6 +118,7 @@ pub struct View {
     pub forgotten: bool,
     /// The client asked for its end.
     pub asked_to_die: bool,
+    is_observed: bool,
     /// Taken bytes of each stream, those in gaps counted.
     taken: [u64; 2],
     gaps: u64,
@@ -110,6 +146,7 @@ impl View {
             close_stdin: None,
             forgotten: false,
             asked_to_die: false,
+            is_observed: false,
             taken: [0; 2],
             gaps: 0,
             chunks: BTreeMap::new(),
@@ -119,30 +156,42 @@ impl View {
         }
     }
 
-    fn wrong(&self, what: std::fmt::Arguments<'_>) {
-        self.trace.fail(format_args!("{}: {what}", self.name));
+    /// Its start came to nothing, or nobody knows what it came to.
+    pub fn cancel(&mut self) {
+        self.start = Start::Cancelled;
+        self.writes.iter_mut().for_each(|write| write.status = Some(Accepted::No));
+        self.close_stdin = Some(Some(Accepted::No));
+    }
+
+    /// Somebody else's process, for which nobody waits: gaps are as they come.
+    pub fn observe(&mut self) {
+        (self.start, self.is_observed) = (Start::Done, true);
+    }
+
+    fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+        self.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// A chunk of output, pushed or read. False where numbers before it are missing.
     pub fn handle_chunk(&mut self, chunk: &Value, pushed: bool) -> bool {
         let (Some(seq), Some(bytes)) = (chunk["seq"].as_u64(), chunk["chunk"].as_str()) else {
-            self.wrong(format_args!("a chunk without number or bytes: {chunk}"));
+            self.wrong(Invariant::Wire, format_args!("a chunk without number or bytes: {chunk}"));
             return true;
         };
         let Ok(bytes) = base64::decode(bytes) else {
-            self.wrong(format_args!("chunk {seq} is not base64"));
+            self.wrong(Invariant::Wire, format_args!("chunk {seq} is not base64"));
             return true;
         };
         let stream = usize::from(chunk["stream"] == "stderr");
         if (chunk["stream"] == "pty") != self.plan.tty {
-            self.wrong(format_args!("chunk {seq} is of stream {}", chunk["stream"]));
+            self.wrong(Invariant::Wire, format_args!("chunk {seq} is of stream {}", chunk["stream"]));
         }
         if let Some((of, at, len)) = self.chunks.get(&seq) {
             self.trace.count(Branch::Duplicate);
             // An acknowledgement may have been lost with the link: what comes again is acknowledged again.
             self.unacked += bytes.len() as u64;
             if *of != stream || *len != bytes.len() || text(&self.name, *of, *at, *len) != bytes {
-                self.wrong(format_args!("chunk {seq} came twice and differs"));
+                self.wrong(Invariant::Prefix, format_args!("chunk {seq} came twice and differs"));
             }
             return true;
         }
@@ -155,7 +204,7 @@ impl View {
         if let Some(offset) = chunk["offset"].as_u64()
             && offset != self.total()
         {
-            self.wrong(format_args!("chunk {seq} at offset {offset}, expected {}", self.total()));
+            self.wrong(Invariant::Prefix, format_args!("chunk {seq} at offset {offset}, expected {}", self.total()));
         }
         if !chunk["gap"].is_null() {
             self.take_gap(&chunk["gap"], seq);
@@ -166,13 +215,13 @@ impl View {
         }
         let at = self.taken[stream];
         if text(&self.name, stream, at, bytes.len()) != bytes {
-            self.wrong(format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()));
+            self.wrong(Invariant::Prefix, format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()));
         }
         if self.records.with(&self.name, |record| record.written[stream]) < at + bytes.len() as u64 {
-            self.wrong(format_args!("chunk {seq} has bytes that were never written"));
+            self.wrong(Invariant::Prefix, format_args!("chunk {seq} has bytes that were never written"));
         }
         if self.closed {
-            self.wrong(format_args!("chunk {seq} after the close"));
+            self.wrong(Invariant::End, format_args!("chunk {seq} after the close"));
         }
         if self.exited.is_some() {
             self.trace.count(Branch::OutputAfterExit);
@@ -197,17 +246,18 @@ impl View {
     fn take_gap(&mut self, gap: &Value, from: u64) {
         let bytes = gap["bytes"].as_u64().unwrap_or(0);
         self.trace.count(Branch::Gap);
+        self.trace.count(if self.is_observed { Branch::ObserverGap } else { Branch::DropOldestGap });
         self.trace.line(format_args!("{} gap {}..{}: {bytes} bytes", self.name, gap["fromSeq"], gap["toSeq"]));
-        if !self.plan.drops {
-            return self.wrong(format_args!("a gap in a log that must not drop: {gap}"));
+        if !self.plan.drops && !self.is_observed {
+            return self.wrong(Invariant::Gap, format_args!("a gap in a log that must not drop: {gap}"));
         }
         let begins = match self.chunks.get(&from) {
             Some((_, at, _)) => *at,
             None if from == self.last + 1 => self.taken[0],
-            None => return self.wrong(format_args!("gap from {from} where {} was the last number", self.last)),
+            None => return self.wrong(Invariant::Gap, format_args!("gap from {from} where {} was the last number", self.last)),
         };
         let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
-            return self.wrong(format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
+            return self.wrong(Invariant::Gap, format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
         };
         self.chunks.insert(from, (0, begins, 0));
         self.taken[0] += missed;
@@ -220,9 +270,9 @@ impl View {
 
     /// The exit, as an event or as the flag of a read.
     pub fn handle_exit(&mut self, code: i32) {
-        let real = self.records.with(&self.name, |record| record.exit);
-        if real != Some(code) {
-            self.wrong(format_args!("exit {code}, really {real:?}"));
+        let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
+        if real != Some(code) && !(lost && code == -1) {
+            self.wrong(Invariant::End, format_args!("exit {code}, really {real:?}"));
         }
         if self.exited.replace(code).is_none() {
             self.trace.line(format_args!("{} exited {code}", self.name));
@@ -236,8 +286,17 @@ impl View {
             return false;
         }
         self.last = self.last.max(seq);
-        let code = params["exitCode"].as_i64().and_then(|code| i32::try_from(code).ok());
-        self.handle_exit(code.unwrap_or(i32::MIN));
+        let code = params["exitCode"].as_i64().and_then(|code| i32::try_from(code).ok()).unwrap_or(i32::MIN);
+        self.handle_exit(code);
+        let (cause, lost) = (&params["cause"], self.records.with(&self.name, |record| record.lost));
+        if !self.is_observed && !self.plan.allows(cause.as_str().unwrap_or(""), code, self.asked_to_die, lost) {
+            self.wrong(Invariant::End, format_args!("exit {code} because of {cause}, of {:?}", self.plan));
+        }
+        match cause.as_str() {
+            Some("timeout") => self.trace.count(Branch::Timeout),
+            Some("idleTimeout") => self.trace.count(Branch::IdleTimeout),
+            _ => {}
+        }
         true
     }
 
@@ -248,13 +307,16 @@ impl View {
             return false;
         }
         self.last = self.last.max(seq);
-        let written: u64 = self.records.with(&self.name, |record| record.written.iter().sum());
-        if params["outputBytes"].as_u64() != Some(written) {
-            self.wrong(format_args!("closed says {} bytes, really {written}", params["outputBytes"]));
+        let (written, lost): (u64, bool) =
+            self.records.with(&self.name, |record| (record.written.iter().sum(), record.lost));
+        let told = params["outputBytes"].as_u64().unwrap_or(u64::MAX);
+        // What a dying holder had not read went with it.
+        if told > written || told < written && !lost {
+            self.wrong(Invariant::End, format_args!("closed says {} bytes, really {written}", params["outputBytes"]));
         }
         // What was dropped may have been delivered before; what was told as gone must have been dropped.
-        if params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
-            self.wrong(format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps));
+        if !self.is_observed && params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
+            self.wrong(Invariant::Gap, format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps));
         }
         self.handle_close();
         true
@@ -268,18 +330,33 @@ impl View {
         self.trace.line(format_args!("{} closed", self.name));
         let record = self.records.get(&self.name);
         if self.exited.is_none() {
-            self.wrong(format_args!("closed without an exit"));
+            self.wrong(Invariant::End, format_args!("closed without an exit"));
         }
-        if self.taken != record.written {
-            self.wrong(format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written));
+        let is_all = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written)
+            && (self.taken == record.written || record.lost);
+        if !is_all {
+            self.wrong(Invariant::End, format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written));
         }
     }
 
     /// The next write, made now.
-    pub fn next_write(&mut self, len: u64) -> usize {
+    pub fn next_write(&mut self, len: u64, is_keyless: bool, server: u32) -> usize {
         let start = self.writes.last().map_or(0, |write| write.start + write.len);
-        self.writes.push(Write { start, len, status: None });
+        self.writes.push(Write { start, len, status: None, is_keyless, server });
         self.writes.len() - 1
+    }
+
+    /// Whether another write may follow: not behind one of which nobody will ever know.
+    pub fn takes_writes(&self) -> bool {
+        let is_open = self.plan.stdin && self.close_stdin.is_none() && !self.forgotten;
+        is_open && !self.writes.iter().any(|write| write.is_keyless && write.status != Some(Accepted::Yes))
+    }
+
+    /// A link was cut: writes without an id that were not answered stay unknown.
+    pub fn give_up_keyless(&mut self) {
+        for write in self.writes.iter_mut().filter(|write| write.is_keyless && write.status.is_none()) {
+            write.status = Some(Accepted::Unknown);
+        }
     }
 
     /// Whether a write or a close was asked for and not answered.
@@ -302,9 +379,20 @@ impl View {
             (record.stdin.len(), text(&name, STDIN_TEXT, from as u64, new.len()) == new)
         });
         if !matches || len as u64 > end {
-            self.wrong(format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"));
+            self.wrong(Invariant::Stdin, format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"));
         }
         self.checked = len;
+        let accepted = self.accepted_end();
+        let is_dead = self.records.with(&name, |record| record.exit.is_some());
+        if accepted > len as u64 + PIPE_BYTES && !is_dead {
+            self.wrong(Invariant::Stdin, format_args!("{accepted} bytes were accepted, {len} read: more than a pipe holds"));
+        }
+    }
+
+    /// How far writes were accepted.
+    fn accepted_end(&self) -> u64 {
+        let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
+        accepted.map(|write| write.start + write.len).max().unwrap_or(0)
     }
 
     /// The last word on a process whose world has ended.
@@ -312,18 +400,18 @@ impl View {
         self.check_stdin();
         let record = self.records.get(&self.name);
         if record.spawns > 1 {
-            self.wrong(format_args!("spawned {} times", record.spawns));
+            self.wrong(Invariant::Start, format_args!("spawned {} times", record.spawns));
         }
         if self.start == Start::Done && !self.closed {
-            self.wrong(format_args!("never closed: {}", self.missing(&record)));
+            self.wrong(Invariant::End, format_args!("never closed: {}", self.missing(&record)));
         }
-        let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
-        let accepted = accepted.map(|write| write.start + write.len).max().unwrap_or(0);
-        if record.saw_eof && (record.stdin.len() as u64) < accepted {
-            self.wrong(format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()));
+        let accepted = self.accepted_end();
+        if record.saw_eof && !record.lost && (record.stdin.len() as u64) < accepted {
+            self.wrong(Invariant::Stdin, format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()));
         }
-        if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die {
-            self.wrong(format_args!("was killed ({:?}) and nobody asked for it", record.signals));
+        let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
+        if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die && !is_timed && !record.lost {
+            self.wrong(Invariant::Start, format_args!("was killed ({:?}) and nobody asked for it", record.signals));
         }
     }
 

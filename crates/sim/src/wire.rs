@@ -15,6 +15,8 @@ use tokio::{sync::Notify, task::JoinSet};
 pub trait Ear: 'static {
     /// A message came.
     fn heard(&self, connection: u32, message: Value);
+    /// The peer lives and says nothing else.
+    fn pinged(&self, connection: u32);
     /// Nothing more will come, for this reason.
     fn ended(&self, connection: u32, why: &str);
 }
@@ -70,7 +72,10 @@ impl Wire {
                         Ok(message) => ear.heard(number, message),
                         Err(error) => return ear.ended(number, &format!("not JSON: {error}")),
                     },
-                    Ok(Inbound::Ping(payload)) => incoming.push(Out::Pong(payload)),
+                    Ok(Inbound::Ping(payload)) => {
+                        ear.pinged(number);
+                        incoming.push(Out::Pong(payload));
+                    }
                     Ok(Inbound::Pong(_)) => {}
                     Err(closed) => return ear.ended(number, &closed.to_string()),
                 }
@@ -81,7 +86,12 @@ impl Wire {
 
     /// Sends a message, when the link takes it.
     pub fn send(&self, message: &Value) {
-        self.queue.push(Out::Message(message.to_string().into_bytes()));
+        self.send_text(message.to_string());
+    }
+
+    /// Sends any text as a message.
+    pub fn send_text(&self, text: String) {
+        self.queue.push(Out::Message(text.into_bytes()));
     }
 }
 

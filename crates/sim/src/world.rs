@@ -1,25 +1,39 @@
-//! A world: a server, its holders and children, a few clients, and what befalls them, all decided by one seed.
+//! A world: a server, its holders and children, a few clients of every kind, and what befalls them, all decided by one seed.
 //!
-//! Owns the order of events and the end, at which everything must have come out right. Each step is one operation and some time; the
-//! checks that need no event (stdin) run after each.
+//! Owns the order of events and the end, at which everything must have come out right. Each step is one operation and some time; after
+//! each, every promise that no event tells of is checked.
 
-use std::{cell::RefCell, io, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    io,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use exec_server_holder::Limits;
-use exec_server_server::core::Config;
+use exec_server_server::core::{Config, SessionIds};
 use tokio::{
     task::LocalSet,
     time::{Instant, sleep},
 };
 
 use crate::{
+    branch::Branch,
     client::{Arrival, Client, Kind},
+    gate::Gate,
     holders::Holders,
     link::{Link, Quality},
+    relic::Relic,
+    rival::Rival,
     rng::Rng,
     server::Server,
     stage::Stage,
-    trace::Counters,
+    trace::{Counters, Record, Sent},
+    user::User,
     view::View,
 };
 
@@ -32,47 +46,67 @@ pub struct Report {
     pub trace: String,
     /// How often each rare branch was taken.
     pub counters: Counters,
-    /// The first thing that was wrong.
+    /// How often each method was sent.
+    pub sent: Sent,
+    /// The first thing that was wrong, after the name of the promise it breaks.
     pub failure: Option<String>,
 }
 
-/// Whether the world of a seed has a disk to spill to. Disk calls run on other threads, so that such a world keeps its promises but does
-/// not repeat its trace to the letter.
+/// Whether the world of a seed has a disk to spill to.
 pub fn has_disk(seed: u64) -> bool {
     seed % 5 == 4
 }
 
 /// Lives through the world of a seed.
 pub fn run(seed: u64) -> io::Result<Report> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
+    let gate = Gate::default();
+    let asleep = gate.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .on_thread_park(move || asleep.fall_asleep())
+        .build()?;
     let local = LocalSet::new();
-    let (trace, failure, counters) = local.block_on(&runtime, async {
-        let mut world = World::new(seed)?;
+    let lived = local.block_on(&runtime, async {
+        let mut world = World::new(seed, gate.clone())?;
         world.live().await?;
         let record = world.stage.trace.take();
         drop(world);
         io::Result::Ok(record)
-    })?;
-    Ok(Report { seed, trace, counters, failure })
+    });
+    gate.open();
+    let Record { text, failure, counters, sent } = lived?;
+    Ok(Report { seed, trace: text, counters, sent, failure })
 }
 
 pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) stage: Stage,
     pub(crate) holders: Arc<Holders>,
-    pub(crate) server: Server,
+    pub(crate) server: Arc<Server>,
+    /// Model clients, which speak the wire themselves.
     pub(crate) clients: Vec<Rc<RefCell<Client>>>,
+    /// Model clients whose session is over.
+    pub(crate) retired: Vec<Rc<RefCell<Client>>>,
+    /// Programs with the real client.
+    pub(crate) users: Vec<User>,
+    pub(crate) relics: Vec<Rc<RefCell<Relic>>>,
+    pub(crate) rivals: Vec<Rival>,
+    pub(crate) next_client: u32,
     pub(crate) next_process: u32,
     /// Children write more than their logs may hold.
     pub(crate) is_heavy: bool,
+    pub(crate) has_disk: bool,
     retained_max: u64,
 }
 
 impl World {
-    fn new(seed: u64) -> io::Result<Self> {
+    fn new(seed: u64, gate: Gate) -> io::Result<Self> {
         let mut rng = Rng::new(seed);
         let stage = Stage::new();
-        let disk_quota_bytes = if has_disk(seed) { 64 << 20 } else { 0 };
+        let has_disk = has_disk(seed);
+        let disk_quota_bytes = if has_disk { *rng.pick(&[2 << 20, 64 << 20, 64 << 20]) } else { 0 };
         let limits = Limits {
             disk_quota_bytes,
             free_floor_bytes: 0,
@@ -80,45 +114,50 @@ impl World {
             ttl_ms: 120_000,
             ..Limits::default()
         };
-        let holders = Holders::new(limits)?;
+        let holders = Holders::new(limits, gate)?;
+        let sessions = AtomicU64::new(0);
         let config = Config {
             // Below three segments a child could block for ever: one stays readable, one is sealed, one is written.
             memory_cap_bytes: *rng.pick(&[3 << 20, 4 << 20]),
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
+            session_ids: SessionIds::from_fn(move || {
+                // As long as a real one, and the same in every run of a seed.
+                format!("{:08x}-0000-4000-8000-{seed:012x}", sessions.fetch_add(1, Ordering::Relaxed))
+            }),
             ..Config::default()
         };
         // The cap, the segment that is being written beside it, and the disk.
         let retained_max = config.memory_cap_bytes + (1 << 20) + disk_quota_bytes;
-        let server = Server::new(config, holders.clone());
+        let server = Server::new(config, holders.clone(), stage.trace.clone());
         Ok(Self {
             rng,
             stage,
             holders,
             server,
             clients: Vec::new(),
+            retired: Vec::new(),
+            users: Vec::new(),
+            relics: Vec::new(),
+            rivals: Vec::new(),
+            next_client: 0,
             next_process: 0,
-            is_heavy: has_disk(seed),
+            is_heavy: has_disk,
+            has_disk,
             retained_max,
         })
     }
 
     async fn live(&mut self) -> io::Result<()> {
         self.stage.spawn(self.holders.clone().keep(self.stage.clone()));
-        self.server.begin(&self.stage).await?;
-        for number in 0..self.rng.within(1..4) {
-            let kind = if self.rng.chance(65) { Kind::Acknowledges } else { Kind::Reference };
-            let client = Client::new(format!("c{number}"), kind, self.stage.clone(), self.rng.fork());
-            client.borrow_mut().acks_promptly = self.rng.chance(50);
-            if kind == Kind::Acknowledges {
-                client.borrow_mut().retained_max = Some(self.retained_max);
-            }
+        self.server.begin().await?;
+        for _ in 0..self.rng.within(1..3) {
+            let client = self.new_client();
             self.clients.push(client);
-            // One after the other: making a session writes a file on another thread.
-            self.connect(usize::try_from(number).expect("few clients"), Arrival::New);
-            self.until(Duration::from_secs(60), |world| {
-                world.clients.iter().all(|client| client.borrow().attached.is_some())
-            })
-            .await;
+            self.connect(self.clients.len() - 1, Arrival::New);
+        }
+        for number in 0..self.rng.within(0..3) {
+            let (name, rng) = (format!("u{number}"), self.rng.fork());
+            self.users.push(User::new(name, self.server.clone(), self.stage.clone(), rng));
         }
         let steps = self.rng.within(20..80);
         for _ in 0..steps {
@@ -126,33 +165,71 @@ impl World {
                 return Ok(());
             }
             self.step().await?;
+            self.tend();
             self.check();
         }
         self.finish().await
     }
 
+    fn new_client(&mut self) -> Rc<RefCell<Client>> {
+        let kind = if self.rng.chance(65) { Kind::Acknowledges } else { Kind::Reference };
+        let name = format!("c{}", self.next_client);
+        self.next_client += 1;
+        let client = Client::new(name, kind, self.server.clone(), self.stage.clone(), self.rng.fork());
+        let mut state = client.borrow_mut();
+        state.acks_promptly = self.rng.chance(50);
+        state.tells_gaps |= self.rng.chance(30);
+        if kind == Kind::Acknowledges {
+            state.retained_max = Some(self.retained_max);
+        }
+        drop(state);
+        client
+    }
+
     /// A link as good or bad as chance has it, with a connection on it.
     pub(crate) fn connect(&mut self, client: usize, arrival: Arrival) -> u32 {
-        let quality = Quality {
-            delay: Duration::from_millis(*self.rng.pick(&[0, 0, 1, 5, 40])),
-            slice: *self.rng.pick(&[200, 4096, 65_536, 1 << 20]),
-            pace: None,
-            capacity: *self.rng.pick(&[4 << 10, 64 << 10, 256 << 10]),
-        };
+        let quality = Quality::draw(&mut self.rng);
         self.connect_over(client, arrival, quality)
     }
 
     pub(crate) fn connect_over(&mut self, client: usize, arrival: Arrival, quality: Quality) -> u32 {
         let (link, ours, theirs) = Link::new(quality);
-        self.server.accept(theirs, &self.stage);
+        self.server.accept(theirs);
+        // One whose first answer was lost has no session to come back to.
+        let arrival = if self.clients[client].borrow().session.is_none() { Arrival::New } else { arrival };
+        if arrival == Arrival::New {
+            self.clients[client].borrow_mut().drop_connections(false);
+        }
         Client::connect(&self.clients[client], link, ours, arrival)
+    }
+
+    /// Looks after those whose session is over, and those who have just opened one.
+    pub(crate) fn tend(&mut self) {
+        self.users.iter_mut().for_each(User::tend);
+        for index in 0..self.clients.len() {
+            let is_over = {
+                let client = self.clients[index].borrow();
+                client.refused.is_some() || client.ended
+            };
+            if is_over {
+                let client = self.new_client();
+                let old = std::mem::replace(&mut self.clients[index], client);
+                if old.borrow().refused.as_deref() == Some("sessionExpired") {
+                    self.stage.trace.count(Branch::Expired);
+                }
+                old.borrow_mut().drop_connections(false);
+                self.retired.push(old);
+                self.connect(index, Arrival::New);
+            }
+        }
     }
 
     /// Checks what no event tells.
     pub(crate) fn check(&mut self) {
-        for client in &self.clients {
+        for client in self.clients.iter().chain(&self.retired) {
             client.borrow_mut().views.values_mut().for_each(View::check_stdin);
         }
+        self.users.iter().flat_map(|user| user.held.values()).for_each(|held| held.check());
     }
 
     /// Waits until something is so, by looking every few milliseconds; false when the time was over first.

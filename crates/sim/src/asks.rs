@@ -1,0 +1,206 @@
+//! What the model client asks for, one method a function: sent when it has a connection, and remembered either way.
+
+use exec_server_protocol::base64;
+use serde_json::{Value, json};
+
+use crate::{
+    branch::Branch,
+    child,
+    client::{Call, Client, Kind},
+    rng::Rng,
+    view::{Plan, Start, View},
+};
+
+impl Client {
+    /// Starts a process.
+    pub fn start(&mut self, name: &str, plan: Plan) {
+        self.trace(format_args!("start {name}: {}", child::argv(name, &plan.steps)[2..].join(" ")));
+        let view = View::new(name.to_owned(), plan, self.stage.trace.clone(), self.stage.records.clone());
+        self.views.insert(name.to_owned(), view);
+        self.ask_start(name);
+    }
+
+    pub(crate) fn ask_start(&mut self, name: &str) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
+        if let Start::Asked(times) = &mut view.start {
+            *times += 1;
+        }
+        let mut params = json!({
+            "processId": name,
+            "argv": child::argv(name, &view.plan.steps),
+            "cwd": "/",
+            "env": {},
+            "tty": view.plan.tty,
+            "pipeStdin": view.plan.stdin,
+        });
+        if view.plan.drops {
+            params["overflow"] = json!("dropOldest");
+        }
+        if view.plan.tty {
+            (params["term"], params["size"]) = (json!("xterm"), json!({"rows": 40, "cols": 132}));
+        }
+        (params["timeoutMs"], params["idleTimeoutMs"]) = (json!(view.plan.timeout_ms), json!(view.plan.idle_ms));
+        self.call(attached, Call::Start(name.to_owned()), "process/start", params);
+    }
+
+    /// Writes to a process's stdin, under an id.
+    pub fn write(&mut self, name: &str, len: u64, is_keyless: bool) {
+        // Without an id a write is never sent again: it is made only where it can be sent now.
+        let (server, is_keyless) = (self.server.lives(), is_keyless && self.attached.is_some());
+        let Some(view) = self.views.get_mut(name) else { return };
+        let index = view.next_write(len, is_keyless, server);
+        self.trace(format_args!("write {name} {index}: {len} bytes{}", if is_keyless { " without id" } else { "" }));
+        self.ask_write(name, index);
+    }
+
+    pub(crate) fn ask_write(&mut self, name: &str, index: usize) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get(name)) else { return };
+        let chunk = base64::encode(&view.write_bytes(index));
+        let mut params = json!({"processId": name, "chunk": chunk});
+        if !view.writes[index].is_keyless {
+            params["writeId"] = json!(format!("{name}/{index}"));
+        }
+        self.call(attached, Call::Write(name.to_owned(), index), "process/write", params);
+    }
+
+    /// Closes a process's stdin, behind its writes.
+    pub fn close_stdin(&mut self, name: &str) {
+        self.trace(format_args!("close stdin of {name}"));
+        let Some(view) = self.views.get_mut(name) else { return };
+        view.close_stdin = Some(None);
+        self.ask_close(name);
+    }
+
+    pub(crate) fn ask_close(&mut self, name: &str) {
+        if let Some(attached) = self.attached {
+            let params = json!({"processId": name});
+            self.call(attached, Call::CloseStdin(name.to_owned()), "process/closeStdin", params);
+        }
+    }
+
+    /// Reads what was not taken yet.
+    pub fn read(&mut self, name: &str, wait_ms: u64) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get(name)) else { return };
+        let params = json!({"processId": name, "afterSeq": view.last, "waitMs": wait_ms});
+        self.call(attached, Call::Read(name.to_owned(), wait_ms), "process/read", params);
+    }
+
+    /// Signals, terminates, or anything else of which only the answer counts.
+    pub fn command(&mut self, name: &str, method: &str, params: Value) {
+        let Some(attached) = self.attached else { return };
+        self.trace(format_args!("{method} {params}"));
+        if let (Some(view), "process/signal" | "process/terminate") = (self.views.get_mut(name), method) {
+            view.asked_to_die = true;
+        }
+        self.call(attached, Call::Command(name.to_owned()), method, params);
+    }
+
+    /// Drops a closed process.
+    pub fn forget(&mut self, name: &str) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
+        view.forgotten = true;
+        self.trace(format_args!("forget {name}"));
+        self.call(attached, Call::Command(name.to_owned()), "process/forget", json!({"processId": name}));
+    }
+
+    /// Asks for the list of processes.
+    pub fn list(&mut self, scope: &str) {
+        if let Some(attached) = self.attached {
+            self.call(attached, Call::List, "process/list", json!({"scope": scope}));
+        }
+    }
+
+    /// Ends the session.
+    pub fn end_session(&mut self) {
+        if let Some(attached) = self.attached {
+            self.trace(format_args!("ends its session"));
+            self.call(attached, Call::EndSession, "session/end", json!({}));
+        }
+    }
+
+    /// Acknowledges what was taken of a process.
+    pub fn ack(&mut self, name: &str) {
+        let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
+        if self.kind == Kind::Acknowledges && view.last > view.acked {
+            (view.acked, view.unacked) = (view.last, 0);
+            let params = json!({"processId": name, "seq": view.last});
+            self.notify(attached, "process/ack", params);
+        }
+    }
+
+    /// The old connection goes on speaking after another has the session: a write and a terminate that must not act.
+    pub fn speak_stale(&mut self) {
+        let stale = self.connections.iter().find(|(_, connection)| connection.superseded).map(|(number, _)| *number);
+        let (Some(stale), Some(name)) = (stale, self.views.keys().next().cloned()) else { return };
+        self.stage.trace.count(Branch::StaleSpoke);
+        self.trace(format_args!("superseded connection {stale} speaks of {name}"));
+        let params = json!({"processId": name, "chunk": base64::encode(b"from the past"), "writeId": "stale"});
+        self.call(stale, Call::Stale, "process/write", params);
+        self.call(stale, Call::Stale, "process/terminate", json!({"processId": name}));
+        self.notify(stale, "process/ack", json!({"processId": name, "seq": 1_000_000}));
+    }
+
+    /// Follows a process of another session, without holding it. Its output is that of one stream, so that gaps can be placed.
+    pub fn subscribe(&mut self, session: &str, name: &str, plan: Plan) {
+        let Some(attached) = self.attached.filter(|_| self.kind == Kind::Acknowledges) else { return };
+        let Some(connection) = self.connections.get_mut(&attached) else { return };
+        if connection.watched.contains_key(name) {
+            let params = json!({"processId": name, "sessionId": session});
+            connection.watched.remove(name);
+            self.trace(format_args!("unsubscribe {name}"));
+            return self.call(attached, Call::Command(name.to_owned()), "process/unsubscribe", params);
+        }
+        let mut view = View::new(name.to_owned(), plan, self.stage.trace.clone(), self.stage.records.clone());
+        view.observe();
+        connection.watched.insert(name.to_owned(), view);
+        self.trace(format_args!("subscribe {name}"));
+        let params = json!({"processId": name, "sessionId": session, "afterSeq": 0});
+        self.call(attached, Call::Subscribe(name.to_owned()), "process/subscribe", params);
+    }
+
+    /// Asks what the host says of itself.
+    pub fn ask_environment(&mut self, method: &str) {
+        if let Some(attached) = self.attached {
+            self.call(attached, Call::Command(String::new()), method, json!({}));
+        }
+    }
+
+    /// Says something that makes no sense. It must be answered, and change nothing.
+    pub fn say_nonsense(&mut self, rng: &mut Rng) {
+        let Some(attached) = self.attached else { return };
+        let (method, params, kind) = match rng.within(0..14) {
+            0 => return self.say_text(attached, "not-json", "malformed"),
+            1 => return self.say_text(attached, r#"{"method":"unknown/note","params":{}}"#, "unknownNotification"),
+            2 => return self.say_text(attached, &"[".repeat(500), "malformed"),
+            3 => return self.say_text(attached, r#"{"id":1,"id":2,"method":"process/list"}"#, "malformed"),
+            4 => ("no/such", json!({}), "unknownMethod"),
+            5 => ("command/no/such", json!({}), "unknownMethod"),
+            6 => ("process/read", json!({"processId": 5}), "invalidParams"),
+            7 => ("initialize", json!({"clientName": "again"}), "alreadyInitialized"),
+            8 => ("process/write", json!({"processId": "x", "chunk": "***"}), "invalidBase64"),
+            9 => ("process/write", json!({"processId": "x", "chunk": "", "writeId": ""}), "emptyWriteId"),
+            10 => ("process/read", json!({"processId": "nobody"}), "unknownProcess"),
+            11 => ("process/list", json!({"scope": 3}), "invalidParams"),
+            12 => (
+                "process/start",
+                json!({"processId": "x", "argv": [], "cwd": "/", "env": {}, "tty": false}),
+                "emptyArgv",
+            ),
+            _ => (
+                "process/start",
+                json!({"processId": "x", "argv": ["a"], "cwd": "here", "env": {}, "tty": false}),
+                "relativePath",
+            ),
+        };
+        self.trace(format_args!("nonsense: {method} {params}"));
+        self.call(attached, Call::Nonsense(kind), method, params);
+    }
+
+    fn say_text(&mut self, connection: u32, text: &str, kind: &'static str) {
+        self.trace(format_args!("nonsense: {}", &text[..text.len().min(40)]));
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.wire.send_text(text.to_owned());
+            connection.strays.push_back(kind);
+        }
+    }
+}

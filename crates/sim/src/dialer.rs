@@ -1,0 +1,161 @@
+//! The real client's way to the server of a world: simulated links, as good or bad as the world has it.
+//!
+//! Owns the links that a client has dialled. Knows no session: the client mends its link by dialling again, as over a network.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use exec_server_client::{
+    Error,
+    transport::{BoxFuture, Connect, Connection},
+};
+use exec_server_protocol::limits;
+use exec_server_rpc::{Framing, Role};
+use tokio::time::Instant;
+
+use crate::{
+    branch::Branch,
+    link::{Cut, Link, Quality, Way},
+    rng::Rng,
+    server::Server,
+    trace::Trace,
+};
+
+/// Opens links for one client. Clones open them for the same one.
+#[derive(Clone)]
+pub struct Dialer {
+    name: String,
+    server: Arc<Server>,
+    trace: Trace,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    rng: Rng,
+    /// Links are good: the world is being mended.
+    is_good: bool,
+    current: Option<Link>,
+    up: Option<Link>,
+    dialled: u32,
+    born: Instant,
+}
+
+impl Dialer {
+    /// A way on which nothing was dialled yet.
+    pub fn new(name: String, server: Arc<Server>, trace: Trace, rng: Rng) -> Self {
+        let state = State { rng, is_good: false, current: None, up: None, dialled: 0, born: Instant::now() };
+        Self { name, server, trace, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// From now on nothing goes wrong with new links.
+    pub fn mend(&self) {
+        self.lock().is_good = true;
+    }
+
+    /// The link of the moment, good or not.
+    pub fn link(&self) -> Option<Link> {
+        self.lock().current.clone()
+    }
+
+    /// How many links were dialled.
+    pub fn dialled(&self) -> u32 {
+        self.lock().dialled
+    }
+
+    /// The client has its session on the link of the moment.
+    pub fn mark_up(&self) {
+        let mut state = self.lock();
+        state.up = state.current.clone();
+    }
+
+    /// The client begins with a new session.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        (state.up, state.born) = (None, Instant::now());
+    }
+
+    /// When the client was last given anything on a link that had its session.
+    pub fn heard(&self) -> Instant {
+        let state = self.lock();
+        state.up.as_ref().map_or(state.born, Link::heard)
+    }
+
+    /// Does something to the link of the moment.
+    pub fn disturb(&self, rng: &mut Rng) {
+        let Some(link) = self.link() else { return };
+        let way = if rng.chance(50) { Way::Up } else { Way::Down };
+        let (bytes, rest) = (rng.within(1..3000), Duration::from_millis(rng.within(10..6000)));
+        let what = match rng.within(0..7) {
+            0 | 1 => {
+                let cut = if rng.chance(50) { Cut::AtOnce } else { Cut::AfterDelivery };
+                self.trace.count(Branch::CutBetween);
+                link.cut(cut);
+                format!("{cut:?}")
+            }
+            2 | 3 => {
+                self.trace.count(Branch::CutInside);
+                link.cut_after(way, bytes);
+                format!("cut after {bytes} bytes {way:?}")
+            }
+            4 => {
+                self.trace.count(Branch::HalfOpen);
+                link.half_open();
+                "half-open".to_owned()
+            }
+            5 => {
+                let pace = rng.chance(70).then(|| *rng.pick(&[50_u64, 500, 5000]));
+                link.pace(Way::Down, pace);
+                format!("pace {pace:?}")
+            }
+            _ => {
+                self.trace.count(Branch::Stall);
+                link.stall(way, Instant::now() + rest);
+                format!("{way:?} stalls for {rest:?}")
+            }
+        };
+        self.trace.line(format_args!("{} link: {what}", self.name));
+    }
+
+    fn dial(&self) -> Result<Connection, Error> {
+        let mut state = self.lock();
+        state.dialled += 1;
+        let number = state.dialled;
+        let quality = if state.is_good { Quality::GOOD } else { Quality::draw(&mut state.rng) };
+        let (link, ours, theirs) = Link::new(quality);
+        // Some links do not last, some lead nowhere.
+        match state.rng.within(0..100) {
+            _ if state.is_good => {}
+            0..8 => {
+                let bytes = state.rng.within(1..2000);
+                let way = if state.rng.chance(50) { Way::Up } else { Way::Down };
+                link.cut_after(way, bytes);
+            }
+            8..11 => link.half_open(),
+            _ => {}
+        }
+        let is_up = self.server.accept(theirs);
+        self.trace.line(format_args!("{} dials link {number}: {}", self.name, if is_up { "open" } else { "refused" }));
+        if !is_up {
+            return Err(Error::Connect { address: self.address(), reason: "nobody listens".to_owned() });
+        }
+        state.current = Some(link);
+        let framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
+        Ok(Connection { stream: ours, framing, carrier: None })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connect for Dialer {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(async { self.dial() })
+    }
+
+    fn address(&self) -> String {
+        "sim:".to_owned()
+    }
+}

@@ -1,0 +1,104 @@
+//! What has befallen a session of the real client, so that a reason it gives for giving up can be held against the truth.
+
+use std::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use exec_server_client::Error;
+use crate::{
+    branch::Branch,
+    dialer::Dialer,
+    trace::{Invariant, Trace},
+};
+
+/// The fate of one session in the hands of one program.
+pub struct Fate {
+    who: String,
+    dialer: Dialer,
+    trace: Trace,
+    ttl: Duration,
+    /// It came back when its time was over: it may have been let in in the last moment, and ends all the same.
+    is_doomed: Cell<bool>,
+    /// The program ended the session, or asked for it.
+    pub ended: Cell<bool>,
+    /// The program closed its connection, or dropped its handles.
+    pub left: Cell<bool>,
+    /// Somebody took the session, and when that was.
+    pub taken: Cell<bool>,
+    /// The session's holder was killed.
+    pub holder_killed: Cell<bool>,
+    gave_up: RefCell<Option<String>>,
+}
+
+impl Fate {
+    /// A session to which nothing has happened.
+    pub fn new(who: String, dialer: Dialer, trace: Trace, ttl: Duration) -> Self {
+        Self {
+            who,
+            dialer,
+            trace,
+            ttl,
+            is_doomed: Cell::default(),
+            ended: Cell::new(false),
+            left: Cell::new(false),
+            taken: Cell::new(false),
+            holder_killed: Cell::new(false),
+            gave_up: RefCell::new(None),
+        }
+    }
+
+    /// The client has its session on the link of the moment.
+    pub fn handle_up(&self) {
+        self.is_doomed.set(self.is_doomed.get() || self.dialer.heard().elapsed() >= self.ttl);
+        self.dialer.mark_up();
+    }
+
+    /// How long the session may have been alone.
+    fn alone(&self) -> Duration {
+        if self.is_doomed.get() { Duration::MAX } else { self.dialer.heard().elapsed() + Duration::from_secs(1) }
+    }
+
+    /// Before the program of the moment there was another one with the same session.
+    pub fn continues(&self, other: &Self) {
+        self.is_doomed.set(other.is_doomed.get());
+        self.holder_killed.set(other.holder_killed.get());
+    }
+
+    /// Whether an error that ends a session is true; a wrong one is the world's verdict.
+    pub fn judge(&self, what: &str, error: &Error) {
+        let is_true = match error {
+            Error::SessionLost { reason, .. } if reason.contains("expired") => self.alone() >= self.ttl,
+            Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
+            Error::SessionLost { reason, .. } if reason.contains("unknown session") => self.ended.get(),
+            Error::SessionLost { .. } => self.holder_killed.get(),
+            Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => self.ended.get(),
+            Error::Disconnected { reason: Some(reason) } if reason.contains("not mended within") => {
+                self.taken.get() || self.alone() >= self.ttl
+            }
+            Error::Disconnected { .. } => self.left.get() || self.ended.get(),
+            _ => false,
+        };
+        let text = repeatable(error);
+        self.trace.line(format_args!("{} {what}: {text}", self.who));
+        if !is_true {
+            self.trace.fail(Invariant::Lost, format_args!("{} {what}: `{text}` is not true", self.who));
+        } else if self.gave_up.borrow_mut().replace(error.to_string()).is_none() && !self.left.get() {
+            self.trace.count(Branch::GaveUp);
+        }
+    }
+
+    /// Whether something has happened that may end this program's hold of the session.
+    pub fn is_doomed(&self) -> bool {
+        self.ended.get() || self.left.get() || self.taken.get() || self.alone() >= self.ttl || self.holder_killed.get()
+    }
+}
+
+/// The text of an error without the time of day, so that a seed repeats it. Ids of sessions are the same in every run anyway.
+pub fn repeatable(error: &Error) -> String {
+    let text = error.to_string();
+    match text.split_once("unix time ") {
+        Some((before, after)) => format!("{before}unix time …{}", after.trim_start_matches(|c: char| c.is_ascii_digit())),
+        None => text,
+    }
+}

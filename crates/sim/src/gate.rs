@@ -1,0 +1,52 @@
+//! Makes work on other threads repeatable: a job goes on only while everything else in the world stands still.
+//!
+//! The server reads disks on the runtime's blocking threads, of which a world has one. A job waits here until the world's own thread is
+//! about to sleep; tokio lets no simulated time pass while a job is under way. So what a job finds, and when it is heard of, does not
+//! depend on how fast the machine is. Knows nothing of what the jobs do.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The gate of one world.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The world's thread sleeps, and no job has gone on since it fell asleep.
+    is_asleep: bool,
+    /// The world is over: nobody waits any more.
+    is_over: bool,
+}
+
+impl Gate {
+    /// The world's thread is about to sleep: nothing can run.
+    pub fn fall_asleep(&self) {
+        self.lock().is_asleep = true;
+        self.0.changed.notify_one();
+    }
+
+    /// The world is over; whatever is still under way goes on.
+    pub fn open(&self) {
+        self.lock().is_over = true;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until the world sleeps. One pass a job: the world sleeps again only after it has heard of it.
+    pub fn pass(&self) {
+        let mut state = self.lock();
+        while !state.is_asleep && !state.is_over {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.is_asleep = false;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
