@@ -300,7 +300,10 @@ impl Client {
         view.give_up_keyless();
         let unanswered = (0..view.writes.len()).filter(|index| view.writes[*index].status.is_none());
         let (unanswered, close) = (unanswered.collect::<Vec<_>>(), view.close_stdin == Some(None));
-        let (asked, reads) = (matches!(view.start, Start::Asked(_)), !view.closed && self.kind == Kind::Reference);
+        let (asked, reads) = (
+            matches!(view.start, Start::Asked(_)),
+            view.start == Start::Done && !view.closed && self.kind == Kind::Reference,
+        );
         if asked && self.is_called_off(name) {
             // Nobody knows whether it began; asked again, it would begin again.
             if let Some(view) = self.views.get_mut(name) {

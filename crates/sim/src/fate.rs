@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use exec_server_client::Error;
 use crate::{
     branch::Branch,
     dialer::Dialer,
     trace::{Invariant, Trace},
 };
+use exec_server_client::Error;
 
 /// The fate of one session in the hands of one program.
 pub struct Fate {
@@ -72,7 +72,9 @@ impl Fate {
             Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
             Error::SessionLost { reason, .. } if reason.contains("unknown session") => self.ended.get(),
             Error::SessionLost { .. } => self.holder_killed.get(),
-            Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => self.ended.get(),
+            Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {
+                self.ended.get()
+            }
             Error::Disconnected { reason: Some(reason) } if reason.contains("not mended within") => {
                 self.taken.get() || self.alone() >= self.ttl
             }
@@ -98,7 +100,9 @@ impl Fate {
 pub fn repeatable(error: &Error) -> String {
     let text = error.to_string();
     match text.split_once("unix time ") {
-        Some((before, after)) => format!("{before}unix time …{}", after.trim_start_matches(|c: char| c.is_ascii_digit())),
+        Some((before, after)) => {
+            format!("{before}unix time …{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
+        }
         None => text,
     }
 }

@@ -122,7 +122,8 @@ impl World {
                 });
                 let mut users = world.users.iter();
                 let mut relics = world.relics.iter();
-                told && users.all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
+                told && users
+                    .all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
                     && relics.all(|relic| relic.borrow().waits_for().is_none())
             })
             .await;

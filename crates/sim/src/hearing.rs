@@ -7,8 +7,9 @@ use serde_json::Value;
 use crate::{
     branch::Branch,
     client::{Arrival, Call, Client, Kind},
+    stdin::Accepted,
     trace::Invariant,
-    view::{Accepted, Start, View},
+    view::{Start, View},
 };
 
 impl Client {
@@ -27,7 +28,9 @@ impl Client {
         };
         match (&message["result"], message["error"]["data"]["kind"].as_str()) {
             (_, Some(kind)) => self.handle_failure(connection, call, kind),
-            (Value::Null, None) => self.wrong(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}")),
+            (Value::Null, None) => {
+                self.wrong(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}"))
+            }
             (result, None) => self.handle_answer(connection, call, result),
         }
     }
@@ -55,7 +58,10 @@ impl Client {
         match (whole, self.kind) {
             (true, _) => self.ack_if_due(&name),
             (false, Kind::Acknowledges) => {
-                self.wrong(Invariant::Prefix, format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]));
+                self.wrong(
+                    Invariant::Prefix,
+                    format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]),
+                );
             }
             // What was sent counts as taken: a resumed reference client reads what the cut swallowed.
             (false, Kind::Reference) => self.read(&name, 0),
@@ -70,7 +76,10 @@ impl Client {
         match hear(view, method, params) {
             Some(true) => {}
             Some(false) => {
-                self.wrong(Invariant::Prefix, format_args!("{name} of {session}: {method} jumps over what was not told"));
+                self.wrong(
+                    Invariant::Prefix,
+                    format_args!("{name} of {session}: {method} jumps over what was not told"),
+                );
             }
             None => self.wrong(Invariant::Wire, format_args!("event {method}")),
         }
@@ -80,7 +89,9 @@ impl Client {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         match known.strays.pop_front() {
             Some(expected) if kind == expected => self.stage.trace.count(Branch::Nonsense),
-            expected => self.wrong(Invariant::Answered, format_args!("an error {kind} for nobody, due was {expected:?}")),
+            expected => {
+                self.wrong(Invariant::Answered, format_args!("an error {kind} for nobody, due was {expected:?}"))
+            }
         }
     }
 
@@ -260,7 +271,10 @@ impl Client {
         let (alone, ttl) = (self.heard.elapsed(), Duration::from_millis(self.ttl_ms));
         match kind {
             "sessionExpired" if alone + Duration::from_secs(1) < ttl => {
-                self.wrong(Invariant::Expiry, format_args!("expired {alone:?} after it was heard of, its time is {ttl:?}"));
+                self.wrong(
+                    Invariant::Expiry,
+                    format_args!("expired {alone:?} after it was heard of, its time is {ttl:?}"),
+                );
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
             "holderLost" if !self.holder_killed => {
@@ -292,7 +306,7 @@ impl Client {
     }
 
     pub(crate) fn is_called_off(&self, name: &str) -> bool {
-        self.views.get(name).is_some_and(|view| view.asked_to_die)
+        self.views.get(name).is_some_and(|view| view.asked_to_die || view.start == Start::Cancelled)
     }
 
     fn handle_started_before(&mut self, name: &str) {
@@ -310,7 +324,10 @@ impl Client {
         let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
         let before = seen.insert(name.to_owned(), seq);
         if before.is_some_and(|before| before >= seq) {
-            self.wrong(Invariant::Prefix, format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)));
+            self.wrong(
+                Invariant::Prefix,
+                format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)),
+            );
         }
     }
 

@@ -9,10 +9,6 @@ use std::{
     time::Duration,
 };
 
-use exec_server_client::{
-    Client, Error, Event, Process,
-    protocol::{failure::Kind, process as wire},
-};
 use crate::{
     branch::Branch,
     child::{STDIN_TEXT, text},
@@ -20,9 +16,14 @@ use crate::{
     ledger::Ledger,
     rng::Rng,
     stage::{Stage, Tasks},
+    stdin::PIPE_BYTES,
     trace::Invariant,
     user::User,
-    view::{PIPE_BYTES, Plan},
+    view::Plan,
+};
+use exec_server_client::{
+    Client, Error, Event, Process,
+    protocol::{failure::Kind, process as wire},
 };
 
 /// One process and all that is known of it.
@@ -149,7 +150,9 @@ impl Held {
             Error::Server { kind: Some(Kind::HolderLost), .. } if fate.holder_killed.get() => {}
             // A server that ends starts nothing; the client does not ask the next one by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
-            Error::Disconnected { .. } | Error::SessionLost { .. } => fate.judge(&format!("start {}", self.name), error),
+            Error::Disconnected { .. } | Error::SessionLost { .. } => {
+                fate.judge(&format!("start {}", self.name), error)
+            }
             _ => self.wrong(Invariant::Answered, format_args!("start failed: {error}")),
         }
     }
@@ -251,7 +254,13 @@ impl Held {
 }
 
 /// A process of another session, followed with the real client.
-pub fn follow(user: &User, client: Client, other: &Rc<Held>, session: exec_server_client::protocol::SessionId, hold: bool) {
+pub fn follow(
+    user: &User,
+    client: Client,
+    other: &Rc<Held>,
+    session: exec_server_client::protocol::SessionId,
+    hold: bool,
+) {
     let (trace, records) = (user.stage.trace.clone(), user.stage.records.clone());
     let who = format!("{} {}", user.name, if hold { "holds" } else { "observes" });
     let mut ledger = Ledger::new(who, other.name.clone(), other.plan.clone(), trace.clone(), records).late();
@@ -262,24 +271,28 @@ pub fn follow(user: &User, client: Client, other: &Rc<Held>, session: exec_serve
     let (id, other, tasks) = (other.name.clone().into(), other.clone(), user.tasks.clone());
     let fate = user.fate.clone();
     let mut rng: Rng = user.rng.clone();
-    user.call(format!("attaches to {} (hold: {hold})", other.name), async move { client.attach(&id, options).await }, move |result| {
-        let Ok(process) = result else { return };
-        let mut events = process.events();
-        let lasts = Duration::from_millis(rng.within(100..20_000));
-        tasks.spawn(&trace.clone(), async move {
-            let reading = async {
-                while let Some(event) = events.next().await {
-                    match event {
-                        Event::Failed(Error::Server { .. }) => return,
-                        Event::Failed(error) => return fate.judge("follows", &error),
-                        event => ledger.take(&event, other.asked_to_die.get()),
+    user.call(
+        format!("attaches to {} (hold: {hold})", other.name),
+        async move { client.attach(&id, options).await },
+        move |result| {
+            let Ok(process) = result else { return };
+            let mut events = process.events();
+            let lasts = Duration::from_millis(rng.within(100..20_000));
+            tasks.spawn(&trace.clone(), async move {
+                let reading = async {
+                    while let Some(event) = events.next().await {
+                        match event {
+                            Event::Failed(Error::Server { .. }) => return,
+                            Event::Failed(error) => return fate.judge("follows", &error),
+                            event => ledger.take(&event, other.asked_to_die.get()),
+                        }
                     }
-                }
-                trace.count(if hold { Branch::Held } else { Branch::Observed });
-            };
-            // It lets go after a while: what is held must not be held for ever.
-            tokio::time::timeout(lasts, reading).await.ok();
-            drop(process);
-        });
-    });
+                    trace.count(if hold { Branch::Held } else { Branch::Observed });
+                };
+                // It lets go after a while: what is held must not be held for ever.
+                tokio::time::timeout(lasts, reading).await.ok();
+                drop(process);
+            });
+        },
+    );
 }

@@ -194,6 +194,9 @@ impl Ledger {
     /// How far it came, for a world that ends without its close.
     pub fn standing(&self) -> String {
         let record = self.records.get(&self.name);
-        format!("at {} with {:?} of {:?}, exit heard {:?} really {:?}", self.position, self.taken, record.written, self.exited, record.exit)
+        format!(
+            "at {} with {:?} of {:?}, exit heard {:?} really {:?}",
+            self.position, self.taken, record.written, self.exited, record.exit
+        )
     }
 }

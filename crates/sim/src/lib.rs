@@ -24,6 +24,7 @@ pub mod rival;
 pub mod rng;
 pub mod server;
 pub mod stage;
+pub mod stdin;
 pub mod trace;
 pub mod user;
 pub mod view;

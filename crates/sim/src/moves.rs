@@ -79,7 +79,11 @@ impl User {
         self.trace(format_args!("begins again"));
         self.let_go();
         if self.rng.chance(50) {
-            self.call("leaves".to_owned(), async move { Ok(client.close().await) }, |_| ());
+            let leaving = async move {
+                client.close().await;
+                Ok(())
+            };
+            self.call("leaves".to_owned(), leaving, |_| ());
         }
         self.open();
     }
@@ -217,15 +221,23 @@ impl User {
         self.held.values().for_each(|held| held.asked_to_die.set(true));
         let (held, records, trace) = (self.held.clone(), self.stage.records.clone(), self.stage.trace.clone());
         let (fate, name) = (self.fate.clone(), self.name.clone());
-        self.call("ends its session".to_owned(), async move { client.end_session().await }, move |result| match result {
-            Ok(()) => {
-                trace.count(Branch::Ended);
-                let lives = |name: &&String| records.with(name, |record| record.spawns > 0 && record.exit.is_none());
-                if let Some(child) = held.keys().find(lives) {
-                    trace.fail(Invariant::Expiry, format_args!("{name}: {child} lives although its session was ended"));
+        self.call(
+            "ends its session".to_owned(),
+            async move { client.end_session().await },
+            move |result| match result {
+                Ok(()) => {
+                    trace.count(Branch::Ended);
+                    let lives =
+                        |name: &&String| records.with(name, |record| record.spawns > 0 && record.exit.is_none());
+                    if let Some(child) = held.keys().find(lives) {
+                        trace.fail(
+                            Invariant::Expiry,
+                            format_args!("{name}: {child} lives although its session was ended"),
+                        );
+                    }
                 }
-            }
-            Err(error) => fate.judge("ends its session", &error),
-        });
+                Err(error) => fate.judge("ends its session", &error),
+            },
+        );
     }
 }

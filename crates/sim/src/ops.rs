@@ -250,7 +250,8 @@ impl World {
         if other == client {
             return;
         }
-        let picked = self.pick_process(other, |view| view.start == Start::Done && view.plan.is_single() && !view.forgotten);
+        let picked =
+            self.pick_process(other, |view| view.start == Start::Done && view.plan.is_single() && !view.forgotten);
         let (Some(name), Some(session)) = (picked, self.clients[other].borrow().session.clone()) else { return };
         let mut plan = self.clients[other].borrow().views[&name].plan.clone();
         plan.drops = true;

@@ -5,8 +5,7 @@ use crate::{child::Step, rng::Rng, view::Plan};
 /// Draws a child; `heavy` makes those likely that write more than a log may hold.
 pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
     let code = i32::try_from(rng.within(0..5)).expect("small");
-    let mut plan =
-        Plan { steps: Vec::new(), tty: false, stdin: false, drops: false, timeout_ms: None, idle_ms: None };
+    let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false, timeout_ms: None, idle_ms: None };
     let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
     plan.steps = match if heavy && rng.chance(60) { 9 } else { rng.within(0..16) } {
         // Gone before anybody has read.

@@ -65,15 +65,8 @@ impl Ear for Listener {
 impl Relic {
     /// Connects.
     pub fn new(name: String, link: Link, stream: Stream, stage: Stage) -> Rc<RefCell<Self>> {
-        let relic = Self {
-            name,
-            stage,
-            link,
-            wire: None,
-            calls: BTreeMap::new(),
-            next_call: 0,
-            processes: BTreeMap::new(),
-        };
+        let relic =
+            Self { name, stage, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
         let relic = Rc::new(RefCell::new(relic));
         let wire = Wire::new(1, stream, Listener(Rc::downgrade(&relic)));
         relic.borrow_mut().wire = Some(wire);
@@ -175,7 +168,10 @@ impl Relic {
                 let is_lost = record.lost && code == Some(-1);
                 if !is_lost && (code != record.exit.map(i64::from) || taken != record.written) {
                     let really = (record.exit, record.written);
-                    self.wrong(Invariant::End, format_args!("{name} exited {code:?} with {taken:?}, really {really:?}"));
+                    self.wrong(
+                        Invariant::End,
+                        format_args!("{name} exited {code:?} with {taken:?}, really {really:?}"),
+                    );
                 }
             }
             _ => self.wrong(Invariant::Wire, format_args!("event {method}")),

@@ -121,7 +121,8 @@ impl User {
         }
         self.trace(format_args!("opens{}", if self.session.is_some() { " its session again" } else { "" }));
         let backoff = Backoff::default().seeded(self.rng.draw());
-        let mut builder = Client::builder().name(&self.name).backoff(backoff).connect_retry_for(Duration::from_secs(60));
+        let mut builder =
+            Client::builder().name(&self.name).backoff(backoff).connect_retry_for(Duration::from_secs(60));
         builder = builder.ttl(Ttl::Ms(u64::try_from(self.ttl.as_millis()).expect("short")));
         if let Some(session) = &self.session {
             builder = builder.resume(session.clone()).takeover(true);

@@ -10,12 +10,10 @@ use serde_json::Value;
 
 use crate::{
     branch::Branch,
-    child::{Record, Records, STDIN_TEXT, Step, text},
+    child::{Record, Records, Step, text},
+    stdin::{Accepted, Write},
     trace::{Invariant, Trace},
 };
-
-/// What a pipe or a simulated terminal holds at most: accepted bytes are in the child or in there.
-pub const PIPE_BYTES: u64 = 256 << 10;
 
 /// How a process is to be started.
 #[derive(Clone, Debug)]
@@ -53,32 +51,6 @@ impl Plan {
     pub fn is_single(&self) -> bool {
         !self.steps.iter().any(|step| matches!(step, Step::Write { stream: 1, .. }))
     }
-}
-
-/// A write as the client knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Write {
-    /// Where in the text for stdin it begins.
-    pub start: u64,
-    /// Its length.
-    pub len: u64,
-    /// The answer.
-    pub status: Option<Accepted>,
-    /// It has no id: it is never sent again.
-    pub is_keyless: bool,
-    /// The server that it was first sent to, by its number.
-    pub server: u32,
-}
-
-/// What a write or a close was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// It went in.
-    Yes,
-    /// Stdin was closed.
-    No,
-    /// It had no id and its answer was lost: nobody knows.
-    Unknown,
 }
 
 /// Where a start stands.
@@ -125,9 +97,9 @@ pub struct View {
     /// Where each taken number belongs, so that a repeated one can be held against it.
     chunks: BTreeMap<u64, (usize, u64, usize)>,
     /// Bytes of the child's stdin that were checked.
-    checked: usize,
+    pub(crate) checked: usize,
     trace: Trace,
-    records: Records,
+    pub(crate) records: Records,
 }
 
 impl View {
@@ -168,7 +140,7 @@ impl View {
         (self.start, self.is_observed) = (Start::Done, true);
     }
 
-    fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
         self.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
@@ -215,7 +187,10 @@ impl View {
         }
         let at = self.taken[stream];
         if text(&self.name, stream, at, bytes.len()) != bytes {
-            self.wrong(Invariant::Prefix, format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()));
+            self.wrong(
+                Invariant::Prefix,
+                format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()),
+            );
         }
         if self.records.with(&self.name, |record| record.written[stream]) < at + bytes.len() as u64 {
             self.wrong(Invariant::Prefix, format_args!("chunk {seq} has bytes that were never written"));
@@ -254,10 +229,14 @@ impl View {
         let begins = match self.chunks.get(&from) {
             Some((_, at, _)) => *at,
             None if from == self.last + 1 => self.taken[0],
-            None => return self.wrong(Invariant::Gap, format_args!("gap from {from} where {} was the last number", self.last)),
+            None => {
+                return self
+                    .wrong(Invariant::Gap, format_args!("gap from {from} where {} was the last number", self.last));
+            }
         };
         let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
-            return self.wrong(Invariant::Gap, format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
+            return self
+                .wrong(Invariant::Gap, format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
         };
         self.chunks.insert(from, (0, begins, 0));
         self.taken[0] += missed;
@@ -316,7 +295,10 @@ impl View {
         }
         // What was dropped may have been delivered before; what was told as gone must have been dropped.
         if !self.is_observed && params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
-            self.wrong(Invariant::Gap, format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps));
+            self.wrong(
+                Invariant::Gap,
+                format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps),
+            );
         }
         self.handle_close();
         true
@@ -335,64 +317,11 @@ impl View {
         let is_all = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written)
             && (self.taken == record.written || record.lost);
         if !is_all {
-            self.wrong(Invariant::End, format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written));
+            self.wrong(
+                Invariant::End,
+                format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written),
+            );
         }
-    }
-
-    /// The next write, made now.
-    pub fn next_write(&mut self, len: u64, is_keyless: bool, server: u32) -> usize {
-        let start = self.writes.last().map_or(0, |write| write.start + write.len);
-        self.writes.push(Write { start, len, status: None, is_keyless, server });
-        self.writes.len() - 1
-    }
-
-    /// Whether another write may follow: not behind one of which nobody will ever know.
-    pub fn takes_writes(&self) -> bool {
-        let is_open = self.plan.stdin && self.close_stdin.is_none() && !self.forgotten;
-        is_open && !self.writes.iter().any(|write| write.is_keyless && write.status != Some(Accepted::Yes))
-    }
-
-    /// A link was cut: writes without an id that were not answered stay unknown.
-    pub fn give_up_keyless(&mut self) {
-        for write in self.writes.iter_mut().filter(|write| write.is_keyless && write.status.is_none()) {
-            write.status = Some(Accepted::Unknown);
-        }
-    }
-
-    /// Whether a write or a close was asked for and not answered.
-    pub fn has_unanswered(&self) -> bool {
-        self.writes.iter().any(|write| write.status.is_none()) || self.close_stdin == Some(None)
-    }
-
-    /// The bytes of a write.
-    pub fn write_bytes(&self, index: usize) -> Vec<u8> {
-        let write = self.writes[index];
-        text(&self.name, STDIN_TEXT, write.start, usize::try_from(write.len).expect("writes are small"))
-    }
-
-    /// Holds what the child has read against what was written to it, after every step.
-    pub fn check_stdin(&mut self) {
-        let end = self.writes.last().map_or(0, |write| write.start + write.len);
-        let (name, from) = (self.name.clone(), self.checked);
-        let (len, matches) = self.records.with(&name, |record| {
-            let new = &record.stdin[from..];
-            (record.stdin.len(), text(&name, STDIN_TEXT, from as u64, new.len()) == new)
-        });
-        if !matches || len as u64 > end {
-            self.wrong(Invariant::Stdin, format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"));
-        }
-        self.checked = len;
-        let accepted = self.accepted_end();
-        let is_dead = self.records.with(&name, |record| record.exit.is_some());
-        if accepted > len as u64 + PIPE_BYTES && !is_dead {
-            self.wrong(Invariant::Stdin, format_args!("{accepted} bytes were accepted, {len} read: more than a pipe holds"));
-        }
-    }
-
-    /// How far writes were accepted.
-    fn accepted_end(&self) -> u64 {
-        let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
-        accepted.map(|write| write.start + write.len).max().unwrap_or(0)
     }
 
     /// The last word on a process whose world has ended.
@@ -407,7 +336,10 @@ impl View {
         }
         let accepted = self.accepted_end();
         if record.saw_eof && !record.lost && (record.stdin.len() as u64) < accepted {
-            self.wrong(Invariant::Stdin, format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()));
+            self.wrong(
+                Invariant::Stdin,
+                format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()),
+            );
         }
         let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
         if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die && !is_timed && !record.lost {

@@ -32,7 +32,8 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
     assert!(failed.is_empty(), "{failed:#?}");
     let sent: BTreeSet<&str> = reports.iter().flat_map(|report| report.sent.keys().map(String::as_str)).collect();
     let notes = NOTIFICATIONS.iter().filter(|note| note.sender == Sender::Client).map(|note| note.name);
-    let missing: Vec<&str> = METHODS.iter().map(|method| method.name).chain(notes).filter(|name| !sent.contains(name)).collect();
+    let missing: Vec<&str> =
+        METHODS.iter().map(|method| method.name).chain(notes).filter(|name| !sent.contains(name)).collect();
     assert!(missing.is_empty(), "methods that no move sends: {missing:?}, of {sent:?}");
     let mut counters: BTreeMap<Branch, u64> = BTreeMap::new();
     for (branch, times) in reports.iter().flat_map(|report| &report.counters) {
