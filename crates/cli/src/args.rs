@@ -172,13 +172,10 @@ pub(crate) struct Serve {
     /// Run children as this user, by name or number; needs a server that runs as root
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) run_as: Option<String>,
-    /// Processes and threads of one command and all that it starts: a number or none [default: 4096 where a control group
-    /// can enforce it]
     #[arg(long, value_name = "N", value_parser = values::pids)]
-    pub(crate) max_pids: Option<Bound>,
-    /// Memory of one command and all that it starts: bytes, 512M, 2G, or none [default: none]
-    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
-    pub(crate) max_memory: Option<Bound>,
+    pub(crate) max_pids: Bound,
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub(crate) max_memory: Bound,
     /// End all sessions and their processes when the server ends
     #[arg(long)]
     pub(crate) kill_on_exit: bool,

@@ -43,15 +43,14 @@ pub(crate) fn settings(
     let cgroups = cgroup::find(&shared_name(state_dir));
     let enforced = cgroups.as_ref().map(cgroup::Root::enforced).unwrap_or_default();
     tracing::debug!(?enforced, "control groups");
-    let asked = args.max_pids.map(|bound| bound.0);
-    let memory_max = args.max_memory.and_then(|bound| bound.0);
+    let (pids_max, memory_max) = (args.max_pids.0, args.max_memory.0);
     SpawnedConfig {
-        limits: Limits { pids_max: asked.unwrap_or(Some(PIDS_MAX)), memory_max, ..args.bounds.holder() },
+        limits: Limits { pids_max, memory_max, ..args.bounds.holder() },
         original_nofile,
         cgroups,
         confine: Confine {
             user: run_as.map(|run_as| run_as.user.clone()),
-            rlimits: instead(enforced, asked.flatten(), memory_max, run_as),
+            rlimits: instead(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
             ..Confine::default()
         },
         // The same program, also where its file was replaced since: both sides of a request are one build.

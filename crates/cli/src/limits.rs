@@ -9,6 +9,8 @@ use exec_server_holder as holder;
 use exec_server_protocol::limits as wire;
 use exec_server_server::core::Config;
 
+use crate::confine;
+
 /// One limit.
 pub(crate) struct Limit {
     /// What it bounds.
@@ -29,9 +31,11 @@ pub(crate) enum Amount {
     Bytes(u64),
     Time(Duration),
     Count(u64),
+    /// No limit.
+    Unbounded,
 }
 
-use Amount::{Bytes, Count, Time};
+use Amount::{Bytes, Count, Time, Unbounded};
 
 /// The limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
@@ -87,6 +91,20 @@ fn of_processes(core: &Config, held: &holder::Limits) -> Vec<Limit> {
             (Count(1), Count(RUNNING_MAX)),
             "`resourcesExhausted`",
         ),
+        Limit {
+            name: "processes and threads of one command and all it starts",
+            flag: Some("max-pids"),
+            default: Count(confine::PIDS_MAX),
+            range: None,
+            at: "a fork is refused, and the exit says so (`limitsHit`). Needs a control group; without one another number than the default becomes RLIMIT_NPROC, which counts all processes of the user and does not bind root",
+        },
+        Limit {
+            name: "memory of one command and all it starts",
+            flag: Some("max-memory"),
+            default: Unbounded,
+            range: None,
+            at: "one of them is killed, and the exit says so (`oom`, `limitsHit`). Needs a control group; without one it becomes RLIMIT_DATA of each process",
+        },
         fixed("write ids remembered for a process", Count(wire::REMEMBERED_WRITES as u64), "the oldest is forgotten"),
     ]
 }
@@ -210,6 +228,7 @@ impl fmt::Display for Amount {
         const TIMES: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
         let (value, units, least) = match self {
             Count(count) => return write!(f, "{count}"),
+            Unbounded => return f.write_str("none"),
             Bytes(bytes) => (*bytes, SIZES, "B"),
             Time(time) => (u64::try_from(time.as_millis()).unwrap_or(u64::MAX), TIMES, "ms"),
         };
@@ -254,6 +273,7 @@ mod tests {
             let number = |amount: Amount| match amount {
                 Bytes(n) | Count(n) => u128::from(n),
                 Time(time) => time.as_millis(),
+                Unbounded => u128::MAX,
             };
             if let Some((least, most)) = limit.range {
                 let default = number(limit.default);

@@ -39,7 +39,7 @@ pub(crate) const PROMISES: &[(&str, &str, &[&str])] = &[
     ("R1", "every byte once, in order, or told as lost", &["F1", "F2", "F5", "F6", "F8", "C1", "C2", "D4"]),
     ("R2", "an accepted write enters once", &["F3", "F16", "F17", "C1"]),
     ("R3", "an exit status once, also after a restart", &["F1", "F2", "F5"]),
-    ("R4", "processes survive kill and drain of the server", &["F2", "F5", "C2"]),
+    ("R4", "processes survive the server, not their holder", &["F2", "F4", "F5", "C2"]),
     ("R5", "what was spilled is readable, up to a torn last record", &["D4", "F8"]),
     ("R6", "memory, disk and descriptors stay in their bounds", &["D1", "D2", "D3", "D4", "F7", "F8", "F11", "F25"]),
     ("R7", "trouble of one session costs others little", &["F7", "F18"]),

@@ -32,26 +32,15 @@ pub(super) fn pids(text: &str) -> Result<Bound, &'static str> {
     }
 }
 
-/// A number of bytes with an optional K, M, G or T.
+/// A size, or none.
 pub(super) fn bytes(text: &str) -> Result<Bound, &'static str> {
-    const FORMS: &str = "must be like 1048576, 512M, 2G, or none";
-    if text == "none" {
-        return Ok(Bound(None));
-    }
-    let shift = match text.as_bytes().last() {
-        Some(b'K' | b'k') => 10,
-        Some(b'M' | b'm') => 20,
-        Some(b'G' | b'g') => 30,
-        Some(b'T' | b't') => 40,
-        _ => 0,
-    };
-    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
-    let number: u64 = digits.parse().map_err(|_| FORMS)?;
-    // Less than a program needs to begin would fail every start.
-    match number.checked_mul(1 << shift) {
-        Some(bytes @ 1_048_576..) => Ok(Bound(Some(bytes))),
-        Some(_) => Err("must be at least 1M"),
-        None => Err(FORMS),
+    match text {
+        "none" => Ok(Bound(None)),
+        // Less than a program needs to begin would fail every start.
+        _ => match size(text)? {
+            bytes @ 1_048_576.. => Ok(Bound(Some(bytes))),
+            _ => Err("must be at least 1MiB"),
+        },
     }
 }
 
