@@ -67,6 +67,7 @@ impl Server {
         // What is said on the command line goes before what the file says.
         spec.token_file = args.token_file.clone().or(spec.token_file);
         spec.ca_file = args.tls_ca.clone().or(spec.ca_file);
+        spec.insecure_plaintext |= args.insecure_plaintext;
         if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
             spec.identity = Some(Identity { cert: cert.clone(), key: key.clone() });
         }

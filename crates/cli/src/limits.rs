@@ -44,6 +44,7 @@ pub(crate) fn all() -> Vec<Limit> {
     all.extend(of_sessions(&core));
     all.extend(of_connections(&core));
     all.extend(of_messages());
+    all.extend(at_the_door());
     all
 }
 
@@ -168,11 +169,35 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             "the peer is not read any more",
         ),
         set(
+            "bytes of incoming messages, of all connections",
+            "incoming-memory",
+            Bytes(core.incoming_bytes as u64),
+            (Bytes(256 << 20), Bytes(1 << 40)),
+            "the connection that holds most is closed with 1013 and may come back; requests that would have to wait are `overloaded`",
+        ),
+        set(
             "output ahead of the last acknowledgement",
             "ack-window",
             Bytes(core.ack_window_bytes),
             (Bytes(64 << 10), Bytes(1 << 30)),
             "the process is not sent any more until the client acknowledges",
+        ),
+    ]
+}
+
+fn at_the_door() -> Vec<Limit> {
+    vec![
+        fixed("a request head", Bytes(8 << 10), "431"),
+        fixed("time for TLS, head and answer", Time(Duration::from_secs(10)), "the connection is closed"),
+        fixed(
+            "connections that have not proven who they are",
+            Count(64),
+            "whoever comes takes the place of the oldest of the address that has most",
+        ),
+        fixed(
+            "failures of an address in a row of minutes",
+            Count(100),
+            "429 after 50ms to 5s, and 8 places; the right token still comes in at once",
         ),
     ]
 }

@@ -6,7 +6,6 @@ mod common;
 use std::{
     net::TcpStream,
     process::{Command, Stdio},
-    thread,
 };
 
 use common::{Client, TestServer, http, wait_for};
@@ -60,18 +59,4 @@ fn both_old_ways_to_start_a_server_work() {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal the server");
         assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
     }
-}
-
-#[test]
-fn a_hundred_clients_at_once_are_all_let_in() {
-    let server = TestServer::start();
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..25 {
-                    server.client();
-                }
-            });
-        }
-    });
 }

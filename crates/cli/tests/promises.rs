@@ -5,6 +5,7 @@ mod common;
 
 mod promises {
     pub(crate) mod host;
+    pub(crate) mod raw;
     pub(crate) mod tokens;
 
     mod r03_an_exit_is_told_once_and_outlives_the_server;
@@ -21,12 +22,15 @@ mod promises {
     mod s09_certificates_say_who_it_is;
     mod s10_scopes_come_from_the_record;
     mod s11_a_session_id_alone_resumes_nothing;
+    mod s12_limits_before_and_behind_the_door;
+    mod s13_nothing_is_compressed;
     mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
     mod s15_no_plumbing_and_no_token_reaches_a_child;
     mod s17_only_its_own_terminal_controls_a_child;
     mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
     mod s21_memory_is_bounded;
+    mod s22_a_client_believes_no_server;
     mod s24_an_audit_that_shows_what_was_removed;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";

@@ -368,6 +368,7 @@ pub struct Builder {
     options: Options,
     token: Option<Token>,
     tls: Tls,
+    insecure_plaintext: bool,
 }
 
 impl Default for Builder {
@@ -385,7 +386,7 @@ impl Default for Builder {
             fail_fast: false,
             call_timeout: None,
         };
-        Self { options, token: None, tls: Tls::default() }
+        Self { options, token: None, tls: Tls::default(), insecure_plaintext: false }
     }
 }
 
@@ -401,6 +402,13 @@ impl Builder {
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
+        self
+    }
+
+    /// Shows the token also to a `ws://` server on another machine, where everybody on the way can read it.
+    #[must_use]
+    pub fn insecure_plaintext(mut self, allow: bool) -> Self {
+        self.insecure_plaintext = allow;
         self
     }
 
@@ -493,7 +501,12 @@ impl Builder {
     }
 
     async fn dial(self, target: Target) -> Result<Client, Error> {
-        let dialer = Dialer { target, token: self.token.clone(), tls: self.tls.clone() };
+        let dialer = Dialer {
+            target,
+            token: self.token.clone(),
+            tls: self.tls.clone(),
+            insecure_plaintext: self.insecure_plaintext,
+        };
         self.open(dialer).await
     }
 

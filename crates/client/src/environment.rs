@@ -147,7 +147,14 @@ impl RemoteSpec {
         if let Some(within) = self.initialize_timeout {
             builder = builder.initialize_timeout(within);
         }
-        builder.open(Dialer { target: self.target.clone(), token, tls: self.tls() }).await
+        builder
+            .open(Dialer {
+                target: self.target.clone(),
+                token,
+                tls: self.tls(),
+                insecure_plaintext: self.insecure_plaintext,
+            })
+            .await
     }
 
     fn tls(&self) -> Tls {

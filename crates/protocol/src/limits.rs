@@ -9,6 +9,10 @@ const MIB: usize = 1024 * KIB;
 /// the envelope. Growing it grows the largest buffer a connection may hold.
 pub const MESSAGE_BYTES: usize = 96 * MIB;
 
+/// Bytes of incoming messages that all connections of a server together may hold: five of the largest. Less than two would
+/// close whoever sends one.
+pub const INCOMING_BYTES: usize = 512 * MIB;
+
 /// Nesting of one message, the outermost object counted. The params then nest at most 127 deep, which is as deep as
 /// the typed decoder goes; growing it makes valid messages fail there.
 pub const DEPTH: usize = 128;

@@ -86,6 +86,20 @@ impl Receiver {
         result
     }
 
+    /// Returns the bytes that are read and not given out.
+    pub fn buffered(&self) -> usize {
+        self.buf.len() + self.partial.as_ref().map_or(0, BytesMut::len)
+    }
+
+    /// Lets go of what was read, and reads on only to throw it away, until the peer has closed its side.
+    pub async fn drain(&mut self) {
+        (self.buf, self.partial, self.frame, self.scanned) = (BytesMut::new(), None, None, 0);
+        let mut sink = vec![0; READ_MIN];
+        while !self.ended {
+            self.ended = !matches!(self.reader.read(&mut sink).await, Ok(1..));
+        }
+    }
+
     async fn next(&mut self) -> Result<Inbound, Closed> {
         loop {
             let decoded = match self.framing {

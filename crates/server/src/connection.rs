@@ -39,6 +39,7 @@ use crate::{
     dispatch::{self, Call},
     error::Failure,
     handlers,
+    incoming::Share,
     process::{Dialect, lock},
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
     session::Session,
@@ -52,6 +53,9 @@ const CUT: Duration = Duration::from_millis(500);
 
 /// The close code for a peer whose grant is no longer good.
 const ACCESS_ENDED: u16 = 4001;
+
+/// The close code for a peer that has to go because the server is short of memory for what comes in.
+const TRY_AGAIN_LATER: u16 = 1013;
 
 /// How long a peer that was told goodbye may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
@@ -141,6 +145,8 @@ pub(crate) struct Connection {
     /// Requests that wait for a slot, and their bytes.
     waiting: VecDeque<Bytes>,
     waiting_bytes: usize,
+    /// What it holds of the server's budget.
+    share: Arc<Share>,
 }
 
 /// Serves a connection until it ends. Its session, if it has one, is then detached.
@@ -149,7 +155,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let peer = Arc::new(Peer {
         id,
         label: label.as_str().into(),
-        mailbox: Arc::default(),
+        mailbox: Arc::new(Mailbox::new(core.incoming.clone())),
         manners: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
@@ -163,7 +169,9 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         peer: Some(label.clone()),
         ..Record::of("connection.open")
     });
-    let reader = Box::new(Heard { reader: stream.reader, peer: peer.clone() });
+    let share = core.incoming.join(id);
+    let reader =
+        Box::new(Heard { reader: stream.reader, peer: peer.clone(), core: core.clone(), share: share.clone() });
     let mut receiver = Receiver::new(framing, reader, stream.leftover);
     let mut pump = JoinSet::new();
     pump.spawn(Pump::new(framing, stream.writer, peer.mailbox.clone()).run());
@@ -181,6 +189,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         tasks: FuturesUnordered::new(),
         waiting: VecDeque::new(),
         waiting_bytes: 0,
+        share,
     };
     let code = connection.run(&mut receiver, &mut pump, stream.probe).await;
     connection.end(code, receiver, pump).await;
@@ -199,8 +208,9 @@ impl Connection {
         let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let peer = self.peer.clone();
-        let mut grant = self.grant.clone();
+        let (mut grant, share) = (self.grant.clone(), self.share.clone());
         loop {
+            self.core.incoming.settle(&share, receiver.buffered() + self.waiting_bytes);
             let inbound = async {
                 peer.mailbox.room_for_answers().await;
                 receiver.recv().await
@@ -212,6 +222,7 @@ impl Connection {
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
                 why = grant.ended() => return self.cut(why),
+                () = share.shed() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
                     Ok(Inbound::Message(message)) => self.handle(message).await,
                     Ok(Inbound::Ping(payload)) => peer.mailbox.pong(payload),
@@ -281,14 +292,15 @@ impl Connection {
             tokio::select! {
                 biased;
                 _ = pump.join_next() => {}
-                () = discard(&mut receiver) => drop(pump.join_next().await),
+                () = discard(&mut receiver, &self.share) => drop(pump.join_next().await),
             }
-            tokio::time::timeout(LINGER, discard(&mut receiver)).await.unwrap_or(());
+            tokio::time::timeout(LINGER, discard(&mut receiver, &self.share)).await.unwrap_or(());
         };
         // A peer that does not listen does not keep us.
         if tokio::time::timeout(self.goodbye, farewell).await.is_err() {
             pump.shutdown().await;
         }
+        self.core.incoming.leave(&self.share);
         self.core.disconnected(&self.peer);
         self.record(Record::of("connection.close"));
     }
@@ -480,8 +492,11 @@ impl Connection {
     }
 }
 
-/// Reads until the peer has closed.
-async fn discard(receiver: &mut Receiver) {
+/// Reads until the peer has closed. Where memory is short, nothing of it is kept in the meantime.
+async fn discard(receiver: &mut Receiver, share: &Share) {
+    if share.is_shed() {
+        return receiver.drain().await;
+    }
     while receiver.recv().await.is_ok() {}
 }
 
@@ -489,6 +504,8 @@ async fn discard(receiver: &mut Receiver) {
 struct Heard {
     reader: Box<dyn AsyncRead + Send + Unpin>,
     peer: Arc<Peer>,
+    core: Arc<Core>,
+    share: Arc<Share>,
 }
 
 impl AsyncRead for Heard {
@@ -497,6 +514,7 @@ impl AsyncRead for Heard {
         let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
         if buf.filled().len() > before {
             self.peer.heard();
+            self.core.incoming.grow(&self.share, buf.filled().len() - before);
         }
         polled
     }

@@ -29,6 +29,7 @@ use crate::{
     audit::Audit,
     connection::{self, Peer},
     error::Failure,
+    incoming::Incoming,
     process::{Meta, Process, lock},
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
@@ -122,6 +123,8 @@ pub struct Config {
     pub memory_cap_bytes: u64,
     /// How far output may run ahead of the last acknowledgement.
     pub ack_window_bytes: u64,
+    /// Bytes of incoming messages that all connections together may hold; beyond it the largest is closed.
+    pub incoming_bytes: usize,
     /// Where it is recorded who does what.
     pub audit: Audit,
     /// What becomes of output that is not taken, where a start does not say.
@@ -160,6 +163,7 @@ impl Default for Config {
             cwd: None,
             memory_cap_bytes: 16 << 20,
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
+            incoming_bytes: limits::INCOMING_BYTES,
             audit: Audit::default(),
             overflow: Overflow::Block,
             sessions_max: limits::SESSIONS,
@@ -237,6 +241,8 @@ const GONE_REMEMBERED: usize = 1024;
 pub struct Core {
     pub(crate) config: Config,
     pub(crate) holders: Arc<dyn Holders>,
+    /// What all connections together may hold of messages that came in.
+    pub(crate) incoming: Arc<Incoming>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions that a late client may still ask for, and why they are gone.
     gone: Mutex<BTreeMap<String, Gone>>,
@@ -269,6 +275,7 @@ impl Core {
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
         Arc::new(Self {
+            incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             config,
             holders,
             sessions: Mutex::default(),

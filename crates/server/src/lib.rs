@@ -23,6 +23,7 @@ mod dispatch;
 mod environment;
 mod error;
 mod handlers;
+mod incoming;
 mod link;
 mod process;
 mod pump;

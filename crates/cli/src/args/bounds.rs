@@ -40,6 +40,8 @@ pub(crate) struct Bounds {
     dead_after: Duration,
     #[arg(long, value_name = "SIZE")]
     ack_window: u64,
+    #[arg(long, value_name = "SIZE")]
+    incoming_memory: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,6 +77,7 @@ impl Bounds {
         config.ping_every = self.ping_every;
         config.dead_after = self.dead_after;
         config.ack_window_bytes = self.ack_window;
+        config.incoming_bytes = count(self.incoming_memory);
     }
 
     /// What holders are told.

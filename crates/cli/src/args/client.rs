@@ -116,6 +116,9 @@ pub(crate) struct Connect {
     /// The private key of --tls-cert
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Show the token also to a ws:// server on another machine, where everybody on the way can read it
+    #[arg(long)]
+    pub(crate) insecure_plaintext: bool,
     /// Give a broken link up after this long [default: as long as the server keeps the session]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) recover_for: Option<Duration>,

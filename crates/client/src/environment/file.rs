@@ -56,6 +56,7 @@ const KEYS: &[&str] = &[
     "ca_file",
     "client_cert",
     "client_key",
+    "insecure_plaintext",
 ];
 
 /// Where processes are to run.
@@ -88,6 +89,8 @@ pub struct RemoteSpec {
     pub token_file: Option<PathBuf>,
     /// The certificates to trust instead of the system's, as PEM; absolute.
     pub ca_file: Option<PathBuf>,
+    /// Shows the token also to a `ws://` server on another machine, in clear text.
+    pub insecure_plaintext: bool,
     /// Our own certificate and its key, as PEM; absolute.
     pub identity: Option<Identity>,
 }
@@ -221,6 +224,7 @@ impl RemoteSpec {
             token_file: None,
             ca_file: None,
             identity: None,
+            insecure_plaintext: false,
         }
     }
 }
@@ -238,6 +242,7 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
     spec.initialize_timeout = keys.seconds("initialize_timeout_sec")?;
     spec.token_file = keys.file("token_file")?;
     spec.ca_file = keys.file("ca_file")?;
+    spec.insecure_plaintext = keys.flag("insecure_plaintext")?.unwrap_or(false);
     spec.identity = match (keys.file("client_cert")?, keys.file("client_key")?) {
         (Some(cert), Some(key)) => Some(Identity { cert, key }),
         (Some(_), None) => return Err(keys.fault("client_cert", Fault::Needs { other: "client_key" })),
@@ -274,7 +279,8 @@ fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
 /// A token or a certificate that would never be shown is a mistake of somebody who believes to be safe.
 fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
     let scheme = keys.text("url")?.map_or("", |url| scheme(url.trim()));
-    let rules: [(_, &[&str], _); 3] = [
+    let rules: [(_, &[&str], _); 4] = [
+        ("insecure_plaintext", &["ws"], "ws"),
         ("token_file", &["ws", "wss", "unix"], "ws, wss and unix"),
         ("ca_file", &["wss"], "wss"),
         ("client_cert", &["wss"], "wss"),

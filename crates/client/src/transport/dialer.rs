@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::{
     BoxFuture, Connect, Connection, net,
-    target::{Scheme, Target, UnixSocket, Way, WebSocket},
+    target::{Scheme, Target, TargetError, UnixSocket, Way, WebSocket},
     tls::{self, Tls},
     token::Token,
 };
@@ -28,17 +28,34 @@ pub struct Dialer {
     pub token: Option<Token>,
     /// For `wss://`.
     pub tls: Tls,
+    /// Shows the token also to a `ws://` server beyond loopback, where everybody on the way can read it.
+    pub insecure_plaintext: bool,
 }
 
 impl Dialer {
     /// Dials with the token of the target, and trusts what the system trusts.
     #[must_use]
     pub fn new(target: Target) -> Self {
-        Self { target, token: None, tls: Tls::default() }
+        Self { target, token: None, tls: Tls::default(), insecure_plaintext: false }
     }
 
     async fn web_socket(&self, socket: &WebSocket) -> Result<Connection, Error> {
-        let tcp = net::tcp(&socket.host, socket.port).await.map_err(|error| self.unreachable(&error))?;
+        let mut addresses = net::resolve(&socket.host, socket.port).await.map_err(|error| self.unreachable(&error))?;
+        let has_token = self.token.as_ref().or(self.target.token()).is_some();
+        if socket.scheme == Scheme::Plain && has_token && !self.insecure_plaintext {
+            let is_known = !addresses.is_empty();
+            // Not asked of the connection: whoever listens elsewhere does not even hear of us.
+            addresses.retain(|address| address.ip().to_canonical().is_loopback());
+            if is_known && addresses.is_empty() {
+                // No matter of trying again.
+                return Err(TargetError::new(
+                    "the server is not on this machine, and `ws://` would show the token to everybody on the way; use \
+                     `wss://` or `ssh://`, or allow it with `--insecure-plaintext`",
+                )
+                .into());
+            }
+        }
+        let tcp = net::tcp(addresses).await.map_err(|error| self.unreachable(&error))?;
         let mut stream = Stream::from(tcp);
         if socket.scheme == Scheme::Tls {
             let secured = tls::secure(&self.tls, stream, &socket.host).await;

@@ -16,9 +16,13 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// Longest path in a Unix address: 108 bytes less the NUL.
 const UNIX_PATH_MAX: usize = 107;
 
-/// Connects to a host by name or address.
-pub(super) async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+/// The addresses of a host, by name or address.
+pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok(lookup_host((host, port)).await?.collect())
+}
+
+/// Connects to the first of these that answers.
+pub(super) async fn tcp(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     first_of(alternating(addresses), HEAD_START, TcpStream::connect).await
 }
 

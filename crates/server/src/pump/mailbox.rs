@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use super::{feed::Follow, read::ReadOrder};
 use crate::{
     error::Failure,
+    incoming::Incoming,
     process::{Dialect, Process, lock},
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Mailbox {
     drained: Notify,
     /// Bytes of requests that wait for their turn (writes to a full stdin), shared by all of this connection.
     parked: AtomicUsize,
+    /// The same of all connections.
+    incoming: Arc<Incoming>,
     /// Requests that have not been answered.
     outstanding: AtomicUsize,
     /// Requests that hold one of the connection's slots until they are answered.
@@ -73,6 +76,11 @@ pub(crate) enum Order {
 const PONGS_WAITING: usize = 16;
 
 impl Mailbox {
+    /// A mailbox whose waiting requests count in the server's budget.
+    pub(crate) fn new(incoming: Arc<Incoming>) -> Self {
+        Self { incoming, ..Self::default() }
+    }
+
     pub(crate) fn answer(&self, message: Vec<u8>) {
         let mut mail = lock(&self.mail);
         if !mail.is_shut {
@@ -217,6 +225,9 @@ impl Reply {
 
     /// Counts `bytes` as waiting until this request is answered; refused beyond the connection's bound.
     pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
+        if !self.mailbox.incoming.park(bytes) {
+            return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
+        }
         let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
         self.parked += bytes;
         // One large request alone is no crowd.
@@ -264,6 +275,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.mailbox.parked.fetch_sub(self.parked, Ordering::Relaxed);
+        self.mailbox.incoming.unpark(self.parked);
         self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
         if self.holds_slot {
             self.mailbox.running.fetch_sub(1, Ordering::Relaxed);

@@ -1,0 +1,247 @@
+//! S12: before the door a request has 8 KiB and 10 s, 64 may wait, and whoever crowds or fails too often loses its own places and
+//! is answered late. Behind it messages are bounded in size, depth, values and keys, requests in number, and the bytes of all
+//! that comes in by one budget of the server.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    common::{Client, TestServer, http, wait_for},
+    promises::{
+        raw::{Raw, Said, descriptors, header, resident},
+        upgrade,
+    },
+};
+
+const MIB: u64 = 1 << 20;
+
+/// What a newcomer may wait on a busy machine; with every place taken by a silent peer it was 10 s.
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
+    let server = TestServer::start();
+    let mut inside = server.client();
+    assert_eq!(inside.run("p", &["echo", "hi"]).stdout, b"hi\n");
+    let before = descriptors(&server);
+    let slow: Vec<TcpStream> = (0..500)
+        .map(|n| {
+            let mut socket = TcpStream::connect(server.address()).expect("connect");
+            // Some say nothing, some begin.
+            let part = ["", "G", "GET / HTTP/1.1\r\nHost: ", "GET / HTTP/1.1\r\nX-A: b\r\n"][n % 4];
+            socket.write_all(part.as_bytes()).ok(); // It may have been pushed out already.
+            socket
+        })
+        .collect();
+    for n in 0..5 {
+        let begun = Instant::now();
+        let mut newcomer = server.client();
+        assert_eq!(newcomer.run("p", &["echo", "hi"]).stdout, b"hi\n");
+        newcomer.ok("session/end", json!({}));
+        assert!(begun.elapsed() < SOON, "newcomer {n} waited {:?}", begun.elapsed());
+        assert_eq!(http(server.address(), "GET /healthz HTTP/1.0\r\n\r\n").status, 200);
+    }
+    assert_eq!(inside.run("q", &["echo", "hi"]).stdout, b"hi\n");
+    wait_for("no more than 64 of them", || descriptors(&server) <= before + 64 + 16);
+    assert!(server.stderr().contains("dropped to make room"), "{}", server.stderr());
+    drop(slow);
+    wait_for("their descriptors back", || descriptors(&server) <= before + 16);
+}
+
+#[test]
+fn who_fails_too_often_is_answered_late_and_the_right_token_at_once() {
+    let server = TestServer::start();
+    let host = server.address();
+    let wrong = upgrade("/?token=wrong", host, "");
+    let statuses: Vec<u16> = (0..120).map(|_| http(host, &wrong).status).collect();
+    assert!(statuses[..99].iter().all(|status| *status == 401), "{statuses:?}");
+    assert!(statuses[99..].iter().all(|status| *status == 429), "{statuses:?}");
+    let begun = Instant::now();
+    let reply = http(host, &wrong);
+    assert!(reply.status == 429 && reply.head.contains("\r\nRetry-After: "), "{reply:?}");
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    let begun = Instant::now();
+    server.client().ok("environment/status", json!({}));
+    assert!(begun.elapsed() < SOON);
+}
+
+#[test]
+fn a_request_head_is_bounded() {
+    let server = TestServer::start();
+    for head in [
+        format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(9000)),
+        format!("GET /{} HTTP/1.1\r\n", "x".repeat(9000)),
+        format!("GET / HTTP/1.1\r\n{}", "X: y\r\n".repeat(100) + "\r\n"),
+    ] {
+        let mut large = TcpStream::connect(server.address()).expect("connect");
+        large.write_all(head.as_bytes()).expect("send");
+        let mut answer = String::new();
+        large.read_to_string(&mut answer).ok(); // A reset after the answer is fine.
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+}
+
+/// Messages that are answered with an error; the connection lives on.
+fn bombs() -> Vec<(&'static str, String)> {
+    let call = |params: String| format!(r#"{{"id":1,"method":"environment/status","params":{params}}}"#);
+    let deep = |open: &str, close: &str, depth: usize| call(open.repeat(depth) + "1" + &close.repeat(depth));
+    vec![
+        ("128 arrays in the params", deep("[", "]", 128)),
+        ("a million arrays", deep("[", "]", 1_000_000)),
+        ("a million open arrays", "[".repeat(1_000_000)),
+        ("200 objects", deep(r#"{"a":"#, "}", 200)),
+        ("more values than 2^18", call(format!("[{}0]", "0,".repeat(1 << 18)))),
+        ("more empty objects than 2^18", call(format!("[{}{{}}]", "{},".repeat(1 << 18)))),
+        ("a key twice", r#"{"id":1,"id":2,"method":"environment/status","params":{}}"#.to_owned()),
+        ("a key twice in the params", call(r#"{"a":1,"a":2}"#.to_owned())),
+        ("a key twice, once escaped", call(r#"{"a":1,"\u0061":2}"#.to_owned())),
+        ("a number of a million digits", format!(r#"{{"id":{},"method":"x"}}"#, "9".repeat(1_000_000))),
+        ("an exponent", r#"{"id":1e999999999,"method":"x"}"#.to_owned()),
+        ("a method of 8 MiB", format!(r#"{{"id":1,"method":"{}"}}"#, "m".repeat(8 << 20))),
+        ("half a pair of surrogates", r#"{"id":1,"method":"\ud800"}"#.to_owned()),
+        ("nothing", String::new()),
+        ("not JSON", "\u{0}".to_owned()),
+    ]
+}
+
+#[test]
+fn no_message_brings_the_server_down_or_makes_it_grow() {
+    let server = TestServer::start();
+    let mut inside = server.client();
+    let before = resident(&server);
+    for (what, bomb) in bombs() {
+        let mut raw = Raw::open(&server, "");
+        for _ in 0..3 {
+            assert!(raw.frame(0x81, bomb.as_bytes()), "{what}");
+            let Said::Text(answer) = raw.next() else { panic!("{what}: no answer") };
+            assert!(answer.contains("\"error\"") && answer.len() < 2048, "{what}: {answer}");
+        }
+        let now = resident(&server);
+        assert!(now < before + 96 * MIB, "{what}: from {before} to {now}");
+    }
+    assert_eq!(inside.run("p", &["echo", "hi"]).stdout, b"hi\n");
+}
+
+#[test]
+fn no_frame_does_either() {
+    let server = TestServer::start();
+    let before = resident(&server);
+    for (what, first, len, code) in [
+        ("a frame of 2^63", 0x82, 1 << 63, 1009),
+        ("a frame of 2^64", 0x81, u64::MAX, 1009),
+        ("one byte more than allowed", 0x81, 96 * MIB + 1, 1009),
+        ("an unknown opcode", 0x83, 1, 1002),
+        ("a fragmented ping", 0x09, 1, 1002),
+        ("a long ping", 0x89, 126, 1002),
+        ("a continuation of nothing", 0x80, 1, 1002),
+        ("a reserved bit", 0xc1, 1, 1002),
+        ("another", 0xa1, 1, 1002),
+        ("the third", 0x91, 1, 1002),
+    ] {
+        let mut raw = Raw::open(&server, "");
+        raw.header(first, len);
+        assert_eq!(raw.next(), Said::Close(code), "{what}");
+    }
+    // Announced and never sent: the header alone takes no memory.
+    let silent: Vec<Raw> = (0..50)
+        .map(|_| {
+            let mut raw = Raw::open(&server, "");
+            assert!(raw.header(0x82, 96 * MIB));
+            raw
+        })
+        .collect();
+    assert!(resident(&server) < before + 64 * MIB);
+    drop(silent);
+    // In fragments it is the message that counts.
+    let mut raw = Raw::open(&server, "");
+    let part = vec![b' '; MIB as usize];
+    raw.frame(0x01, &part);
+    let sent = (0..96).take_while(|_| raw.frame(0x00, &part)).count();
+    assert!(sent >= 90, "{sent}");
+    assert!(matches!(raw.next(), Said::Close(1009) | Said::Gone));
+    server.client();
+}
+
+#[test]
+fn floods_of_pings_and_of_empty_fragments_cost_no_memory() {
+    let server = TestServer::start();
+    let before = resident(&server);
+    // Pings whose pongs are never read, then a request: it is answered once we read.
+    let mut raw = Raw::open(&server, "");
+    let mut writer = raw.socket.try_clone().expect("a second handle");
+    let flood = thread::spawn(move || {
+        let ping = [header(0x89, 100), vec![b'x'; 100]].concat().repeat(100);
+        (0..1000).take_while(|_| writer.write_all(&ping).is_ok()).count()
+    });
+    assert_eq!(flood.join().expect("the flood ends"), 1000, "pings are taken, also where nobody reads the pongs");
+    let request = br#"{"id":7,"method":"environment/status"}"#;
+    assert!(raw.frame(0x81, request));
+    assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
+    // A message that begins and goes on with nothing.
+    let mut raw = Raw::open(&server, "");
+    raw.frame(0x01, b"");
+    let empty = header(0x00, 0).repeat(10_000);
+    for _ in 0..100 {
+        raw.socket.write_all(&empty).expect("fragments are taken");
+    }
+    raw.frame(0x80, request);
+    assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
+    assert!(resident(&server) < before + 64 * MIB, "from {before} to {}", resident(&server));
+}
+
+#[test]
+fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass() {
+    let budget = 256 * MIB;
+    let server = TestServer::builder().arg("--incoming-memory").arg("256MiB").start();
+    let mut inside = server.client();
+    let before = resident(&server);
+    let begun: Vec<_> = (0..8)
+        .map(|_| {
+            let mut raw = Raw::open(&server, "");
+            // Nearly all of a large message, which is never finished.
+            thread::spawn(move || {
+                raw.header(0x81, 90 * MIB);
+                let part = vec![b' '; MIB as usize];
+                let sent = (0..64).take_while(|_| raw.socket.write_all(&part).is_ok()).count();
+                (raw, sent)
+            })
+        })
+        .collect();
+    let mut most = 0;
+    while begun.iter().any(|thread| !thread.is_finished()) {
+        most = most.max(resident(&server));
+        // Whoever asks for little is served.
+        inside.ok("environment/status", json!({}));
+    }
+    assert!(most < before + budget + 128 * MIB, "from {before} to {most}");
+    let ended: Vec<_> = begun.into_iter().map(|thread| thread.join().expect("it ends")).collect();
+    let whole = ended.iter().filter(|(_, sent)| *sent == 64).count();
+    assert!(whole >= 1, "not everybody is sent away");
+    assert!(server.stderr().contains("incoming messages"), "{}", server.stderr());
+    drop(ended);
+    wait_for("the memory back", || resident(&server) < before + 64 * MIB);
+    // A message as large as allowed passes when there is room.
+    let mut raw = Raw::open(&server, "");
+    raw.frame(0x81, &[&b" ".repeat(90 << 20)[..], br#"{"id":7,"method":"environment/status"}"#].concat());
+    assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
+}
+
+#[test]
+fn a_hundred_clients_at_once_are_all_let_in() {
+    let server = TestServer::start();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    Client::connect(server.url()).expect("connect").initialize();
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,142 @@
+//! S22: the client shows its token only inside TLS whose other end it has verified, on loopback, or on a Unix socket, and goes
+//! nowhere that a server points to. That its memory is bounded whatever a server sends is proven beside the client, by servers
+//! that lie, flood, skip and repeat: `crates/client/tests/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    process::Command,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use exec_server_client::{Builder, Client, Token, transport::Tls};
+
+use crate::common::{Authority, DEADLINE, TestServer, binary, wait_for};
+
+const SECRET: &str = "tok-5a1d0c93e7b24f68";
+
+/// Somebody who writes down all that is said to it, and answers with what it was told to.
+struct Recorder {
+    address: SocketAddr,
+    thread: JoinHandle<Vec<u8>>,
+}
+
+impl Recorder {
+    /// Takes connections until one comes that says `over`.
+    fn start(bind: &str, answer: String) -> Self {
+        let listener = TcpListener::bind(bind).expect("listen");
+        let address = listener.local_addr().expect("an address");
+        let thread = thread::spawn(move || {
+            let mut heard = Vec::new();
+            loop {
+                let (mut socket, _) = listener.accept().expect("accept");
+                socket.set_read_timeout(Some(DEADLINE)).expect("set a deadline");
+                let mut chunk = [0; 4096];
+                let begun = heard.len();
+                while !heard[begun..].ends_with(b"\r\n\r\n") {
+                    match socket.read(&mut chunk) {
+                        Ok(read @ 1..) => heard.extend_from_slice(&chunk[..read]),
+                        Ok(0) | Err(_) => break,
+                    }
+                    if heard[begun..] == *b"over" {
+                        heard.truncate(begun);
+                        return heard;
+                    }
+                }
+                socket.write_all(answer.as_bytes()).ok(); // It may be gone already.
+            }
+        });
+        Self { address, thread }
+    }
+
+    /// All that it heard.
+    fn heard(self) -> String {
+        let loopback = format!("127.0.0.1:{}", self.address.port());
+        let mut socket = std::net::TcpStream::connect(loopback).expect("connect");
+        socket.write_all(b"over").expect("say so");
+        let heard = self.thread.join().expect("the recorder does not panic");
+        String::from_utf8_lossy(&heard).into_owned()
+    }
+}
+
+/// Why a client that has the token is not served there; it tries once.
+fn dial(url: &str, set: impl FnOnce(Builder) -> Builder) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
+    let builder = Client::builder().token(Token::new(SECRET).expect("a token")).connect_retry_for(Duration::ZERO);
+    let refused = runtime.block_on(set(builder).connect(url)).err().expect("nobody serves this");
+    let mut said = format!("{refused} {refused:?}");
+    let mut source = std::error::Error::source(&refused);
+    while let Some(reason) = source {
+        said.push_str(&reason.to_string());
+        source = reason.source();
+    }
+    assert!(!said.contains(SECRET), "{said}");
+    said
+}
+
+#[test]
+fn a_token_in_plain_text_stays_on_this_machine() {
+    let home = tempfile::tempdir().expect("make a directory");
+    // 0.0.0.0 leads here, but it is no address of loopback: what would be sent is heard.
+    let recorder = Recorder::start("0.0.0.0:0", "HTTP/1.1 401 Unauthorized\r\n\r\n".to_owned());
+    let port = recorder.address.port();
+    for url in
+        [format!("ws://0.0.0.0:{port}"), format!("ws://0.0.0.0:{port}/?token={SECRET}"), "ws://192.0.2.1:1".to_owned()]
+    {
+        let said = dial(&url, |builder| builder);
+        assert!(said.contains("--insecure-plaintext") && said.contains("wss://"), "{said}");
+    }
+    let mut command = Command::new(binary());
+    command.args(["run", "--connect", &format!("ws://0.0.0.0:{port}"), "--", "true"]);
+    let output = command.env("HOME", home.path()).env("EXEC_SERVER_TOKEN", SECRET).output().expect("run exec-server");
+    assert!(
+        output.status.code() == Some(255) && !String::from_utf8_lossy(&output.stderr).contains(SECRET),
+        "{output:?}"
+    );
+    // On loopback it is shown, and beyond where somebody said so: the same listener hears it now.
+    dial(&format!("ws://127.0.0.1:{port}"), |builder| builder);
+    dial(&format!("ws://0.0.0.0:{port}"), |builder| builder.insecure_plaintext(true));
+    let heard = recorder.heard();
+    assert_eq!(heard.matches(SECRET).count(), 2, "{heard}");
+    assert_eq!(heard.matches("GET / HTTP/1.1").count(), 2, "{heard}");
+}
+
+#[test]
+fn nobody_is_followed_to_another_place() {
+    let elsewhere = Recorder::start("127.0.0.1:0", String::new());
+    for status in [301, 302, 303, 307, 308] {
+        let to = elsewhere.address;
+        let answer = format!("HTTP/1.1 {status} Moved\r\nLocation: ws://{to}/\r\nContent-Length: 0\r\n\r\n");
+        let here = Recorder::start("127.0.0.1:0", answer);
+        let said = dial(&format!("ws://{}", here.address), |builder| builder);
+        assert!(said.contains("points elsewhere"), "{said}");
+        assert!(here.heard().contains(SECRET));
+    }
+    assert_eq!(elsewhere.heard(), "");
+}
+
+#[test]
+fn a_server_that_is_not_verified_hears_nothing_inside_tls() {
+    let home = tempfile::tempdir().expect("make a directory");
+    let (ours, others) = (Authority::new(home.path(), "ours"), Authority::new(home.path(), "others"));
+    let identity = ours.server("server");
+    let [cert, key] = [&identity.cert, &identity.key].map(|path| path.display().to_string());
+    let server = TestServer::builder()
+        .listen("wss://127.0.0.1:0")
+        .arg("--tls-cert")
+        .arg(&cert)
+        .arg("--tls-key")
+        .arg(&key)
+        .arg("--log")
+        .arg("debug")
+        .start();
+    let url = format!("wss://{}", server.address());
+    let untrusted = dial(&url, |builder| builder.tls(Tls::default().ca_file(others.ca())));
+    assert!(untrusted.contains("authority"), "{untrusted}");
+    wait_for("a broken handshake", || server.stderr().contains("no TLS handshake"));
+    assert!(!server.stderr().contains("answered at the door"), "no request came: {}", server.stderr());
+    // With the right authority the wrong token is heard, and refused.
+    dial(&url, |builder| builder.tls(Tls::default().ca_file(ours.ca())));
+    wait_for("the answer", || server.stderr().contains("answered at the door"));
+}

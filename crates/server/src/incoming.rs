@@ -1,0 +1,160 @@
+//! Bytes of messages that came in and are not dealt with yet, of all connections together: one budget of the server.
+//!
+//! Each connection may hold a whole message, so that a hundred of them could take all memory. Over the budget the connection
+//! that holds most is closed with 1013, which loses nothing: its client comes back and repeats what was not answered. Requests
+//! that would have to wait are answered with `overloaded`. Who holds little is never touched.
+//! Must not know what a message means.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+
+use crate::process::lock;
+
+/// Who holds less is never closed for it: a read's worth and some.
+const SHED_LEAST: usize = 1 << 20;
+
+/// The budget.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    /// Zero means no bound.
+    max: usize,
+    total: AtomicUsize,
+    shares: Mutex<BTreeMap<u64, Arc<Share>>>,
+}
+
+/// What one connection holds.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    id: u64,
+    bytes: AtomicUsize,
+    is_shed: AtomicBool,
+    shed: Notify,
+}
+
+impl Incoming {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { max, ..Self::default() }
+    }
+
+    /// A connection that holds nothing yet.
+    pub(crate) fn join(&self, id: u64) -> Arc<Share> {
+        let share = Arc::new(Share { id, ..Share::default() });
+        lock(&self.shares).insert(id, Arc::clone(&share));
+        share
+    }
+
+    /// A connection is gone, and what it held with it.
+    pub(crate) fn leave(&self, share: &Share) {
+        self.settle(share, 0);
+        lock(&self.shares).remove(&share.id);
+    }
+
+    /// Bytes were read. One that is closed for it anyway reads only to throw away.
+    pub(crate) fn grow(&self, share: &Share, bytes: usize) {
+        if share.is_shed() {
+            return;
+        }
+        share.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let total = self.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if self.max > 0 && total > self.max {
+            self.shed(total);
+        }
+    }
+
+    /// So many bytes are held now.
+    pub(crate) fn settle(&self, share: &Share, bytes: usize) {
+        let before = share.bytes.swap(bytes, Ordering::Relaxed);
+        if bytes >= before {
+            self.total.fetch_add(bytes - before, Ordering::Relaxed);
+        } else {
+            self.total.fetch_sub(before - bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes room for a request that has to wait; false where there is none, and nothing is taken.
+    pub(crate) fn park(&self, bytes: usize) -> bool {
+        let before = self.total.fetch_add(bytes, Ordering::Relaxed);
+        let fits = self.max == 0 || before + bytes <= self.max;
+        if !fits {
+            self.unpark(bytes);
+        }
+        fits
+    }
+
+    /// Gives back what was taken.
+    pub(crate) fn unpark(&self, bytes: usize) {
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Closes the connection that holds most, unless those that are being closed already are enough.
+    fn shed(&self, total: usize) {
+        let shares = lock(&self.shares);
+        let held = |share: &&Arc<Share>| share.bytes.load(Ordering::Relaxed);
+        let going: usize = shares.values().filter(|share| share.is_shed()).map(|share| held(&share)).sum();
+        if total.saturating_sub(going) <= self.max {
+            return;
+        }
+        if let Some(largest) = shares.values().filter(|share| !share.is_shed()).max_by_key(held)
+            && held(&largest) >= SHED_LEAST
+        {
+            tracing::warn!(total, held = held(&largest), "too many bytes of incoming messages; the largest is closed");
+            largest.is_shed.store(true, Ordering::Relaxed);
+            largest.shed.notify_one();
+        }
+    }
+}
+
+impl Share {
+    /// Whether this connection is closed to make room.
+    pub(crate) fn is_shed(&self) -> bool {
+        self.is_shed.load(Ordering::Relaxed)
+    }
+
+    /// Returns when this connection has to go; cancel safe.
+    pub(crate) async fn shed(&self) {
+        self.shed.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn over_the_budget_the_largest_goes_and_only_as_many_as_must() {
+        let incoming = Incoming::new(10 << 20);
+        let shares: Vec<_> = (0..4).map(|id| incoming.join(id)).collect();
+        incoming.grow(&shares[0], 2 << 20);
+        incoming.grow(&shares[1], 5 << 20);
+        incoming.grow(&shares[2], 3 << 20);
+        assert!(shares.iter().all(|share| !share.is_shed()));
+        incoming.grow(&shares[3], 1);
+        assert!(shares[1].is_shed(), "the largest");
+        incoming.grow(&shares[3], 4 << 20);
+        assert!(!shares[0].is_shed() && !shares[2].is_shed() && !shares[3].is_shed(), "its bytes are as good as gone");
+        incoming.grow(&shares[1], 1 << 30);
+        incoming.leave(&shares[1]);
+        assert_eq!(incoming.total.load(Ordering::Relaxed), (9 << 20) + 1);
+        shares.iter().filter(|share| share.id != 1).for_each(|share| incoming.leave(share));
+        assert_eq!((incoming.total.load(Ordering::Relaxed), lock(&incoming.shares).len()), (0, 0));
+    }
+
+    #[test]
+    fn small_ones_are_never_closed_and_waiting_requests_are_counted() {
+        let incoming = Incoming::new(4 << 20);
+        let shares: Vec<_> = (0..100).map(|id| incoming.join(id)).collect();
+        shares.iter().for_each(|share| incoming.grow(share, 64 << 10));
+        assert!(shares.iter().all(|share| !share.is_shed()));
+        shares.iter().for_each(|share| incoming.settle(share, 0));
+        assert!(incoming.park(3 << 20) && !incoming.park(2 << 20) && incoming.park(1 << 20));
+        incoming.unpark(4 << 20);
+        assert_eq!(incoming.total.load(Ordering::Relaxed), 0);
+    }
+}
