@@ -6,6 +6,7 @@
 mod bombs;
 mod client;
 mod crash;
+mod crowds;
 mod cuts;
 mod daemons;
 mod damage;
@@ -170,6 +171,7 @@ const RUNS: &[Run] = &[
         how: "servers and holders of both; upgrades under load",
         run: skew::run,
     },
+    Run { name: "F24", what: "a crowd at the door", how: "500 sockets: slow, silent, wrong token", run: crowds::run },
     Run { name: "C1", what: "links are cut during `exec-server run`", how: "proxy: at any byte", run: client::cuts },
     Run { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
     Run { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },
