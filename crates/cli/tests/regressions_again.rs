@@ -98,3 +98,18 @@ fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
     assert_eq!(client.next_notification_within(Duration::from_millis(300)), None);
     client.run("after", &["/bin/true"]);
 }
+
+/// Ending a session with processes told of their loss before it was answered: an exit that nobody had, with a code that was made up.
+#[test]
+fn the_end_of_a_session_is_answered_without_made_up_exits() {
+    let server = TestServer::start();
+    for _ in 0..10 {
+        let mut client = server.connect();
+        client.initialize_with(modern());
+        for name in ["a", "b", "c"] {
+            client.ok("process/start", sh(name, "exec sleep 1000"));
+        }
+        let id = client.send_request("session/end", json!({}));
+        assert_eq!(client.next(), json!({"id": id, "result": {}}));
+    }
+}

@@ -24,7 +24,7 @@ use crate::{
     core::Core,
     error::Failure,
     process::{Dialect, Process},
-    pump::Reply,
+    pump::{Order, Reply},
     session::Session,
 };
 
@@ -81,6 +81,10 @@ impl Context {
 pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Reply) {
     context.record(&context.session, None, Record::of("session.end"));
     let Context { core, peer, session, .. } = context;
+    // Nothing more is pushed: that processes end with their holder would be told as a loss, and nobody has lost them.
+    for process in session.processes() {
+        peer.mailbox.order(Order::Unfollow(process));
+    }
     // A connection that is cut meanwhile must not leave half an end behind: the core sees to it.
     core.spawn(async move {
         session.end().await;
