@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cargo;
+use crate::{cargo, faults};
 
 /// Beyond this a file has become two rooms.
 const MAX_LINES: usize = 600;
@@ -54,6 +54,13 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
         machine_paths(&name, &text, &mut broken);
         if name.ends_with(".rs") {
             source(&name, &text, &mut broken);
+        }
+        if name == "README.md" {
+            for run in faults::readme::missing(&text)? {
+                broken.push(format!(
+                    "{name}: the table of faults has no row for {run}; run `cargo xtask faults --readme --only {run}`"
+                ));
+            }
         }
         if name.ends_with("Cargo.toml") {
             arrows(&name, &text, &mut broken);

@@ -192,6 +192,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for run in RUNS {
             println!("{:<4} {} ({})", run.name, run.what, run.how);
         }
+        println!("F25  a soak of mixed load with faults at a low rate (`--soak MINUTES`, alone)");
         return rules::list(cargo::root());
     }
     if !options.as_built && cargo::again_in_release()? {

@@ -1,6 +1,7 @@
 //! The table of the last full run in the README, between two markers.
 //!
-//! Owns the block: one row a run, in the order of the list. Rows of runs that were not carried out this time stay as they are.
+//! Owns the block: one row a run, in the order of the list. Rows of runs that were not carried out this time stay as they are; a
+//! run that never was says so.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -38,13 +39,13 @@ pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>) -> Result<()>
     for run in RUNS {
         match new.get(run.name) {
             Some(rows) => block.extend(rows.iter().map(String::as_str)),
-            None => block.extend(old.lines().filter(|line| of(line, run.name)).flat_map(|line| [line, "\n"])),
+            None if old.lines().any(|line| of(line, run.name)) => {
+                block.extend(old.lines().filter(|line| of(line, run.name)).flat_map(|line| [line, "\n"]));
+            }
+            None => block += &format!("| {} | {} | {} | not carried out yet | | | |\n", run.name, run.what, run.how),
         }
     }
-    let text = format!("{before}{BEGIN}{block}{END}{after}");
-    fs::write(&path, &text).context("write the README")?;
-    println!("README: without a row are {:?}", missing(&text)?);
-    Ok(())
+    fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).context("write the README")
 }
 
 /// The runs that have no row in this README.
