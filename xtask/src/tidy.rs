@@ -58,7 +58,7 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
         if name == "README.md" {
             for run in faults::readme::missing(&text)? {
                 broken.push(format!(
-                    "{name}: the table of faults has no row for {run}; run `cargo xtask faults --readme --only {run}`"
+                    "{name}: the table of faults has no row for {run}; run `cargo xtask faults --list --readme`"
                 ));
             }
         }

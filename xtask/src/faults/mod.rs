@@ -59,7 +59,7 @@ pub(crate) struct Options {
     /// Says which runs there are.
     #[arg(long)]
     list: bool,
-    /// Writes what passed into the table of the README.
+    /// Writes what passed into the table of the README; with --list only a row for each run that has none.
     #[arg(long, conflicts_with = "ci")]
     readme: bool,
     /// Only the soak (F25), for so many minutes: mixed load with faults at a low rate, growth of memory and descriptors.
@@ -191,6 +191,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         for run in RUNS {
             println!("{:<4} {} ({})", run.name, run.what, run.how);
+        }
+        if options.readme {
+            readme::write(cargo::root(), &HashMap::new())?;
         }
         println!("F25  a soak of mixed load with faults at a low rate (`--soak MINUTES`, alone)");
         return rules::list(cargo::root());
