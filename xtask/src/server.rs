@@ -74,6 +74,15 @@ impl Setup {
         self
     }
 
+    /// Gives the server a state directory on a disk of its own, of so many bytes, which only it and its children see.
+    pub(crate) fn tmpfs(self, bytes: u64) -> Result<Self> {
+        let state = self.state_dir();
+        fs::create_dir(&state)?;
+        let state = state.to_str().context("the state directory is not UTF-8")?;
+        let mount = format!("mount -t tmpfs -o size={bytes},mode=0700 tmpfs \"$0\" && exec \"$@\"");
+        Ok(self.through(&["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", &mount, state]))
+    }
+
     /// Runs the server as this user.
     pub(crate) fn run_by(mut self, user: u32) -> Result<Self> {
         std::os::unix::fs::chown(self.state.path(), Some(user), Some(user)).context("only root can do this")?;

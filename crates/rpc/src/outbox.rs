@@ -115,7 +115,10 @@ impl Outbox {
     /// Cancel safe: what the stream took is recorded before the next await, so a later call goes on at that byte.
     pub async fn flush_to(&mut self, w: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while !self.is_empty() {
-            let count = w.write(self.next_slice()).await?;
+            let count = match w.write(self.next_slice()).await {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => other?,
+            };
             if count == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }

@@ -130,7 +130,11 @@ impl Receiver {
         let spare = self.buf.capacity() - self.buf.len();
         let missing = if spare >= missing.min(SPARE_MIN) { spare.min(missing) } else { missing };
         self.buf.reserve(missing);
-        let count = self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await?;
+        let count = match self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await {
+            // Nothing was read and nothing is wrong: the next round asks again.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            other => other?,
+        };
         if count == 0 {
             self.ended = true;
         } else if count >= self.room {

@@ -12,8 +12,11 @@ mod daemons;
 mod damage;
 mod delivery;
 mod descendants;
+mod disk;
 mod drains;
+mod errors;
 mod figures;
+mod flood;
 mod floods;
 mod half_open;
 mod holders;
@@ -137,6 +140,18 @@ const RUNS: &[Run] = &[
     Run { name: "F7", what: "a reader of 64 KiB/s, a flood", how: "proxy that throttles", run: slow::run },
     Run { name: "F8", what: "ten floods, nobody there", how: "`dropOldest`, quota 64 MiB", run: floods::run },
     Run { name: "F11", what: "no descriptors left", how: "64, 200 connects, 100 starts", run: starved::run },
+    Run {
+        name: "F9",
+        what: "the disk is full, then freed",
+        how: "a tmpfs of 16 MiB, floods without a client",
+        run: disk::run,
+    },
+    Run {
+        name: "F10",
+        what: "calls on disk and sockets fail",
+        how: "strace: EIO, ENOSPC, EINTR on write, open, rename, send, receive",
+        run: errors::run,
+    },
     Run {
         name: "F12",
         what: "a fork bomb; a refused fork",

@@ -1,0 +1,125 @@
+//! F9: the disk that takes spilled output is full, and is freed again.
+//!
+//! The state directory is a tmpfs of 16 MiB in a mount namespace of the server's own. Floods without a client fill it until they
+//! are blocked and say so; a neighbour works all the while; space is freed and spilling goes on by itself; then every byte is read
+//! back. One flood in four drops its oldest output, and what is missing of it is counted to the byte.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Figures, Setting,
+    flood::{self, Flood, Policy},
+};
+use crate::{server::Setup, wire::Wire};
+
+/// The disk.
+const DISK_BYTES: u64 = 16 << 20;
+
+/// What each flood writes: four of them have 12 MiB in memory, and more than the disk beyond that.
+const FLOOD_BYTES: u64 = 12 << 20;
+const FLOODS: u64 = 4;
+
+/// A freed disk is noticed by a timer of a second; more than this is no retry any more.
+const NOTICED_WITHIN: Duration = Duration::from_secs(4);
+
+/// A neighbour's start may take this long on a busy machine, whatever the disk does.
+const NEIGHBOUR_MS: f64 = 2000.0;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let rounds = setting.pick(1, 20, 200);
+    let setup = Setup::new(&setting.binary)?.arg("--memory-per-process").arg("3MiB").tmpfs(DISK_BYTES)?;
+    let server = setup.start().context("a tmpfs in a private mount namespace needs the right to mount (root)")?;
+    let disk = PathBuf::from(format!("/proc/{}/root{}", server.pid(), setup.state_dir().display()));
+    let (mut observer, _) = Wire::session(&server.address)?;
+    flood::neighbour(&mut observer, "first")?;
+    let family = setup.family();
+    let mut random = setting.random("F9");
+    let (mut bytes, mut noticed, mut worst_neighbour) = (0, Vec::new(), 0_f64);
+    for round in 0..rounds {
+        let filler = random.between(4 << 20, 8 << 20);
+        let lived = one(&setup, &disk, &mut observer, &server.address, (round, filler))
+            .with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
+        bytes += lived.bytes;
+        noticed.push(lived.noticed_ms);
+        worst_neighbour = worst_neighbour.max(lived.neighbour_ms);
+        for pid in &family {
+            ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} of the server is gone");
+        }
+    }
+    drop(observer);
+    server.stop()?;
+    Ok(vec![
+        Figures::default()
+            .survived(rounds)
+            .set("bytes", bytes)
+            .times(&mut noticed)
+            .set("neighbour_worst_ms", format!("{worst_neighbour:.1}")),
+    ])
+}
+
+/// What one round has to say.
+struct Lived {
+    bytes: u64,
+    noticed_ms: f64,
+    neighbour_ms: f64,
+}
+
+fn one(
+    setup: &Setup,
+    disk: &Path,
+    observer: &mut Wire,
+    address: &crate::wire::Address,
+    (round, filler): (u64, u64),
+) -> Result<Lived> {
+    let (mut wire, session) = Wire::session(address)?;
+    let policy = |number| if number == 0 { Policy::DropOldest } else { Policy::Block };
+    let mut floods: Vec<Flood> =
+        (0..FLOODS).map(|number| Flood::new(round * FLOODS + number, FLOOD_BYTES, policy(number))).collect();
+    fs::write(disk.join("filler"), vec![7; usize::try_from(filler)?]).context("fill a part of the disk")?;
+    for flood in &floods {
+        flood.start(&mut wire)?;
+    }
+    drop(wire);
+    let names: Vec<String> = floods.iter().filter(|flood| flood.policy() == Policy::Block).map(Flood::name).collect();
+    flood::wait("a flood is blocked by the full disk", Duration::from_secs(30), || {
+        let list = flood::listed(observer)?;
+        Ok(names.iter().any(|name| list.get(name).is_some_and(|entry| entry["blocked"] == "diskFull")))
+    })?;
+    let mut neighbour_ms = 0_f64;
+    for number in 0..5 {
+        let took = flood::neighbour(observer, &format!("neighbour-{round}-{number}"))?;
+        ensure!(took < NEIGHBOUR_MS, "a neighbour took {took:.0} ms beside a full disk");
+        neighbour_ms = neighbour_ms.max(took);
+    }
+    let written = |observer: &mut Wire| -> Result<u64> {
+        let list = flood::listed(observer)?;
+        Ok(names.iter().filter_map(|name| list.get(name)?["outputBytes"].as_u64()).sum())
+    };
+    let before = written(observer)?;
+    fs::remove_file(disk.join("filler")).context("free the disk")?;
+    let all = FLOOD_BYTES * names.len() as u64;
+    let noticed = flood::wait("spilling goes on where the disk was freed", NOTICED_WITHIN, || {
+        Ok(written(observer)? >= (before + (2 << 20)).min(all))
+    })?;
+    let bytes = flood::drain(address, &session, &mut floods)?;
+    flood::wait("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
+    ensure!(!setup.family().is_empty(), "the server is gone");
+    Ok(Lived { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
+}
+
+/// Segment files under a state directory.
+fn segments(disk: &Path) -> Result<usize> {
+    let mut count = 0;
+    for session in fs::read_dir(disk.join("sessions"))? {
+        // A session that ends while it is looked at has nothing left.
+        let Ok(files) = fs::read_dir(session?.path()) else { continue };
+        count += files.flatten().filter(|file| file.path().extension().is_some_and(|kind| kind == "seg")).count();
+    }
+    Ok(count)
+}

@@ -1,0 +1,172 @@
+//! F10: calls that fail. `strace` makes the kernel refuse what a holder does with its disk (EIO, ENOSPC, EINTR on write, open and
+//! rename) and interrupts what the server does with its sockets; nothing is lost, nobody dies, and neighbours work.
+//!
+//! Writes that are cut short cannot be injected so: F19 makes every write of a segment in parts, and F9 fills the disk under it.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{
+    Figures, Setting,
+    flood::{self, Flood, Policy},
+};
+use crate::{server::Setup, wire::Wire};
+
+/// What each flood writes: 3 MiB in memory and six segments on disk.
+const FLOOD_BYTES: u64 = 9 << 20;
+
+/// Which calls of a holder fail, every third one of them: a try may need two. After a failure that is no interruption the disk rests
+/// for a second.
+const DISK: &[&str] =
+    &["pwrite64:error=EIO", "pwrite64:error=ENOSPC", "pwrite64:error=EINTR", "openat:error=EIO", "renameat:error=EIO"];
+
+/// Which calls of the server are interrupted: every hundredth of each thread.
+const SOCKETS: &str = "recvfrom,sendto,recvmsg,sendmsg,writev,epoll_wait:error=EINTR:when=20+100";
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    ensure_strace()?;
+    let wanted = setting.pick(12, 200, 5000);
+    let (mut disk, mut sockets, mut bytes, mut worst_neighbour) = (0, 0, 0, 0_f64);
+    for round in 0.. {
+        if disk >= wanted {
+            break;
+        }
+        ensure!(round < wanted, "only {disk} calls failed in {round} rounds");
+        let setup = Setup::new(&setting.binary)?.arg("--memory-per-process").arg("3MiB");
+        let lived =
+            one(&setup, round).with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
+        disk += lived.disk;
+        sockets += lived.sockets;
+        bytes += lived.bytes;
+        worst_neighbour = worst_neighbour.max(lived.neighbour_ms);
+    }
+    Ok(vec![
+        Figures::default()
+            .survived(disk + sockets)
+            .set("bytes", bytes)
+            .set("disk", disk)
+            .set("sockets", sockets)
+            .set("neighbour_worst_ms", format!("{worst_neighbour:.1}")),
+    ])
+}
+
+/// What one round has to say.
+struct Lived {
+    disk: u64,
+    sockets: u64,
+    bytes: u64,
+    neighbour_ms: f64,
+}
+
+fn one(setup: &Setup, round: u64) -> Result<Lived> {
+    let server = setup.start()?;
+    let (mut observer, _) = Wire::session(&server.address)?;
+    flood::neighbour(&mut observer, "first")?;
+    let (mut sessions, mut tracers) = (Vec::new(), Vec::new());
+    for (number, fault) in (0..).zip(DISK) {
+        let known = setup.holders();
+        let (mut wire, session) = Wire::session(&server.address)?;
+        let flood = Flood::new(round * 100 + number, FLOOD_BYTES, Policy::Block);
+        flood.start(&mut wire)?;
+        let holders: Vec<u32> = setup.holders().into_iter().filter(|pid| !known.contains(pid)).collect();
+        let [holder] = holders[..] else { bail!("a new session has the holders {holders:?}") };
+        tracers.push(Tracer::attach(holder, &format!("{fault}:when=1+3"), setup.scratch())?);
+        sessions.push((wire, session, [flood]));
+    }
+    // Away: from now on the floods go to disk.
+    let mut sessions: Vec<_> = sessions.into_iter().map(|(_, session, flood)| (session, flood)).collect();
+    let mut neighbour_ms = 0_f64;
+    flood::wait("every flood is written whole, against all refusals", Duration::from_secs(60), || {
+        neighbour_ms = neighbour_ms.max(flood::neighbour(&mut observer, "neighbour")?);
+        let list = flood::listed(&mut observer)?;
+        let is_whole = |flood: &Flood| list.get(&flood.name()).is_some_and(|entry| entry["outputBytes"] == FLOOD_BYTES);
+        Ok(sessions.iter().all(|(_, floods)| floods.iter().all(is_whole)))
+    })?;
+    let disk = tracers.into_iter().map(Tracer::detach).sum::<Result<u64>>()?;
+    let tracer = Tracer::attach(server.pid(), SOCKETS, setup.scratch())?;
+    let mut bytes = 0;
+    for (session, floods) in &mut sessions {
+        bytes += flood::drain(&server.address, session, floods)?;
+    }
+    let sockets = tracer.detach()?;
+    ensure!(sockets > 0, "no call of the server was interrupted");
+    flood::neighbour(&mut observer, "last")?;
+    drop(observer);
+    server.stop()?;
+    Ok(Lived { disk, sockets, bytes, neighbour_ms })
+}
+
+/// A running `strace` that makes calls of one process fail.
+struct Tracer {
+    child: Child,
+    log: PathBuf,
+    /// Held open: it says a line for every thread that comes.
+    _stderr: BufReader<ChildStderr>,
+}
+
+impl Tracer {
+    fn attach(pid: u32, fault: &str, scratch: &Path) -> Result<Self> {
+        let log = scratch.join(format!("strace-{pid}"));
+        let calls = fault.split(':').next().unwrap_or_default();
+        let mut child = Command::new("strace")
+            .args([
+                "-f",
+                "-e",
+                &format!("trace={calls}"),
+                "-e",
+                &format!("inject={fault}"),
+                "-p",
+                &pid.to_string(),
+                "-o",
+            ])
+            .arg(&log)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start strace")?;
+        let mut stderr = BufReader::new(child.stderr.take().context("standard error is a pipe")?);
+        let mut line = String::new();
+        stderr.read_line(&mut line)?;
+        let tracer = Self { child, log, _stderr: stderr };
+        ensure!(line.contains("attached"), "strace cannot attach to {pid}: {line}");
+        Ok(tracer)
+    }
+
+    /// Lets the process go; how many of its calls were refused.
+    fn detach(mut self) -> Result<u64> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        self.child.wait()?;
+        let log = fs::read_to_string(&self.log).with_context(|| format!("read `{}`", self.log.display()))?;
+        Ok(log.lines().filter(|line| line.ends_with("(INJECTED)")).count() as u64)
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // Ended already where it was detached.
+        self.child.wait().ok();
+    }
+}
+
+/// The tool of this run, installed where it is missing.
+fn ensure_strace() -> Result<()> {
+    let is_there =
+        || Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !is_there() {
+        let installed = Command::new("apt-get").args(["install", "--yes", "--quiet", "strace"]).status();
+        ensure!(
+            installed.is_ok_and(|status| status.success()) && is_there(),
+            "F10 needs strace, and it cannot be installed"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! Producers that write while their client is away, and the oracle that reads them back: every byte at its place, every gap counted.
+//!
+//! Owns what F9 and F10 share. Knows what a producer writes at each offset, and trusts no number of the server but a gap's bytes.
+
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    children::{self, RECORD},
+    wire::{self, Address, Fault, Incoming, Wire, hello},
+};
+
+/// Consumed bytes after which a producer is acknowledged.
+const ACK_EVERY: u64 = 256 << 10;
+
+/// What a full log does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Policy {
+    Block,
+    DropOldest,
+}
+
+/// One producer and how far it was read.
+pub(super) struct Flood {
+    id: u64,
+    bytes: u64,
+    policy: Policy,
+    /// Offset of the next byte.
+    at: u64,
+    seq: u64,
+    missing: u64,
+    unacknowledged: u64,
+    closed: bool,
+}
+
+impl Flood {
+    pub(super) fn new(id: u64, bytes: u64, policy: Policy) -> Self {
+        Self { id, bytes, policy, at: 0, seq: 0, missing: 0, unacknowledged: 0, closed: false }
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("flood-{}", self.id)
+    }
+
+    pub(super) fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    pub(super) fn start(&self, wire: &mut Wire) -> Result<()> {
+        let program = children::program()?;
+        let count = (self.bytes / RECORD).to_string();
+        let argv = [&program, "child", "producer", &self.id.to_string(), &count];
+        let mut params = wire::start(&self.name(), &argv);
+        if self.policy == Policy::DropOldest {
+            params["overflow"] = json!("dropOldest");
+        }
+        wire.call("process/start", &params).with_context(|| format!("start {}", self.name()))?;
+        Ok(())
+    }
+
+    fn output(&mut self, bytes: &[u8]) -> Result<()> {
+        let right = |at: u64| {
+            let record = at / RECORD;
+            let word = if at % RECORD < 8 { self.id } else { record };
+            word.to_le_bytes()[usize::try_from(at % 8).unwrap_or_default()]
+        };
+        let wrong = (self.at..).zip(bytes).find(|(at, byte)| right(*at) != **byte);
+        if let Some((at, byte)) = wrong {
+            bail!("{}: {byte} at offset {at} instead of {}", self.name(), right(at));
+        }
+        self.at += bytes.len() as u64;
+        self.unacknowledged += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn gap(&mut self, params: &Value) -> Result<()> {
+        ensure!(self.policy == Policy::DropOldest, "{}: a gap, and nothing may be dropped: {params}", self.name());
+        let bytes = params["bytes"].as_u64().with_context(|| format!("no count in {params}"))?;
+        let next = params["toSeq"].as_u64().with_context(|| format!("no number in {params}"))?;
+        (self.at, self.missing, self.seq) = (self.at + bytes, self.missing + bytes, next);
+        Ok(())
+    }
+
+    fn close(&mut self, params: &Value) -> Result<()> {
+        ensure!(self.at == self.bytes, "{} ended at {} of {} bytes", self.name(), self.at, self.bytes);
+        ensure!(params["outputBytes"] == self.bytes, "{} wrote {}: {params}", self.name(), self.bytes);
+        // What was dropped may have been on its way to us already, so it can be more than what we miss; never less.
+        let dropped = params["droppedBytes"].as_u64().with_context(|| format!("no count in {params}"))?;
+        let is_told = dropped >= self.missing && (dropped == 0 || self.policy == Policy::DropOldest);
+        ensure!(is_told, "{} misses {} bytes: {params}", self.name(), self.missing);
+        self.closed = true;
+        Ok(())
+    }
+}
+
+/// Takes everything that is left of the floods of a session, on as many connections as it needs; gives the bytes checked.
+pub(super) fn drain(address: &Address, session: &str, floods: &mut [Flood]) -> Result<u64> {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        match drain_once(address, session, floods) {
+            Ok(()) => return Ok(floods.iter().map(|flood| flood.bytes - flood.missing).sum()),
+            Err(error) if error.downcast_ref::<Fault>().is_some_and(Fault::is_lost) => {}
+            Err(error) => return Err(error),
+        }
+        ensure!(Instant::now() < deadline, "not read whole after 120 s");
+    }
+}
+
+fn drain_once(address: &Address, session: &str, floods: &mut [Flood]) -> Result<()> {
+    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+    for flood in floods.iter().filter(|flood| flood.seq > 0) {
+        wire.notify("process/ack", &json!({ "processId": flood.name(), "seq": flood.seq }))?;
+    }
+    while floods.iter().any(|flood| !flood.closed) {
+        let incoming = wire.next()?;
+        let (process, seq) = match &incoming {
+            Incoming::Output(output) => (&output.process, output.seq),
+            Incoming::Exited { process, seq, .. } | Incoming::Closed { process, seq, .. } => (process, *seq),
+            Incoming::Other { method, params } if method == "process/gap" => {
+                let name = params["processId"].as_str().unwrap_or_default();
+                find(floods, name)?.gap(params)?;
+                continue;
+            }
+            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            Incoming::Answer { id, .. } => bail!("an answer to {id}, which nobody asked"),
+        };
+        let flood = find(floods, process)?;
+        if seq <= flood.seq {
+            continue; // Sent again after a cut.
+        }
+        ensure!(seq == flood.seq + 1, "{}: number {seq} after {}", flood.name(), flood.seq);
+        flood.seq = seq;
+        match &incoming {
+            Incoming::Output(output) => flood.output(&output.bytes)?,
+            Incoming::Exited { code, .. } => {
+                ensure!(*code == children::exit_code(flood.id), "{} exited with {code}", flood.name());
+            }
+            Incoming::Closed { params, .. } => flood.close(params)?,
+            Incoming::Other { .. } | Incoming::Answer { .. } => {}
+        }
+        if flood.unacknowledged >= ACK_EVERY || flood.closed {
+            flood.unacknowledged = 0;
+            wire.notify("process/ack", &json!({ "processId": flood.name(), "seq": flood.seq }))?;
+        }
+    }
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+fn find<'a>(floods: &'a mut [Flood], name: &str) -> Result<&'a mut Flood> {
+    floods.iter_mut().find(|flood| flood.name() == name).with_context(|| format!("an event of `{name}`"))
+}
+
+/// What the list says of every process, by name.
+pub(super) fn listed(observer: &mut Wire) -> Result<BTreeMap<String, Value>> {
+    let list = observer.call("process/list", &json!({ "scope": "all" }))?;
+    let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+    let name = |entry: &Value| entry["processId"].as_str().unwrap_or_default().to_owned();
+    Ok(entries.iter().map(|entry| (name(entry), entry.clone())).collect())
+}
+
+/// Looks again and again until something is so.
+pub(super) fn wait(what: &str, within: Duration, mut is_so: impl FnMut() -> Result<bool>) -> Result<Duration> {
+    let begun = Instant::now();
+    while !is_so()? {
+        ensure!(begun.elapsed() < within, "not within {} s: {what}", within.as_secs());
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(begun.elapsed())
+}
+
+/// A neighbour at work: a process is started and its output is there; how long that took in milliseconds.
+pub(super) fn neighbour(wire: &mut Wire, name: &str) -> Result<f64> {
+    let begun = Instant::now();
+    wire.call("process/start", &wire::start(name, &["echo", "fine"])).context("start a neighbour")?;
+    let mut bytes = Vec::new();
+    loop {
+        match wire.next().context("wait for a neighbour")? {
+            Incoming::Output(output) => bytes.extend(output.bytes),
+            Incoming::Closed { seq, .. } => {
+                ensure!(bytes == b"fine\n", "a neighbour said {bytes:?}");
+                wire.notify("process/ack", &json!({ "processId": name, "seq": seq }))?;
+                wire.call("process/forget", &json!({ "processId": name }))?;
+                return Ok(begun.elapsed().as_secs_f64() * 1e3);
+            }
+            Incoming::Exited { .. } | Incoming::Answer { .. } | Incoming::Other { .. } => {}
+        }
+    }
+}
