@@ -54,7 +54,8 @@ Exit codes: 0 ended in order; 1 ended by a second signal; 255 trouble, such as a
 
 Examples:
   exec-server serve
-  exec-server serve --listen ws://127.0.0.1:4000 --token-file ~/.exec-token";
+  exec-server serve --listen ws://127.0.0.1:4000 --token-file ~/.exec-token
+  exec-server serve --listen wss://0.0.0.0:4000 --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
 
 const DIAL_HELP: &str = "\
 A server that is started here ends by itself when for a minute nobody was connected and nothing ran.
