@@ -27,6 +27,9 @@ const CALLS: usize = 300;
 /// Newcomers in a round.
 const NEWCOMERS: usize = 10;
 
+/// Sockets that are opened again in a tenth of a second. This is about places and patience; what the processor can bear is not.
+const AGAIN: usize = 10;
+
 /// What a newcomer may take; with every place taken by somebody silent it was ten seconds.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -146,9 +149,11 @@ impl Crowd {
     fn trickle(&self) {
         let mut sockets: Vec<Option<TcpStream>> = (0..SOCKETS * 6 / 10).map(|_| self.connect()).collect();
         while !self.is_over() {
+            let mut again = AGAIN;
             for socket in &mut sockets {
                 let is_open = socket.as_mut().is_some_and(|socket| socket.write_all(b"X-A: b\r\n").is_ok());
-                if !is_open {
+                if !is_open && again > 0 {
+                    again -= 1;
                     *socket = self.connect();
                 }
             }
