@@ -4,12 +4,15 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Output},
 };
 
 use rcgen::SanType;
 use rustls::version::{TLS12, TLS13};
+use rustls_pki_types::pem::PemObject as _;
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use crate::{
@@ -136,6 +139,26 @@ fn the_principal_is_the_alternative_name_and_sessions_belong_to_it() {
 }
 
 #[test]
+fn a_revoked_certificate_is_refused_by_its_fingerprint_and_another_of_the_same_name_is_not() {
+    let world = World::new();
+    let (old, new) = (vec![dns("alice.example")], vec![dns("alice.example")]);
+    let (old, new) = (world.clients.client("old", old), world.clients.client("new", new));
+    let der = rustls_pki_types::CertificateDer::from_pem_file(&old.cert).expect("read the certificate");
+    let fingerprint: String = Sha256::digest(&der).iter().map(|byte| format!("{byte:02x}")).collect();
+    let server = world.mutual().arg("--tokens").arg("{dir}/tokens.toml").start();
+    assert_eq!((world.status(&server, Some(&old), "/"), world.status(&server, Some(&new), "/")), (101, 101));
+    let file = server.dir().join("tokens.toml");
+    let entry = format!(
+        "[[certificates]]\nname = \"alice\"\nsha256 = \"{fingerprint}\"\nscopes = [\"exec\"]\nrevoked = 2026-01-01T00:00:00Z\n"
+    );
+    fs::write(server.dir().join("new.toml"), entry).expect("write");
+    fs::set_permissions(server.dir().join("new.toml"), fs::Permissions::from_mode(0o600)).expect("close it");
+    fs::rename(server.dir().join("new.toml"), &file).expect("put it in place");
+    wait_for("the revocation", || world.status(&server, Some(&old), "/") == 0);
+    assert_eq!(world.status(&server, Some(&new), "/"), 101);
+}
+
+#[test]
 fn a_token_is_asked_for_where_there_is_no_certificate_or_both_were_asked_for() {
     let world = World::new();
     let alice = world.clients.client("alice", vec![dns("alice.example")]);
@@ -205,7 +228,6 @@ fn new_files_are_read_without_a_restart_and_broken_ones_change_nothing() {
 
 #[test]
 fn a_key_that_others_can_read_and_files_that_do_not_fit_end_the_start() {
-    use std::os::unix::fs::PermissionsExt as _;
     let world = World::new();
     let said = |builder: &Builder| {
         let output = builder.command(world.dir.path(), "refused.test").output().expect("run exec-server");

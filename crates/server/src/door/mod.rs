@@ -164,11 +164,13 @@ impl Door {
         let certified = match &secured.certificate {
             None => None,
             Some(shown) => {
-                let names = std::slice::from_ref(&shown.name);
-                let found = self.config.access.by_certificate(&Certificate { names, fingerprint: &shown.fingerprint });
+                let found = self
+                    .config
+                    .access
+                    .by_certificate(&Certificate { names: &shown.names, fingerprint: &shown.fingerprint });
                 if found.is_none() {
-                    tracing::warn!(%peer, name = shown.name, "refused a revoked certificate");
-                    self.config.audit.refused(&format_args!("{peer} {}", shown.name), 403);
+                    tracing::warn!(%peer, names = ?shown.names, "refused a revoked certificate");
+                    self.config.audit.refused(&format_args!("{peer} {}", shown.names.join(" ")), 403);
                     place.refused(Instant::now());
                 }
                 Some(found?)

@@ -122,8 +122,8 @@ pub enum TlsError {
 /// What a client has shown, after its chain was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// Who it is: `uri:`, `dns:` or `email:` and the alternative name.
-    pub name: String,
+    /// Who it is: alternative names, the one that counts first; at least one.
+    pub names: Vec<String>,
     /// SHA-256 of the certificate, in hexadecimal digits.
     pub fingerprint: String,
 }
@@ -131,9 +131,12 @@ pub struct ClientCertificate {
 impl ClientCertificate {
     /// `None` for a certificate that names nobody.
     fn read(der: &[u8]) -> Option<Self> {
-        let name = names::principal(der)?;
+        let names = names::bearer(der);
+        if names.is_empty() {
+            return None;
+        }
         let fingerprint = Sha256::digest(der).iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(Self { name, fingerprint })
+        Some(Self { names, fingerprint })
     }
 }
 

@@ -35,16 +35,22 @@ pub(super) fn of(certificate: &[u8]) -> Vec<Name> {
     find(certificate).unwrap_or_default()
 }
 
-/// Who bears this certificate: its first URI, else its first host name, else its first address of e-mail. The kind stands
-/// in front, so that no certificate is taken for the bearer of a token.
-pub(super) fn principal(certificate: &[u8]) -> Option<String> {
-    let names = of(certificate);
-    let uri = names.iter().find_map(|name| if let Name::Uri(uri) = name { Some(format!("uri:{uri}")) } else { None });
-    let dns =
-        || names.iter().find_map(|name| if let Name::Dns(dns) = name { Some(format!("dns:{dns}")) } else { None });
-    let email =
-        || names.iter().find_map(|name| if let Name::Email(it) = name { Some(format!("email:{it}")) } else { None });
-    uri.or_else(dns).or_else(email).filter(|name| name.len() <= NAME_MAX_BYTES)
+/// Who bears this certificate, the name that counts first: its URIs, then its host names, then its addresses of e-mail. What is
+/// too long to be the name of a principal is none.
+pub(super) fn bearer(certificate: &[u8]) -> Vec<String> {
+    let mut names: Vec<(u8, String)> = of(certificate)
+        .into_iter()
+        .filter_map(|name| match name {
+            Name::Uri(uri) => Some((0, uri)),
+            Name::Dns(dns) => Some((1, dns)),
+            Name::Email(email) => Some((2, email)),
+            Name::Ip(_) => None,
+        })
+        .filter(|(_, name)| name.len() <= NAME_MAX_BYTES)
+        .collect();
+    // Stable: within a kind the certificate's own order stays.
+    names.sort_by_key(|(kind, _)| *kind);
+    names.into_iter().map(|(_, name)| name).collect()
 }
 
 fn find(certificate: &[u8]) -> Option<Vec<Name>> {
@@ -152,16 +158,17 @@ mod tests {
     }
 
     #[test]
-    fn the_principal_is_the_first_uri_then_host_then_email() {
-        let check = |names: Vec<SanType>, expected: Option<&str>| {
-            assert_eq!(principal(&certificate(names)).as_deref(), expected);
-        };
-        check(vec![email("a@b"), dns("X.example"), uri("spiffe://c/d"), uri("spiffe://e")], Some("uri:spiffe://c/d"));
-        check(vec![email("a@b"), dns("X.example")], Some("dns:x.example"));
-        check(vec![email("a@b")], Some("email:a@b"));
-        check(vec![SanType::IpAddress("127.0.0.1".parse().unwrap())], None);
-        check(Vec::new(), None);
-        check(vec![uri(&"x".repeat(300))], None);
+    fn uris_count_before_hosts_and_those_before_email() {
+        let check = |names: Vec<SanType>, expected: &[&str]| assert_eq!(bearer(&certificate(names)), expected);
+        check(
+            vec![email("a@b"), dns("X.example"), uri("spiffe://c/d"), uri("spiffe://a")],
+            &["spiffe://c/d", "spiffe://a", "x.example", "a@b"],
+        );
+        check(vec![email("a@b"), dns("X.example")], &["x.example", "a@b"]);
+        check(vec![email("a@b")], &["a@b"]);
+        check(vec![SanType::IpAddress("127.0.0.1".parse().unwrap())], &[]);
+        check(Vec::new(), &[]);
+        check(vec![uri(&"x".repeat(300))], &[]);
     }
 
     #[test]
