@@ -4,6 +4,7 @@
 mod access;
 mod bounds;
 mod client;
+mod settings;
 mod values;
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
@@ -21,6 +22,7 @@ use exec_server_server::{
 pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
+pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 
 /// Set by `dial-stdio` for the server that it starts.
@@ -186,6 +188,15 @@ pub(crate) struct Serve {
     /// What to log on standard error: a level, or target=level pairs
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub(crate) log: String,
+    /// How lines of the log look: for people, or one JSON object a line with the fields of request, session and process
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+    /// Print every setting with its value and where it comes from, as JSON, and end; nothing is started or made
+    #[arg(long)]
+    pub(crate) print_config: bool,
+    /// What `--print-config` prints
+    #[arg(skip)]
+    pub(crate) settings: Vec<Setting>,
     /// Leave the session of whoever started this server
     #[arg(long, hide = true)]
     detached: bool,
@@ -218,6 +229,13 @@ pub(crate) enum TlsMin {
     /// 1.3 alone
     #[value(name = "1.3")]
     V1_3,
+}
+
+/// How lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
 }
 
 impl Serve {
@@ -253,8 +271,13 @@ pub(crate) fn parse() -> Command {
 fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut grammar = grammar();
     let mut matches = grammar.try_get_matches_from_mut(args)?;
-    let command = Cli::from_arg_matches_mut(&mut matches)?.command;
-    if let Command::Serve(serve) = &command {
+    let settings = match (matches.subcommand(), grammar.find_subcommand("serve")) {
+        (Some(("serve", matches)), Some(serve)) => settings::read(serve, matches),
+        _ => Vec::new(),
+    };
+    let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
+    if let Command::Serve(serve) = &mut command {
+        serve.settings = settings;
         serve.bounds.check().map_err(|text| grammar.error(ErrorKind::ValueValidation, text))?;
     }
     Ok(command)

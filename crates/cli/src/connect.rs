@@ -51,7 +51,7 @@ impl Server {
     /// The server that flags, variables and names lead to; `None` is this machine. Also begins to log, as the flags say.
     pub(crate) fn find(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Self>> {
         if let Some(filter) = &args.log {
-            log::init(filter)?;
+            log::init(filter, args::LogFormat::Text)?;
         }
         let asked = match &args.connect {
             Some(asked) => Some(asked.clone()),

@@ -291,6 +291,31 @@ mod tests {
         }
     }
 
+    /// The README's table.
+    fn table() -> String {
+        let mut text = "| what | default | flag of `serve` | at the limit |\n|---|---|---|---|\n".to_owned();
+        for Limit { name, flag, default, at, .. } in all() {
+            let flag = flag.map_or_else(|| "–".to_owned(), |flag| format!("`--{flag}`"));
+            text += &format!("| {name} | {default} | {flag} | {at} |\n");
+        }
+        text
+    }
+
+    #[test]
+    fn the_readme_has_every_limit_as_it_is() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+        let readme = std::fs::read_to_string(path).expect("read README.md");
+        let (begin, end) =
+            ("<!-- limits: made by `UPDATE=1 cargo test -p exec-server readme_has` -->\n", "<!-- end of limits -->");
+        let (before, rest) = readme.split_once(begin).expect("README.md has the mark of the table");
+        let (table_now, after) = rest.split_once(end).expect("README.md has the mark of the table's end");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, format!("{before}{begin}{}{end}{after}", table())).expect("write README.md");
+        } else {
+            assert_eq!(table_now, table(), "README.md is stale: UPDATE=1 cargo test -p exec-server readme_has");
+        }
+    }
+
     #[test]
     fn a_default_lies_in_its_range_and_a_flag_has_one_limit() {
         let all = all();

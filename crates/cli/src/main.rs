@@ -23,6 +23,7 @@ mod limits;
 mod log;
 mod logs;
 mod place;
+mod print_config;
 mod ps;
 mod run;
 mod runtime;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::run(&args, token),
         Command::Wait(args) => wait::run(&args, token),
         Command::Forget(args) => forget::run(&args, token),
+        Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::DialStdio(args) => dial_stdio::run(&args),
         Command::Token(args) => token::run(&args),

@@ -41,7 +41,7 @@ pub(crate) fn run(
     spawner: Option<SpawnerHandle>,
 ) -> anyhow::Result<ExitCode> {
     let spawner = spawner.context("`serve` is the first word of the command line")?;
-    log::init(&args.log)?;
+    log::init(&args.log, args.log_format)?;
     if let Some(lack) = kernel::check()? {
         tracing::warn!("{lack}");
     }
@@ -106,12 +106,13 @@ async fn serve(
     let mut signals = Signals::new()?;
     let access = Arc::new(open_access(args, place, token.as_ref())?);
     let core = Core::new(core_config(args, run_as, audit.clone()), holders);
-    let door = Arc::new(Door::new(DoorConfig {
+    let door = Door::new(DoorConfig {
         access: Arc::clone(&access),
         audit: audit.clone(),
         allowed_hosts: args.allow_host.clone(),
         token_beside_certificate: args.terms().auth == Some(Auth::Token),
-    }));
+    });
+    let door = Arc::new(door.reporting(Arc::clone(&core) as _));
     let config =
         ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private, tls };
     let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;

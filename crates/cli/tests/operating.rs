@@ -3,8 +3,10 @@
 
 mod common;
 
-use common::{TestServer, start_params, wait_for};
-use serde_json::json;
+use std::collections::BTreeMap;
+
+use common::{TestServer, http, http_unix, start_params, wait_for};
+use serde_json::{Value, json};
 
 #[test]
 fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() {
@@ -60,4 +62,237 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
     let retained = listed["retainedBytes"].as_u64().expect("a number");
     assert!(retained <= 4 << 20, "{retained} bytes are kept");
     assert!(listed["droppedBytes"].as_u64().expect("a number") >= 40_000_000 - (4 << 20), "{listed}");
+}
+
+#[test]
+fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let run = |args: &[&str]| {
+        std::process::Command::new(common::binary())
+            .args(args)
+            .env("HOME", dir.path())
+            .env("XDG_STATE_HOME", dir.path())
+            .env("XDG_RUNTIME_DIR", dir.path())
+            .env("EXEC_SERVER_TOKEN", "a-secret-that-nobody-may-see-0123456789")
+            .output()
+            .expect("run exec-server")
+    };
+    let state = dir.path().join("state").display().to_string();
+    let output = run(&[
+        "serve",
+        "--print-config",
+        "--state-dir",
+        &state,
+        "--ping-every",
+        "1500ms",
+        "--listen",
+        "ws://127.0.0.1:4000",
+    ]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let config: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let settings = config["settings"].as_object().expect("an object");
+    assert_eq!(settings["ping-every"]["value"], "1500ms");
+    assert_eq!(settings["ping-every"]["origin"], "flag");
+    assert_eq!(
+        (&settings["dead-after"]["value"], &settings["dead-after"]["origin"]),
+        (&json!("30s"), &json!("default"))
+    );
+    assert_eq!(settings["listen"]["value"], json!(["ws://127.0.0.1:4000"]));
+    assert_eq!(settings["kill-on-exit"]["value"], json!(false));
+    // Every flag that the help names is there, also those that others add.
+    let help = String::from_utf8(run(&["serve", "--help"]).stdout).expect("text");
+    let flags: Vec<&str> = help
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("--")?.split([' ', ',']).next())
+        .filter(|flag| *flag != "print-config")
+        .collect();
+    assert!(flags.len() > 15, "{flags:?}");
+    assert!(flags.iter().all(|flag| settings.contains_key(*flag)), "{flags:?}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("a-secret"));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("read the directory").count(), 0);
+}
+
+/// A page of metrics, read strictly: families with their type, samples under their family.
+#[derive(Default)]
+struct Page {
+    types: BTreeMap<String, String>,
+    samples: BTreeMap<(String, Vec<(String, String)>), f64>,
+}
+
+impl Page {
+    fn parse(text: &str) -> Self {
+        assert!(text.ends_with('\n'), "the last line has no end");
+        let (mut page, mut family) = (Self::default(), String::new());
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let (name, help) = help.split_once(' ').expect("a help text");
+                assert!(!help.is_empty() && !page.types.contains_key(name), "{line}");
+                name.clone_into(&mut family);
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect("a type");
+                assert!(name == family && ["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                assert!(kind != "counter" || name.ends_with("_total"), "{line}");
+                page.types.insert(name.to_owned(), kind.to_owned());
+            } else {
+                page.sample(line, &family);
+            }
+        }
+        page
+    }
+
+    fn sample(&mut self, line: &str, family: &str) {
+        let (key, value) = line.rsplit_once(' ').expect("a value");
+        let (name, labels) =
+            key.split_once('{').map_or((key, ""), |(name, rest)| (name, rest.strip_suffix('}').expect("a brace")));
+        let kind = &self.types[family];
+        let is_of = match kind.as_str() {
+            "histogram" => ["_bucket", "_sum", "_count"].iter().any(|end| name.strip_suffix(end) == Some(family)),
+            _ => name == family,
+        };
+        assert!(is_of && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
+        let labels = labels.split(',').filter(|label| !label.is_empty()).map(|label| {
+            let (name, value) = label.split_once('=').expect("a label");
+            let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).expect("quotes");
+            assert!(!value.contains(['"', '\\', '\n']), "{line}");
+            (name.to_owned(), value.to_owned())
+        });
+        let value: f64 = value.parse().expect("a number");
+        assert!(value >= 0.0, "{line}");
+        assert!(self.samples.insert((name.to_owned(), labels.collect()), value).is_none(), "twice: {line}");
+    }
+
+    fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        *self.samples.get(&(name.to_owned(), labels)).unwrap_or_else(|| panic!("no {name}"))
+    }
+}
+
+fn metrics(server: &TestServer) -> Page {
+    let token = server.token();
+    let request =
+        format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n", server.address());
+    let reply = http(server.address(), &request);
+    assert_eq!(reply.status, 200, "{}", reply.head);
+    assert!(reply.head.contains("text/plain; version=0.0.4"), "{}", reply.head);
+    Page::parse(&reply.body)
+}
+
+#[test]
+fn metrics_count_what_happened() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let ended = client.run("p", &["head", "-c", "300000", "/dev/zero"]);
+    assert_eq!(ended.stdout.len(), 300_000);
+    let mut cat = start_params("cat", &["cat"]);
+    cat["pipeStdin"] = json!(true);
+    client.ok("process/start", cat);
+    client.ok(
+        "process/write",
+        json!({"processId": "cat", "writeId": "w", "chunk": common::encode_base64(&[b'x'; 1000])}),
+    );
+    client.call("process/read", json!({"processId": "nobody"})).expect_err("an unknown process");
+    client.call("no/such/method", json!({})).expect_err("an unknown method");
+    assert_eq!(http(server.address(), "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").status, 403);
+    let host = format!("Host: {}\r\n", server.address());
+    assert_eq!(http(server.address(), &format!("GET /metrics HTTP/1.1\r\n{host}\r\n")).status, 401);
+    let mut page = metrics(&server);
+    wait_for("the echo of cat", || {
+        page = metrics(&server);
+        page.get("exec_server_output_bytes_total", &[]) >= 301_000.0
+    });
+    let is = |name: &str, labels: &[(&str, &str)], value: f64| {
+        assert_eq!(page.get(name, labels), value, "{name} {labels:?}")
+    };
+    is("exec_server_output_bytes_total", &[], 301_000.0);
+    is("exec_server_stdin_bytes_total", &[], 1000.0);
+    is("exec_server_connections", &[], 1.0);
+    is("exec_server_connections_total", &[], 1.0);
+    is("exec_server_sessions", &[("state", "attached")], 1.0);
+    is("exec_server_sessions", &[("state", "detached")], 0.0);
+    is("exec_server_processes", &[("state", "running")], 1.0);
+    is("exec_server_processes", &[("state", "ended")], 1.0);
+    is("exec_server_processes_started_total", &[], 2.0);
+    is("exec_server_refused_total", &[("status", "401")], 1.0);
+    is("exec_server_refused_total", &[("status", "403")], 1.0);
+    is("exec_server_errors_total", &[("kind", "unknownProcess")], 1.0);
+    is("exec_server_errors_total", &[("kind", "unknownMethod")], 1.0);
+    is("exec_server_request_seconds_count", &[("method", "process/start")], 2.0);
+    is("exec_server_request_seconds_bucket", &[("method", "process/write"), ("le", "+Inf")], 1.0);
+    is("exec_server_gaps_total", &[], 0.0);
+    // 300,000 bytes are 400,000 of base64, and some for the envelope.
+    let sent = page.get("exec_server_sent_bytes_total", &[]);
+    assert!((400_000.0..500_000.0).contains(&sent), "{sent}");
+    // A method that a peer made up is no label, and nobody's name is on the page.
+    assert!(page.samples.keys().all(|(_, labels)| labels.iter().all(|(_, value)| !value.contains("no/such"))));
+}
+
+#[test]
+fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
+    let mut server = TestServer::builder().arg("--memory-per-process").arg("3MiB").start();
+    let mut client = server.connect();
+    client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
+    client.ok("process/start", start_params("waits", &["cat", "/dev/zero"]));
+    wait_for("a process that waits", || {
+        metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]) == 1.0
+    });
+    let mut drops = start_params("drops", &["head", "-c", "20000000", "/dev/zero"]);
+    drops["overflow"] = json!("dropOldest");
+    client.ok("process/start", drops);
+    wait_for("dropped output", || metrics(&server).get("exec_server_output_dropped_bytes_total", &[]) >= 10_000_000.0);
+    let before = metrics(&server);
+    server.restart();
+    let after = metrics(&server);
+    assert_eq!(after.get("exec_server_sessions_adopted_total", &[]), 1.0);
+    assert_eq!(after.get("exec_server_sessions", &[("state", "detached")]), 1.0);
+    // What was counted before is not counted again.
+    assert!(
+        after.get("exec_server_output_dropped_bytes_total", &[])
+            < before.get("exec_server_output_dropped_bytes_total", &[])
+    );
+    assert_eq!(after.get("exec_server_draining", &[]), 0.0);
+}
+
+#[test]
+fn metrics_are_on_unix_sockets_too() {
+    let server = TestServer::builder().listen("unix://{dir}/x.sock").start();
+    let reply = http_unix(&server.dir().join("x.sock"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!(reply.status, 200);
+    assert_eq!(Page::parse(&reply.body).get("exec_server_connections", &[]), 0.0);
+    let head = http_unix(&server.dir().join("x.sock"), "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(http_unix(&server.dir().join("x.sock"), "POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n").status, 405);
+}
+
+#[test]
+fn json_lines_say_whose_they_are_and_join_a_trace() {
+    let server = TestServer::builder().arg("--log-format").arg("json").arg("--log").arg("debug").start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    client.send_text(
+        &json!({"id": 77, "method": "process/start", "params": start_params("job", &["echo", "argument-of-it"]),
+                "trace": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}})
+        .to_string(),
+    );
+    client.answer(77).expect("it starts");
+    client.collect("job");
+    let mut mine = json!(null);
+    wait_for("the line of the request", || {
+        let stderr = server.stderr();
+        let whole = stderr.rfind('\n').map_or("", |end| &stderr[..end]);
+        let mut lines = whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is JSON"));
+        mine = lines.rfind(|line| line["request"] == "77" && line["message"] == "answered").unwrap_or_default();
+        !mine.is_null()
+    });
+    assert_eq!(mine["method"], "process/start");
+    assert_eq!(mine["process"], "job");
+    assert_eq!(mine["session"], session[..8]);
+    assert_eq!(mine["principal"], "owner");
+    assert_eq!(mine["trace_id"], "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(mine["parent_span_id"], "b7ad6b7169203331");
+    assert_eq!(mine["span_id"].as_str().map(str::len), Some(16));
+    assert!(mine["connection"].is_u64() && mine["took_us"].is_u64() && mine["level"] == "debug", "{mine}");
+    assert!(mine["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{mine}");
+    let all = server.stderr();
+    assert!(!all.contains(&session) && !all.contains(server.token()), "{all}");
+    assert!(!all.contains("argument-of-it"), "{all}");
 }

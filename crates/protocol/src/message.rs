@@ -50,6 +50,32 @@ pub struct Trace {
     pub tracestate: Option<String>,
 }
 
+/// The caller's place in a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceParent<'a> {
+    /// The trace, 32 hexadecimal digits.
+    pub trace_id: &'a str,
+    /// The caller's span, 16 of them.
+    pub span_id: &'a str,
+}
+
+impl Trace {
+    /// What `traceparent` says, by the rules of W3C Trace Context; `None` for one that is not valid, which is to be ignored.
+    #[must_use]
+    pub fn parent(&self) -> Option<TraceParent<'_>> {
+        let mut parts = self.traceparent.as_deref()?.split('-');
+        let mut hex = |digits: usize| {
+            let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            parts.next().filter(|part| part.len() == digits && part.bytes().all(is_hex))
+        };
+        let (version, trace_id, span_id, _flags) = (hex(2)?, hex(32)?, hex(16)?, hex(2)?);
+        let is_zero = |id: &str| id.bytes().all(|byte| byte == b'0');
+        // Later versions may have more parts; this one has not.
+        let is_valid = version != "ff" && (version != "00" || parts.next().is_none());
+        (is_valid && !is_zero(trace_id) && !is_zero(span_id)).then_some(TraceParent { trace_id, span_id })
+    }
+}
+
 /// A message that came in; params borrow from it. Missing and null params are both `None`.
 #[derive(Debug, Clone)]
 pub enum Incoming<'a> {

@@ -30,11 +30,14 @@ pub enum Scope {
     FsWrite,
     /// Make HTTP requests. No method of this release needs it.
     Http,
+    /// Read the page of metrics. No method needs it; the door asks.
+    Metrics,
 }
 
 impl Scope {
     /// Every scope, in the order of their declaration.
-    pub const ALL: &'static [Scope] = &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http];
+    pub const ALL: &'static [Scope] =
+        &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http, Self::Metrics];
 
     /// Its word in token files, on the command line and in error texts.
     #[must_use]
@@ -46,6 +49,7 @@ impl Scope {
             Self::FsRead => "fs-read",
             Self::FsWrite => "fs-write",
             Self::Http => "http",
+            Self::Metrics => "metrics",
         }
     }
 

@@ -244,3 +244,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_trace_parent_is_read_by_the_rules_and_else_ignored() {
+    use exec_server_protocol::message::Trace;
+    let parent = |text: &str| {
+        let trace = Trace { traceparent: Some(text.to_owned()), tracestate: None };
+        trace.parent().map(|parent| (parent.trace_id.to_owned(), parent.span_id.to_owned()))
+    };
+    let (trace, span) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    let both = Some((trace.to_owned(), span.to_owned()));
+    assert_eq!(parent(&format!("00-{trace}-{span}-01")), both);
+    assert_eq!(parent(&format!("cc-{trace}-{span}-01-what-comes-later")), both);
+    for bad in [
+        String::new(),
+        format!("00-{trace}-{span}"),
+        format!("00-{trace}-{span}-01-more"),
+        format!("ff-{trace}-{span}-01"),
+        format!("00-{}-{span}-01", trace.to_uppercase()),
+        format!("00-{}-{span}-01", "0".repeat(32)),
+        format!("00-{trace}-{}-01", "0".repeat(16)),
+        format!("00-{trace}x-{span}-01"),
+    ] {
+        assert_eq!(parent(&bad), None, "{bad}");
+    }
+    assert_eq!(Trace::default().parent(), None);
+}

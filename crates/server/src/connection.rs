@@ -18,8 +18,9 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_protocol::{
-    Incoming, RequestId, limits, message,
-    method::{self, Class, Family, Method},
+    Incoming, RequestId, limits,
+    message::{self, Trace},
+    method::{self, Class, Method},
     process::AckParams,
 };
 use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
@@ -31,6 +32,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior},
 };
+use tracing::Instrument as _;
 
 use crate::{
     access::{Ended, Grant},
@@ -40,9 +42,10 @@ use crate::{
     error::Failure,
     handlers,
     incoming::Share,
-    process::{Dialect, lock},
+    process::lock,
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
     session::Session,
+    trace,
 };
 
 /// How long a connection that is told goodbye may take to go.
@@ -155,7 +158,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let peer = Arc::new(Peer {
         id,
         label: label.as_str().into(),
-        mailbox: Arc::new(Mailbox::new(core.incoming.clone())),
+        mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone()),
         manners: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
@@ -232,6 +235,7 @@ impl Connection {
                 // What it returns is the moment that was planned, which may be long ago.
                 _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
                     tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
+                    self.core.metrics.dead_peers.inc();
                     return None;
                 },
             }
@@ -325,13 +329,14 @@ impl Connection {
 
     async fn handle(&mut self, bytes: Bytes) {
         match message::decode(&bytes) {
-            Ok(Incoming::Request { id, method, params, .. }) => {
+            Ok(Incoming::Request { id, method, params, trace }) => {
                 let Some(found) = Method::find(&method) else {
                     return self.fail(&id, &self.unserved(method.into_owned()));
                 };
                 if found.class == Class::Inline {
-                    let reply = Reply::new(id, self.peer.mailbox.clone(), Dialect::Process);
-                    return handlers::initialize(self, params, reply).await;
+                    let reply = self.reply(found, id, trace.as_ref());
+                    let span = reply.span().clone();
+                    return handlers::initialize(self, params, reply).instrument(span).await;
                 }
                 if let Err(failure) = self.admit(found, bytes.len()) {
                     return self.fail(&id, &failure);
@@ -341,7 +346,8 @@ impl Connection {
                     self.waiting_bytes += bytes.len();
                     return self.waiting.push_back(bytes);
                 }
-                self.begin(found, id, params, bytes.len()).await;
+                let reply = self.reply(found, id, trace.as_ref());
+                self.begin(found, reply, params, bytes.len()).await;
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
             // Nothing is ever asked of a client, so nothing waits for an answer.
@@ -370,6 +376,7 @@ impl Connection {
     fn fail(&self, id: &RequestId, failure: &Failure) {
         let mut out = Vec::new();
         encode_failure(&mut out, id, failure);
+        self.core.metrics.failed(failure.kind());
         self.peer.mailbox.answer(out);
     }
 
@@ -390,9 +397,7 @@ impl Connection {
     }
 
     /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
-    async fn begin(&mut self, method: &'static Method, id: RequestId, params: Option<&RawValue>, bytes: usize) {
-        let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
-        let reply = Reply::new(id, self.peer.mailbox.clone(), dialect);
+    async fn begin(&mut self, method: &'static Method, reply: Reply, params: Option<&RawValue>, bytes: usize) {
         // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
         let reply = match method.class {
             Class::Ordered => match reply.hold_slot().park(bytes) {
@@ -412,10 +417,24 @@ impl Connection {
             self.record(Record { method: Some(method), reason, ..Record::of("request.deny") });
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
         }
-        let Some(mut call) = dispatch::call(context, method, params, reply) else { return };
+        let span = reply.span().clone();
+        let Some(call) = dispatch::call(context, method, params, reply) else { return };
+        let mut call: Call = Box::pin(call.instrument(span));
         if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
             self.tasks.push(call);
         }
+    }
+
+    /// The way back for a request, in its span.
+    fn reply(&self, method: &'static Method, id: RequestId, trace: Option<&Trace>) -> Reply {
+        let session = match &self.stage {
+            Stage::Fresh => None,
+            Stage::Implicit(session) | Stage::Initialized { session, .. } | Stage::Confirmed(session) => {
+                Some(&*session.id)
+            }
+        };
+        let span = trace::request(self.peer.id, self.grant.principal(), session, method.name, &id, trace);
+        Reply::new(id, self.peer.mailbox.clone(), method, span)
     }
 
     fn has_slot(&self) -> bool {
@@ -429,10 +448,11 @@ impl Connection {
         {
             self.waiting_bytes -= bytes.len();
             // Decoded a second time: waiting is rare, and keeping borrowed params beside their bytes is not worth it.
-            if let Ok(Incoming::Request { id, method, params, .. }) = message::decode(&bytes)
+            if let Ok(Incoming::Request { id, method, params, trace }) = message::decode(&bytes)
                 && let Some(found) = Method::find(&method)
             {
-                self.begin(found, id, params, bytes.len()).await;
+                let reply = self.reply(found, id, trace.as_ref());
+                self.begin(found, reply, params, bytes.len()).await;
             }
         }
     }
@@ -515,6 +535,7 @@ impl AsyncRead for Heard {
         if buf.filled().len() > before {
             self.peer.heard();
             self.core.incoming.grow(&self.share, buf.filled().len() - before);
+            self.peer.mailbox.metrics.received_bytes.add((buf.filled().len() - before) as u64);
         }
         polled
     }

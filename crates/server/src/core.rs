@@ -7,7 +7,6 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     os::fd::OwnedFd,
-    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,24 +19,27 @@ use exec_server_holder::{
     tombstone::{Ended, Tombstone},
 };
 use exec_server_log::Recovered;
-use exec_server_protocol::{limits, process::Overflow};
+use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     access::Grant,
-    audit::Audit,
     connection::{self, Peer},
     error::Failure,
     incoming::Incoming,
+    metrics::Metrics,
     process::{Meta, Process, lock},
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
+mod config;
 mod guesses;
 mod idle;
 mod ids;
+mod report;
 
+pub use config::Config;
 pub use idle::Visit;
 pub use ids::SessionIds;
 
@@ -99,79 +101,6 @@ impl Authenticated {
     pub fn ending_its_session(mut self) -> Self {
         self.ends_session = true;
         self
-    }
-}
-
-/// Settings of the core; every timeout and bound that a test or a user may want to change.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// No session lives longer than this without a connection; `None` = no upper bound.
-    pub session_ttl_max: Option<Duration>,
-    /// Requests of one connection that run at once.
-    pub concurrent_requests: usize,
-    /// How often an idle peer is pinged.
-    pub ping_every: Duration,
-    /// Silence (no byte in, nothing acknowledged by its TCP) after which a peer is dead.
-    pub dead_after: Duration,
-    /// How long the old peer of an attached session may take to answer a ping before it is handed over.
-    pub takeover_after: Duration,
-    /// The server's own environment, on which `envPolicy` is evaluated. Read once by the program, token names removed.
-    pub environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
-    /// The server's working directory, for `environment/info`.
-    pub cwd: Option<PathBuf>,
-    /// Memory a process's log may hold before the child blocks (attached) or spills (detached); at least [`Config::LEAST_CAP_BYTES`].
-    pub memory_cap_bytes: u64,
-    /// How far output may run ahead of the last acknowledgement.
-    pub ack_window_bytes: u64,
-    /// Bytes of incoming messages that all connections together may hold; beyond it the largest is closed.
-    pub incoming_bytes: usize,
-    /// Where it is recorded who does what.
-    pub audit: Audit,
-    /// What becomes of output that is not taken, where a start does not say.
-    pub overflow: Overflow,
-    /// Sessions at once, attached or not; a new one beyond it is refused.
-    pub sessions_max: usize,
-    /// Running processes of one session; a start beyond it is refused.
-    pub processes_max: usize,
-    /// Closed processes kept per session; those whose output was not taken are never counted out.
-    pub closed_processes: usize,
-    /// How long a closed process stays readable.
-    pub closed_kept: Duration,
-    /// How sessions are named.
-    pub session_ids: SessionIds,
-}
-
-impl Config {
-    /// Three segments: one being written, and two that may be kept for the last readable MiB. Less would block a child for ever.
-    pub const LEAST_CAP_BYTES: u64 = 3 << 20;
-
-    /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
-    pub(crate) fn reference_cap_bytes(&self) -> u64 {
-        limits::UNREAD_BYTES + self.memory_cap_bytes / 4
-    }
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            session_ttl_max: Some(limits::SESSION_TTL_MAX),
-            concurrent_requests: limits::REQUESTS_RUNNING,
-            ping_every: Duration::from_secs(15),
-            dead_after: Duration::from_secs(30),
-            takeover_after: limits::TAKEOVER_SILENCE,
-            environment: Vec::new(),
-            cwd: None,
-            memory_cap_bytes: 16 << 20,
-            ack_window_bytes: limits::ACK_WINDOW_BYTES,
-            incoming_bytes: limits::INCOMING_BYTES,
-            audit: Audit::default(),
-            overflow: Overflow::Block,
-            sessions_max: limits::SESSIONS,
-            processes_max: limits::RUNNING_PROCESSES,
-            closed_processes: limits::CLOSED_PROCESSES,
-            closed_kept: limits::CLOSED_KEPT,
-            session_ids: SessionIds::default(),
-        }
     }
 }
 
@@ -243,6 +172,7 @@ pub struct Core {
     pub(crate) holders: Arc<dyn Holders>,
     /// What all connections together may hold of messages that came in.
     pub(crate) incoming: Arc<Incoming>,
+    pub(crate) metrics: Arc<Metrics>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions that a late client may still ask for, and why they are gone.
     gone: Mutex<BTreeMap<String, Gone>>,
@@ -278,6 +208,7 @@ impl Core {
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             config,
             holders,
+            metrics: Arc::default(),
             sessions: Mutex::default(),
             gone: Mutex::default(),
             peers: Mutex::default(),
@@ -329,6 +260,7 @@ impl Core {
                 if let Err(error) = self.adopt_holder(&id, controller, secret).await {
                     // Never killed: it is asked again, and else its own clock ends it.
                     tracing::error!(session = short(&id), %error, "its holder cannot be adopted now");
+                    self.metrics.adoption_failures.inc();
                     self.adopt_later(id);
                 }
             }
@@ -384,6 +316,7 @@ impl Core {
         let adoption = Session::adopt(self, id.into(), controller, secret, epoch());
         let session = tokio::time::timeout(ADOPT_WITHIN, adoption).await.map_err(io::Error::from).flatten()?;
         tracing::info!(session = short(id), processes = session.processes().len(), "adopted");
+        self.metrics.adopted.inc();
         lock(&self.sessions).insert(session.id.clone(), session);
         Ok(())
     }
@@ -472,6 +405,7 @@ impl Core {
     }
 
     pub(crate) fn connected(&self, peer: &Arc<Peer>) {
+        self.metrics.connections.inc();
         lock(&self.peers).insert(peer.id, peer.clone());
         if self.is_draining() {
             peer.goodbye(1001, "server is shutting down; connect again");
@@ -510,6 +444,7 @@ impl Core {
         if lock(&self.sessions).len() >= self.config.sessions_max {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
+        self.metrics.sessions.inc();
         let id = self.config.session_ids.make();
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
@@ -564,6 +499,7 @@ impl Core {
 
     pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
         tracing::info!(session = short(id), processes = processes.len(), "session expired");
+        self.metrics.expired.inc();
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
         self.remember_gone(id, Gone::Expired(Expired { when: format!("at unix time {seconds}"), processes }));
         self.remove(id);

@@ -28,6 +28,7 @@ use tokio::{
 use crate::{
     core::Holders,
     error::Failure,
+    metrics::Metrics,
     process::{Birth, Meta, Process, lock},
     pump::Reply,
     session::{Gate, Session, short},
@@ -39,6 +40,7 @@ const RETRY: Duration = Duration::from_millis(100);
 pub(crate) struct Link {
     session: Arc<str>,
     holders: Arc<dyn Holders>,
+    pub(crate) metrics: Arc<Metrics>,
     socket: AsyncFd<OwnedFd>,
     /// Encoded messages the socket did not take yet, oldest first.
     unsent: Mutex<VecDeque<Vec<u8>>>,
@@ -110,11 +112,17 @@ pub(crate) struct Welcome {
 }
 
 impl Link {
-    pub(crate) fn new(session: Arc<str>, holders: Arc<dyn Holders>, socket: OwnedFd) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        session: Arc<str>,
+        holders: Arc<dyn Holders>,
+        metrics: Arc<Metrics>,
+        socket: OwnedFd,
+    ) -> io::Result<Arc<Self>> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Arc::new(Self {
             session,
             holders,
+            metrics,
             socket: exec_server_rpc::register(socket, Interest::READABLE)?,
             unsent: Mutex::default(),
             unsent_bell: Notify::new(),
@@ -125,11 +133,15 @@ impl Link {
     }
 
     /// The link to a holder that died before this server came: nothing is ever sent, and what it spilled can be read.
-    pub(crate) fn severed(session: Arc<str>, holders: Arc<dyn Holders>) -> io::Result<Arc<Self>> {
+    pub(crate) fn severed(
+        session: Arc<str>,
+        holders: Arc<dyn Holders>,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<Arc<Self>> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType};
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let link = Self::new(session, holders, ours)?;
+        let link = Self::new(session, holders, metrics, ours)?;
         link.broken.store(true, Ordering::Release);
         Ok(link)
     }
@@ -236,14 +248,17 @@ impl Link {
                     welcome = Some(Welcome { info, ttl_ms, detached_ms, bell });
                 }
                 FromHolder::Process(info) => {
+                    let control = self.control()?;
+                    let before = control.status(info.slot);
                     let birth = Birth {
                         session: self.session.clone(),
                         meta: serde_json::from_slice(&info.meta).map_err(io::Error::other)?,
                         pid: info.pid,
                         slot: info.slot,
                         leader: fds.pop(),
+                        counted: [before.written, before.dropped],
                     };
-                    let adopted = Arc::new(Process::new(birth, self.clone(), self.control()?));
+                    let adopted = Arc::new(Process::new(birth, self.clone(), control));
                     slots.insert(info.slot, adopted.clone());
                     process(adopted);
                 }
@@ -370,8 +385,10 @@ impl Link {
             FromHolder::Started { req, slot, pid } => {
                 if let (Some(Waiter::Start { meta, gate, reply, .. }), Ok(control)) = (self.waiter(req), self.control())
                 {
-                    let birth = Birth { session: self.session.clone(), meta, pid, slot, leader: fds.pop() };
+                    let (session_id, leader) = (self.session.clone(), fds.pop());
+                    let birth = Birth { session: session_id, meta, pid, slot, leader, counted: [0; 2] };
                     let process = Arc::new(Process::new(birth, self.clone(), control));
+                    self.metrics.started.inc();
                     if session.handle_started(process.clone(), &gate) {
                         // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
                         reply.started(&process);
@@ -413,6 +430,7 @@ impl Link {
                 }
             }
             FromHolder::Spilled { slot, segment } => {
+                self.metrics.spilled_segments.inc();
                 if let Some(process) = session.by_slot(slot) {
                     process.handle_spilled(segment);
                 }

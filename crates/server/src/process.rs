@@ -30,6 +30,7 @@ use crate::{
     session::short,
 };
 
+mod counted;
 mod load;
 mod remains;
 
@@ -102,6 +103,8 @@ pub(crate) struct Process {
     forgotten: OnceLock<Status>,
     /// When it was closed, on a clock that stands still while the owner is away or has not taken everything.
     closed_since: Mutex<Option<Instant>>,
+    /// What was told to the metrics: bytes written and bytes dropped.
+    counted: [AtomicU64; 2],
 }
 
 /// Where a reader stands: the last number it got, and how many output bytes that makes.
@@ -178,6 +181,8 @@ pub(crate) struct Birth {
     pub(crate) pid: u32,
     pub(crate) slot: u32,
     pub(crate) leader: Option<OwnedFd>,
+    /// Bytes written and dropped under an earlier server, which counted them.
+    pub(crate) counted: [u64; 2],
 }
 
 /// A position beyond every number that will ever be given.
@@ -217,6 +222,7 @@ impl Process {
             end_told: AtomicBool::new(false),
             forgotten: OnceLock::new(),
             closed_since: Mutex::default(),
+            counted: birth.counted.map(AtomicU64::new),
         }
     }
 
@@ -473,7 +479,11 @@ impl Process {
         stdin.busy = false;
         if let Some(Input::Write { data, done: so_far, .. }) = stdin.line.front_mut() {
             match status {
-                WriteStatus::Accepted => *so_far = usize::try_from(done).unwrap_or(usize::MAX).min(data.len()),
+                WriteStatus::Accepted => {
+                    let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
+                    self.link.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
+                    *so_far = done;
+                }
                 // Only right after an adoption: a part of the last server is still going in. The same part is sent again.
                 WriteStatus::Busy => return self.next_input(stdin),
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),

@@ -236,7 +236,8 @@ impl Session {
         holders: Arc<dyn crate::core::Holders>,
     ) -> io::Result<(Arc<Link>, crate::link::Welcome)> {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
-        let link = Link::new(self.id.clone(), holders, socket)?;
+        let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
+        let link = Link::new(self.id.clone(), holders, metrics, socket)?;
         let hello = link.hello(secret, 1, |_| ());
         let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten()?;
         Ok((link, welcome))
@@ -265,7 +266,7 @@ impl Session {
         secret: [u8; 32],
         epoch: u64,
     ) -> io::Result<Arc<Self>> {
-        let link = Link::new(id.clone(), core.holders.clone(), socket)?;
+        let link = Link::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
         let mut found = Vec::new();
         let welcome = link.hello(secret, epoch, |process| found.push(process)).await?;
         let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
@@ -292,7 +293,7 @@ impl Session {
     /// A session whose holder was found dead: its processes are over, and what was spilled of their output can be read.
     pub(crate) fn from_remains(core: &Arc<Core>, id: Arc<str>, remains: Remains) -> io::Result<Arc<Self>> {
         let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
-        let link = Link::severed(id.clone(), core.holders.clone())?;
+        let link = Link::severed(id.clone(), core.holders.clone(), core.metrics.clone())?;
         let attachment = Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
         let principal = Principal::named(&record.principal);
         let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(Instant::now()));
@@ -304,6 +305,8 @@ impl Session {
                 pid: enrolled.pid,
                 slot: enrolled.slot,
                 leader: None,
+                // All of it was counted by the server that it was written under, or by none.
+                counted: [u64::MAX; 2],
             };
             let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
             state.by_slot.insert(process.slot(), process.clone());
@@ -521,6 +524,7 @@ impl Session {
             self.record_end(process, over.then_some("sessionEnded"));
         }
         if let Some(core) = self.core.upgrade().filter(|_| !over) {
+            core.metrics.holders_lost.inc();
             core.kill_orphans(self.id.clone(), processes.into_values().collect());
         }
         let mut state = lock(&self.state);

@@ -4,6 +4,7 @@
 //! `Sec-Fetch-Site` (403), token (401), and only for those who passed whether the path exists, the method fits and the
 //! upgrade is valid.
 
+use exec_server_protocol::method::Scope;
 use exec_server_rpc::handshake;
 
 use super::{
@@ -41,6 +42,11 @@ pub(super) enum Verdict {
         /// What the peer may do.
         grant: Grant,
     },
+    /// It gets the page of metrics.
+    Metrics {
+        /// False for HEAD.
+        with_body: bool,
+    },
     /// It is answered and closed.
     Answer(Response),
 }
@@ -48,12 +54,12 @@ pub(super) enum Verdict {
 /// Judges one request.
 pub(super) fn check(request: &Request<'_>, gate: &Gate<'_>) -> Verdict {
     match examine(request, gate) {
-        Ok((accept, grant)) => Verdict::Upgrade { accept, grant },
+        Ok(verdict) => verdict,
         Err(response) => Verdict::Answer(response),
     }
 }
 
-fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<(String, Grant), Response> {
+fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<Verdict, Response> {
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, gate));
     }
@@ -75,13 +81,27 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<(String, Grant), Re
             auth::offered(request).and_then(|offered| access.by_tokens(&offered)).ok_or_else(Response::unauthorized)?
         }
     };
+    if request.path() == "/metrics" {
+        return metrics(request, &grant);
+    }
     if request.path() != "/" {
         return Err(Response::not_found());
     }
     if gate.draining {
         return Err(Response::busy());
     }
-    Ok((upgrade(request)?, grant))
+    Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
+}
+
+/// Also while draining: the end of a server is worth watching.
+fn metrics(request: &Request<'_>, grant: &Grant) -> Result<Verdict, Response> {
+    if !grant.rights().scopes.contains(&Scope::Metrics) {
+        return Err(Response::forbidden());
+    }
+    match request.method {
+        "GET" | "HEAD" => Ok(Verdict::Metrics { with_body: request.method == "GET" }),
+        _ => Err(Response::method_not_allowed("GET, HEAD")),
+    }
 }
 
 /// Says only ok, or that no new client should come.

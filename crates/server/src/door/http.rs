@@ -1,7 +1,7 @@
 //! As much HTTP/1.1 as a door needs: one request head in, one answer out, then close or upgrade.
 //! Must not decide anything about a request.
 
-use std::{fmt::Write as _, io, time::Duration};
+use std::{borrow::Cow, fmt::Write as _, io, time::Duration};
 
 use bytes::BytesMut;
 use httparse::{Header, Status};
@@ -48,7 +48,8 @@ pub(super) struct Response {
     reason: &'static str,
     /// Whole header lines besides those that every answer has.
     headers: String,
-    body: &'static str,
+    body: Cow<'static, str>,
+    content_type: &'static str,
 }
 
 impl<'a> Request<'a> {
@@ -88,7 +89,14 @@ impl HeadFailure {
 
 impl Response {
     pub(super) fn ok() -> Self {
-        Self { body: "ok", ..Self::plain(200, "OK") }
+        Self { body: Cow::Borrowed("ok"), ..Self::plain(200, "OK") }
+    }
+
+    /// The page of metrics; nobody on the way keeps it.
+    pub(super) fn metrics(page: String) -> Self {
+        let headers = "Cache-Control: no-store\r\n".to_owned();
+        let content_type = "text/plain; version=0.0.4; charset=utf-8";
+        Self { body: Cow::Owned(page), headers, content_type, ..Self::plain(200, "OK") }
     }
 
     pub(super) fn bad_request() -> Self {
@@ -139,7 +147,7 @@ impl Response {
 
     /// As the answer to HEAD.
     pub(super) fn without_body(self) -> Self {
-        Self { body: "", ..self }
+        Self { body: Cow::Borrowed(""), ..self }
     }
 
     pub(super) fn status(&self) -> u16 {
@@ -147,13 +155,14 @@ impl Response {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Self { status, reason, headers, body } = self;
+        let Self { status, reason, headers, body, content_type } = self;
         let mut text = format!("HTTP/1.1 {status} {reason}\r\n{headers}");
         if *status == 101 {
             text.push_str("Connection: Upgrade\r\n");
         } else {
             // Writing to a string does not fail.
-            write!(text, "Connection: close\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n", body.len()).ok();
+            write!(text, "Connection: close\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n", body.len())
+                .ok();
         }
         text.push_str("\r\n");
         text.push_str(body);
@@ -161,7 +170,7 @@ impl Response {
     }
 
     fn plain(status: u16, reason: &'static str) -> Self {
-        Self { status, reason, headers: String::new(), body: "" }
+        Self { status, reason, headers: String::new(), body: Cow::Borrowed(""), content_type: "text/plain" }
     }
 }
 

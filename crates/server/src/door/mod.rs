@@ -79,9 +79,36 @@ pub struct Entrance {
     pub tls: Option<Arc<Tls>>,
 }
 
+/// What a door tells whoever runs the server, and shows those who may ask.
+pub trait Report: Send + Sync {
+    /// A peer was sent away with this status.
+    fn refused(&self, status: u16);
+    /// The page of metrics.
+    fn page(&self) -> String;
+}
+
+/// Whom a door reports to, if anybody.
+#[derive(Clone, Default)]
+struct Reporter(Option<Arc<dyn Report>>);
+
+impl Reporter {
+    fn refused(&self, status: u16) {
+        if let Some(report) = &self.0 {
+            report.refused(status);
+        }
+    }
+
+    fn metrics(&self, with_body: bool) -> Response {
+        let Some(report) = &self.0 else { return Response::not_found() };
+        let response = Response::metrics(report.page());
+        if with_body { response } else { response.without_body() }
+    }
+}
+
 /// The gate of all listeners of a server.
 pub struct Door {
     config: DoorConfig,
+    report: Reporter,
     pending: Arc<Room>,
     /// Set once, by the drain: not ready, no upgrades.
     draining: AtomicBool,
@@ -93,7 +120,13 @@ pub struct Slot(Place);
 impl Door {
     /// A door that asks for what `config` says.
     pub fn new(config: DoorConfig) -> Self {
-        Self { config, pending: Arc::default(), draining: AtomicBool::new(false) }
+        Self { config, report: Reporter::default(), pending: Arc::default(), draining: AtomicBool::new(false) }
+    }
+
+    /// Counts there whom it sends away, and shows its page at `/metrics`; without it there is no such page.
+    pub fn reporting(mut self, report: Arc<dyn Report>) -> Self {
+        self.report = Reporter(Some(report));
+        self
     }
 
     /// From now on the server is not ready and nobody is let in any more.
@@ -130,12 +163,14 @@ impl Door {
             return in_time(&place, admitting).await.ok()?;
         }
         let gate = self.gate(Hosts { local: entrance.local, allowed: &self.config.allowed_hosts, certified: None });
-        let judged = in_time(&place, judge(&mut socket, &gate, &place, &peer, &self.config.audit)).await;
+        let judged =
+            in_time(&place, judge(&mut socket, &gate, &place, &peer, (&self.config.audit, &self.report))).await;
         let Ok(judged) = judged else {
             // Best effort: whoever was pushed out does not get a task that waits. What it sent is taken, or the reset that a
             // close with unread input is would take the answer away again.
             socket.try_write(&Response::busy().encode()).ok();
             socket.try_read(&mut [0; 1 << 10]).ok();
+            self.report.refused(503);
             return None;
         };
         let (leftover, grant) = judged?;
@@ -156,6 +191,7 @@ impl Door {
                 tracing::debug!(%peer, %error, "no TLS handshake");
                 // There is nobody to answer, late or not.
                 place.refused(Instant::now());
+                self.report.refused(0);
                 return None;
             }
         };
@@ -179,7 +215,8 @@ impl Door {
         if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
             gate.proof = Proof::Given(grant.clone());
         }
-        let (leftover, grant) = judge(&mut secured.socket, &gate, place, &peer, &self.config.audit).await?;
+        let (leftover, grant) =
+            judge(&mut secured.socket, &gate, place, &peer, (&self.config.audit, &self.report)).await?;
         Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
     }
 
@@ -196,11 +233,12 @@ impl Door {
         if !is_owner(&socket) {
             self.config.audit.refused(&"unix", 403);
             http::answer_and_close(&mut socket, &Response::forbidden()).await;
+            self.report.refused(403);
             return None;
         }
         let proof = Proof::Given(Grant::owner());
         let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
-        let judging = judge(&mut socket, &gate, &place, &"unix", &self.config.audit);
+        let judging = judge(&mut socket, &gate, &place, &"unix", (&self.config.audit, &self.report));
         let (leftover, grant) = in_time(&place, judging).await.ok()??;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
@@ -240,7 +278,7 @@ async fn judge(
     gate: &Gate<'_>,
     place: &Place,
     peer: &impl Display,
-    audit: &Audit,
+    (audit, report): (&Audit, &Reporter),
 ) -> Option<(BytesMut, Grant)> {
     let mut buf = BytesMut::new();
     let verdict = match http::read_head(socket, &mut buf).await {
@@ -256,6 +294,10 @@ async fn judge(
             socket.flush().await.ok()?;
             Some((buf, grant))
         }
+        Verdict::Metrics { with_body } => {
+            http::answer_and_close(socket, &report.metrics(with_body)).await;
+            None
+        }
         Verdict::Answer(mut response) => {
             if let 401 | 403 = response.status() {
                 audit.refused(peer, response.status());
@@ -265,6 +307,9 @@ async fn judge(
             {
                 time::sleep(delay).await;
                 response = Response::too_many(delay);
+            }
+            if response.status() != 200 {
+                report.refused(response.status());
             }
             tracing::debug!(%peer, status = response.status(), "answered at the door");
             http::answer_and_close(socket, &response).await;

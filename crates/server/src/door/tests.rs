@@ -45,6 +45,7 @@ fn judge(request: &str, gate: &Gate<'_>) -> u16 {
             assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
             101
         }
+        Verdict::Metrics { .. } => 200,
         Verdict::Answer(response) => response.status(),
     }
 }
@@ -234,6 +235,9 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
     let host = "localhost:4000";
     let good = upgrade("/", host, &bearer());
     assert_eq!(status(&upgrade("/other", host, &bearer())), 404);
+    assert_eq!(status(&upgrade("/metrics", host, &bearer())), 200);
+    assert_eq!(status(&upgrade("/metrics", host, "")), 401);
+    assert_eq!(status(&upgrade("/metrics", "evil.example", &bearer())), 403);
     assert_eq!(status(&upgrade("http://localhost:4000/", host, &bearer())), 404);
     assert_eq!(status(&good.replace("GET", "POST")), 405);
     assert_eq!(status(&good.replace("WebSocket\r\n", "h2c\r\n")), 426);
@@ -357,7 +361,7 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let door = Door::new(DoorConfig::default());
     let super::Slot(place) = door.slot(None);
     let audit = Audit::default();
-    let judging = super::judge(&mut far, &gate, &place, &"test", &audit);
+    let judging = super::judge(&mut far, &gate, &place, &"test", (&audit, &door.report));
     assert!(super::in_time(&place, judging).await.is_ok_and(|judged| judged.is_none()));
     assert_eq!(door.counts().stalled, 1);
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);

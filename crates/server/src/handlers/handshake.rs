@@ -100,6 +100,9 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
     session.attach(connection.peer.clone(), attachment, claim)?;
+    if resumed {
+        connection.core.metrics.resumed.inc();
+    }
     Ok((session, resumed))
 }
 

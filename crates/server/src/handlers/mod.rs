@@ -68,6 +68,7 @@ impl Context {
 
     /// The process a request is about, after a start that is under way.
     pub(crate) async fn process(&self, session: Option<&SessionId>, id: &str) -> Result<Option<Arc<Process>>, Failure> {
+        crate::trace::about(id);
         Ok(self.session(session)?.process(id).await)
     }
 

@@ -24,6 +24,7 @@ use crate::{
     process::{Dialect, Meta, Process},
     pump::{self, Order, ReadOrder, Reply},
     session::Launch,
+    trace,
 };
 
 /// A terminal nobody gave a size.
@@ -65,6 +66,7 @@ fn wall_clock_ms() -> u64 {
 
 /// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
+    trace::about(params.process_id.as_str());
     let (launch, gate) = match prepare(&context, params).and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
@@ -206,6 +208,7 @@ pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, r
         Err(failure) => return reply.fail(&failure),
     };
     let id = params.process_id.as_str();
+    trace::about(id);
     if session.cancel_start(id) {
         return reply.result(&wire::TerminateResult { running: true, streams_held: false });
     }
@@ -285,6 +288,7 @@ pub(crate) async fn forget(context: Context, params: wire::ForgetParams, reply: 
         Err(failure) => return reply.fail(&failure),
     };
     let id = params.process_id.as_str();
+    trace::about(id);
     let Some(process) = session.process(id).await else {
         return reply.fail(&Failure::UnknownProcess { id: id.to_owned() });
     };

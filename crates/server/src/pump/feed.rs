@@ -477,6 +477,7 @@ impl Feed {
         if self.process.meta.dialect == Dialect::Command {
             return; // V0 has no numbers and no word for it.
         }
+        self.process.told_gap(gap.bytes);
         if self.manners.gap {
             self.send_gap(gap, out);
         } else {

@@ -12,20 +12,28 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_protocol::{ProcessId, command, limits, message, message::RequestId, process as wire};
+use exec_server_protocol::{
+    ProcessId, command, limits, message,
+    message::RequestId,
+    method::{Family, Method},
+    process as wire,
+};
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
+use tracing::Span;
 
 use super::{feed::Follow, read::ReadOrder};
 use crate::{
     error::Failure,
     incoming::Incoming,
+    metrics::Metrics,
     process::{Dialect, Process, lock},
 };
 
 /// The pump's inbox. Everybody who wants something sent holds a clone.
 #[derive(Default)]
 pub(crate) struct Mailbox {
+    pub(crate) metrics: Arc<Metrics>,
     mail: Mutex<Mail>,
     pub(super) bell: Notify,
     /// Told whenever answers have left, for a connection that paused reading.
@@ -77,8 +85,8 @@ const PONGS_WAITING: usize = 16;
 
 impl Mailbox {
     /// A mailbox whose waiting requests count in the server's budget.
-    pub(crate) fn new(incoming: Arc<Incoming>) -> Self {
-        Self { incoming, ..Self::default() }
+    pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { incoming, metrics, ..Self::default() })
     }
 
     pub(crate) fn answer(&self, message: Vec<u8>) {
@@ -206,20 +214,37 @@ pub(crate) struct Reply {
     pub(crate) id: RequestId,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) dialect: Dialect,
+    asked: Box<Asked>,
+}
+
+/// What was asked.
+struct Asked {
+    method: &'static Method,
+    at: Instant,
+    /// Where lines about this request belong.
+    span: Span,
+    /// Bytes that count as waiting.
     parked: usize,
     holds_slot: bool,
 }
 
 impl Reply {
-    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, dialect: Dialect) -> Self {
+    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, method: &'static Method, span: Span) -> Self {
         mailbox.outstanding.fetch_add(1, Ordering::Relaxed);
-        Self { id, mailbox, dialect, parked: 0, holds_slot: false }
+        let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
+        let asked = Asked { method, at: Instant::now(), span, parked: 0, holds_slot: false };
+        Self { id, mailbox, dialect, asked: Box::new(asked) }
+    }
+
+    /// Where lines about this request belong.
+    pub(crate) fn span(&self) -> &Span {
+        &self.asked.span
     }
 
     /// Takes one of the connection's slots until this request is answered.
     pub(crate) fn hold_slot(mut self) -> Self {
         self.mailbox.running.fetch_add(1, Ordering::Relaxed);
-        self.holds_slot = true;
+        self.asked.holds_slot = true;
         self
     }
 
@@ -229,7 +254,7 @@ impl Reply {
             return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
         }
         let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
-        self.parked += bytes;
+        self.asked.parked += bytes;
         // One large request alone is no crowd.
         if before > 0 && before + bytes > limits::PARKED_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests" }));
@@ -246,6 +271,8 @@ impl Reply {
     pub(crate) fn fail(self, failure: &Failure) {
         let mut message = Vec::new();
         encode_failure(&mut message, &self.id, failure);
+        self.mailbox.metrics.failed(failure.kind());
+        tracing::debug!(parent: &self.asked.span, kind = failure.kind().as_str(), "refused");
         self.mailbox.answer(message);
     }
 
@@ -274,10 +301,14 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.mailbox.parked.fetch_sub(self.parked, Ordering::Relaxed);
-        self.mailbox.incoming.unpark(self.parked);
+        let Asked { method, at, span, parked, holds_slot } = &*self.asked;
+        let took = at.elapsed();
+        self.mailbox.metrics.answered(method, took);
+        tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
+        self.mailbox.parked.fetch_sub(*parked, Ordering::Relaxed);
+        self.mailbox.incoming.unpark(*parked);
         self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
-        if self.holds_slot {
+        if *holds_slot {
             self.mailbox.running.fetch_sub(1, Ordering::Relaxed);
             self.mailbox.slot_freed.notify_one();
         }

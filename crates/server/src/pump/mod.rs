@@ -100,6 +100,8 @@ impl Pump {
             self.fill(Instant::now());
             if !self.outbox.is_empty() {
                 self.mailbox.flushing.store(true, Ordering::Relaxed);
+                // Once a batch; a peer that leaves in the middle makes it too high by less than that.
+                self.mailbox.metrics.sent_bytes.add(self.outbox.len() as u64);
                 let flushed = match self.close {
                     None => self.outbox.flush_to(&mut self.writer).await,
                     Some(_) => self.flush_last().await,

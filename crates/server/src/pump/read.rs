@@ -158,6 +158,7 @@ impl ReadJob {
                         }
                     }
                     Step::Gap { from_seq, to_seq, bytes } if taken.count == 0 && taken.gap.is_none() => {
+                        self.process.told_gap(bytes);
                         taken.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
                     // A second gap, or data after a gap inside the answer: left for the next read, which says so first.

@@ -1,0 +1,96 @@
+//! Lines of log as JSON: one object a line, with the fields of the event and of all spans around it side by side, so that
+//! `session`, `process`, `connection` and `trace_id` are found at the same place in every line. An inner field hides an outer one.
+//! Must not know any field.
+
+use std::{
+    fmt::{self, Write as _},
+    io::{self, Write as _},
+};
+
+use serde_json::{Map, Value};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id, Record},
+};
+use tracing_subscriber::{
+    Layer,
+    fmt::{
+        format::Writer,
+        time::{FormatTime as _, SystemTime},
+    },
+    layer::Context,
+    registry::LookupSpan,
+};
+
+/// Writes events to standard error.
+pub(super) struct Json;
+
+/// The fields of a span or an event.
+#[derive(Default)]
+struct Fields(Map<String, Value>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(fields);
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(fields) = span.extensions_mut().get_mut::<Fields>()
+        {
+            values.record(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut line = Fields::default();
+        line.0.insert("time".to_owned(), now().into());
+        line.0.insert("level".to_owned(), event.metadata().level().as_str().to_ascii_lowercase().into());
+        line.0.insert("target".to_owned(), event.metadata().target().into());
+        for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
+            if let Some(fields) = span.extensions().get::<Fields>() {
+                line.0.extend(fields.0.clone());
+            }
+        }
+        event.record(&mut line);
+        // In one piece, because others write there, too. Nobody is there to be told of a failure.
+        io::stderr().write_all(format!("{}\n", Value::Object(line.0)).as_bytes()).ok();
+    }
+}
+
+/// Wall clock, RFC 3339, for people.
+fn now() -> String {
+    let mut text = String::new();
+    if SystemTime.format_time(&mut Writer::new(&mut text)).is_err() {
+        // Writing to a string does not fail; a clock before 1970 may.
+        text.write_str("unknown").ok();
+    }
+    text
+}

@@ -1,0 +1,61 @@
+//! What a server tells operators of itself: looks at sessions and processes when somebody asks, and keeps the counts of their logs.
+//!
+//! Bytes of output are counted by looking at what holders publish anyway, so that the byte path pays nothing for them.
+
+use std::sync::Arc;
+
+use exec_server_log::Blocked;
+
+use super::Core;
+use crate::{
+    door::Report,
+    metrics::{Metrics, Seen},
+    process::lock,
+    session::Session,
+};
+
+impl Report for Core {
+    fn refused(&self, status: u16) {
+        self.metrics.refused(status);
+    }
+
+    fn page(&self) -> String {
+        self.report()
+    }
+}
+
+impl Core {
+    /// What is counted.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// The page of metrics, as of now.
+    pub fn report(&self) -> String {
+        let mut seen = Seen { draining: self.is_draining(), ..Seen::default() };
+        seen.connections = lock(&self.peers).len() as u64;
+        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        for session in sessions {
+            if session.attached().is_some() {
+                seen.sessions_attached += 1;
+            } else {
+                seen.sessions_detached += 1;
+            }
+            for process in session.processes() {
+                process.count();
+                if process.has_ended() {
+                    seen.processes_ended += 1;
+                    continue;
+                }
+                seen.processes_running += 1;
+                match process.status().blocked {
+                    Blocked::No => {}
+                    Blocked::MemoryCap => seen.blocked_memory += 1,
+                    Blocked::Quota => seen.blocked_quota += 1,
+                    Blocked::DiskFull => seen.blocked_disk += 1,
+                }
+            }
+        }
+        self.metrics.render(&seen)
+    }
+}

@@ -1,0 +1,335 @@
+//! What operators count: the numbers behind `/metrics`, and their text.
+//!
+//! Whoever counts adds to one relaxed atomic, at most once per batch or request; nothing here locks or looks a label up. What can
+//! be counted by looking (sessions, processes, bytes of their logs) is looked at when somebody asks. Labels come from fixed lists,
+//! so that no peer can make the text grow. Must not know doors, and shows no id, name, path or argument of anybody.
+
+mod text;
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use exec_server_protocol::{
+    failure::Kind,
+    method::{METHODS, Method},
+};
+
+pub(crate) use self::text::Text;
+
+/// Upper ends of the buckets of latencies, in microseconds: what a loopback answers in, up to what somebody notices.
+const BUCKETS_US: [u64; 12] = [100, 250, 500, 1000, 2500, 5000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 5_000_000];
+
+/// Statuses that a door answers with, each a label; what is not here counts as the last.
+const STATUSES: [(u16, &str); 10] = [
+    (400, "400"),
+    (401, "401"),
+    (403, "403"),
+    (404, "404"),
+    (405, "405"),
+    (426, "426"),
+    (429, "429"),
+    (431, "431"),
+    (503, "503"),
+    (0, "other"),
+];
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// One more.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// So many more.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// As of now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long the requests of one method took.
+#[derive(Debug, Default)]
+struct Latency {
+    /// One per bucket, and the last for everything beyond.
+    buckets: [Counter; BUCKETS_US.len() + 1],
+    sum_us: Counter,
+}
+
+impl Latency {
+    fn observe(&self, took: Duration) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BUCKETS_US.iter().position(|end| us <= *end).unwrap_or(BUCKETS_US.len());
+        self.buckets[bucket].inc();
+        self.sum_us.add(us);
+    }
+}
+
+/// Everything that is counted as it happens, since this server began.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Connections that passed a door.
+    pub connections: Counter,
+    /// Requests that a door answered instead of letting their connection in, by [`STATUSES`].
+    refused: [Counter; STATUSES.len()],
+    /// Connections dropped because nothing was heard of their peers.
+    pub dead_peers: Counter,
+    /// Bytes that came in over all connections, framing included.
+    pub received_bytes: Counter,
+    /// Bytes that went out.
+    pub sent_bytes: Counter,
+    /// Output that holders have read from their children.
+    pub output_bytes: Counter,
+    /// Output given up by the overflow policy before every reader had it.
+    pub dropped_bytes: Counter,
+    /// Bytes that entered the standard input of children.
+    pub stdin_bytes: Counter,
+    /// Gaps told to readers, once a reader.
+    pub gaps: Counter,
+    /// The bytes of those gaps.
+    pub gap_bytes: Counter,
+    /// Segments of logs, 1 MiB each, that went to disk.
+    pub spilled_segments: Counter,
+    /// Processes started.
+    pub started: Counter,
+    /// Sessions made.
+    pub sessions: Counter,
+    /// Sessions resumed by a connection.
+    pub resumed: Counter,
+    /// Sessions that ended because nobody came back in time.
+    pub expired: Counter,
+    /// Sessions of earlier servers taken over with their holder.
+    pub adopted: Counter,
+    /// Holders that could not be taken over when they were found; each is tried again.
+    pub adoption_failures: Counter,
+    /// Holders that died, and their processes with them.
+    pub holders_lost: Counter,
+    /// Records that an audit log could not take.
+    pub audit_lost: Counter,
+    /// By the place of a method in the table of methods.
+    latencies: [Latency; METHODS.len()],
+    /// By kind.
+    errors: [Counter; Kind::ALL.len()],
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let zero = Counter::default;
+        Self {
+            connections: zero(),
+            refused: Default::default(),
+            dead_peers: zero(),
+            received_bytes: zero(),
+            sent_bytes: zero(),
+            output_bytes: zero(),
+            dropped_bytes: zero(),
+            stdin_bytes: zero(),
+            gaps: zero(),
+            gap_bytes: zero(),
+            spilled_segments: zero(),
+            started: zero(),
+            sessions: zero(),
+            resumed: zero(),
+            expired: zero(),
+            adopted: zero(),
+            adoption_failures: zero(),
+            holders_lost: zero(),
+            audit_lost: zero(),
+            latencies: std::array::from_fn(|_| Latency::default()),
+            errors: std::array::from_fn(|_| zero()),
+        }
+    }
+}
+
+/// What is looked at when somebody asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) connections: u64,
+    pub(crate) sessions_attached: u64,
+    pub(crate) sessions_detached: u64,
+    pub(crate) processes_running: u64,
+    pub(crate) processes_ended: u64,
+    pub(crate) blocked_memory: u64,
+    pub(crate) blocked_quota: u64,
+    pub(crate) blocked_disk: u64,
+    pub(crate) draining: bool,
+}
+
+impl Metrics {
+    /// A request was answered.
+    pub(crate) fn answered(&self, method: &'static Method, took: Duration) {
+        if let Some(place) = METHODS.iter().position(|other| other.name == method.name) {
+            self.latencies[place].observe(took);
+        }
+    }
+
+    /// A request, or something that was to be one, ended in an error.
+    pub(crate) fn failed(&self, kind: Kind) {
+        if let Some(counter) = self.errors.get(kind as usize) {
+            counter.inc();
+        }
+    }
+
+    /// A door sent a peer away.
+    pub(crate) fn refused(&self, status: u16) {
+        let place = STATUSES.iter().position(|(known, _)| *known == status).unwrap_or(STATUSES.len() - 1);
+        self.refused[place].inc();
+    }
+
+    /// All of it, in the text format of Prometheus.
+    pub(crate) fn render(&self, seen: &Seen) -> String {
+        let mut text = Text::default();
+        text.gauge("exec_server_build_info", "Which build this is.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
+        self.render_connections(&mut text, seen);
+        self.render_sessions(&mut text, seen);
+        self.render_bytes(&mut text, seen);
+        self.render_requests(&mut text);
+        text.finish()
+    }
+
+    fn render_connections(&self, text: &mut Text, seen: &Seen) {
+        text.gauge("exec_server_connections", "Connections that are open.", &[(&[], seen.connections)]);
+        text.counter(
+            "exec_server_connections_total",
+            "Connections that passed a door.",
+            &[(&[], self.connections.get())],
+        );
+        let refused: Vec<_> =
+            STATUSES.iter().zip(&self.refused).map(|((_, label), count)| ([("status", *label)], count.get())).collect();
+        text.counter(
+            "exec_server_refused_total",
+            "Requests that a door answered instead of letting the connection in.",
+            &refused.iter().map(|(label, count)| (label.as_slice(), *count)).collect::<Vec<_>>(),
+        );
+        text.counter(
+            "exec_server_dead_peers_total",
+            "Connections dropped because nothing was heard of the peer.",
+            &[(&[], self.dead_peers.get())],
+        );
+        text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(seen.draining))]);
+    }
+
+    fn render_sessions(&self, text: &mut Text, seen: &Seen) {
+        text.gauge(
+            "exec_server_sessions",
+            "Sessions, by whether a connection has them.",
+            &[(&[("state", "attached")], seen.sessions_attached), (&[("state", "detached")], seen.sessions_detached)],
+        );
+        for (name, help, counter) in [
+            ("exec_server_sessions_total", "Sessions made.", &self.sessions),
+            ("exec_server_sessions_resumed_total", "Sessions resumed by a connection.", &self.resumed),
+            ("exec_server_sessions_expired_total", "Sessions that ended because nobody came back.", &self.expired),
+            ("exec_server_sessions_adopted_total", "Sessions taken over from earlier servers.", &self.adopted),
+            ("exec_server_adoption_failures_total", "Holders that could not be taken over.", &self.adoption_failures),
+            ("exec_server_holders_lost_total", "Holders that died, and their processes with them.", &self.holders_lost),
+            ("exec_server_audit_lost_total", "Records that the audit log could not take.", &self.audit_lost),
+            ("exec_server_processes_started_total", "Processes started.", &self.started),
+        ] {
+            text.counter(name, help, &[(&[], counter.get())]);
+        }
+        text.gauge(
+            "exec_server_processes",
+            "Processes, running and ended but kept.",
+            &[(&[("state", "running")], seen.processes_running), (&[("state", "ended")], seen.processes_ended)],
+        );
+        text.gauge(
+            "exec_server_processes_blocked",
+            "Processes that wait because their output is not taken, by what is full.",
+            &[
+                (&[("reason", "memory")], seen.blocked_memory),
+                (&[("reason", "quota")], seen.blocked_quota),
+                (&[("reason", "disk")], seen.blocked_disk),
+            ],
+        );
+    }
+
+    fn render_bytes(&self, text: &mut Text, _: &Seen) {
+        for (name, help, counter) in [
+            ("exec_server_received_bytes_total", "Bytes from peers, framing included.", &self.received_bytes),
+            ("exec_server_sent_bytes_total", "Bytes to peers, framing included.", &self.sent_bytes),
+            ("exec_server_output_bytes_total", "Output read from processes.", &self.output_bytes),
+            ("exec_server_output_dropped_bytes_total", "Output given up by the overflow policy.", &self.dropped_bytes),
+            ("exec_server_stdin_bytes_total", "Bytes that entered the stdin of processes.", &self.stdin_bytes),
+            ("exec_server_gaps_total", "Gaps told to readers.", &self.gaps),
+            ("exec_server_gap_bytes_total", "Bytes of the gaps told to readers.", &self.gap_bytes),
+            ("exec_server_spilled_segments_total", "Log segments (1 MiB) that went to disk.", &self.spilled_segments),
+        ] {
+            text.counter(name, help, &[(&[], counter.get())]);
+        }
+    }
+
+    fn render_requests(&self, text: &mut Text) {
+        text.begin(
+            "exec_server_request_seconds",
+            "From a request to its answer; a waiting read counts its wait.",
+            "histogram",
+        );
+        for (method, latency) in METHODS.iter().zip(&self.latencies) {
+            let mut below = 0;
+            for (end, bucket) in BUCKETS_US.iter().zip(&latency.buckets) {
+                below += bucket.get();
+                let labels = [("method", method.name), ("le", &text::seconds(*end))];
+                text.sample("exec_server_request_seconds_bucket", &labels, &below.to_string());
+            }
+            // The rest last, so that the count is never below a bucket while others count on.
+            let all = below + latency.buckets[BUCKETS_US.len()].get();
+            let infinite = [("method", method.name), ("le", "+Inf")];
+            text.sample("exec_server_request_seconds_bucket", &infinite, &all.to_string());
+            let labels = [("method", method.name)];
+            text.sample("exec_server_request_seconds_sum", &labels, &text::seconds(latency.sum_us.get()));
+            text.sample("exec_server_request_seconds_count", &labels, &all.to_string());
+        }
+        let kinds: Vec<_> =
+            Kind::ALL.iter().zip(&self.errors).map(|(kind, n)| ([("kind", kind.as_str())], n.get())).collect();
+        text.counter(
+            "exec_server_errors_total",
+            "Error answers, by kind.",
+            &kinds.iter().map(|(label, count)| (label.as_slice(), *count)).collect::<Vec<_>>(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_lies_in_the_first_bucket_that_takes_it_and_in_all_above() {
+        let metrics = Metrics::default();
+        let method = Method::find("process/start").expect("a method");
+        for us in [100, 101, 5_000_000, 5_000_001] {
+            metrics.answered(method, Duration::from_micros(us));
+        }
+        let text = metrics.render(&Seen::default());
+        let line = |le: &str| format!("exec_server_request_seconds_bucket{{method=\"process/start\",le=\"{le}\"}}");
+        for (le, count) in [("0.0001", 1), ("0.00025", 2), ("1", 2), ("5", 3), ("+Inf", 4)] {
+            assert!(text.contains(&format!("{} {count}\n", line(le))), "{le}: {text}");
+        }
+        assert!(text.contains("exec_server_request_seconds_count{method=\"process/start\"} 4\n"));
+        assert!(text.contains("exec_server_request_seconds_sum{method=\"process/start\"} 10.000202\n"), "{text}");
+    }
+
+    #[test]
+    fn kinds_and_statuses_are_counted_under_their_own_label() {
+        let metrics = Metrics::default();
+        for kind in Kind::ALL {
+            metrics.failed(*kind);
+        }
+        metrics.refused(401);
+        metrics.refused(418);
+        let text = metrics.render(&Seen::default());
+        assert!(
+            Kind::ALL.iter().all(|kind| text.contains(&format!("exec_server_errors_total{{kind=\"{kind}\"}} 1\n")))
+        );
+        assert!(text.contains("exec_server_refused_total{status=\"401\"} 1\n"));
+        assert!(text.contains("exec_server_refused_total{status=\"other\"} 1\n"));
+    }
+}
