@@ -28,6 +28,7 @@ const STEPS: &[Step] = &[
     ("features", features),
     ("loom", loom),
     ("doc", doc),
+    ("sim", || cargo::sim(&cargo::Sim { seed: None, seeds: 200, from: 0 })),
     ("faults", || release(&["faults", "--ci"])),
     ("interop", || release(&["interop", "--ci"])),
     ("bench", || release(&["bench", "--quick"])),

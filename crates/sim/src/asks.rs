@@ -11,6 +11,28 @@ use crate::{
     view::{Plan, Start, View},
 };
 
+/// Every method that a move of some model client sends: those here, `command/…` by [`Relic`](crate::relic::Relic).
+pub const METHODS: &[&str] = &[
+    "initialize",
+    "process/start",
+    "process/read",
+    "process/write",
+    "process/signal",
+    "process/terminate",
+    "process/closeStdin",
+    "process/resize",
+    "process/list",
+    "process/subscribe",
+    "process/unsubscribe",
+    "process/forget",
+    "session/end",
+    "environment/info",
+    "environment/status",
+    "command/exec",
+    "command/exec/write",
+    "command/exec/terminate",
+];
+
 impl Client {
     /// Starts a process.
     pub fn start(&mut self, name: &str, plan: Plan) {

@@ -9,6 +9,7 @@
 //! The oracle ([`view`]) shares no code with the server: children write text that tells its place, so that loss, repetition and disorder
 //! are seen in the bytes themselves.
 
+pub mod asks;
 pub mod branch;
 pub mod child;
 pub mod client;
@@ -31,7 +32,6 @@ pub mod view;
 pub mod wire;
 pub mod world;
 
-mod asks;
 mod disasters;
 mod finale;
 mod hearing;

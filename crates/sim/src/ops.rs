@@ -48,8 +48,8 @@ impl World {
             82..84 => self.race(client).await,
             84..85 => self.clients[client].borrow_mut().speak_stale(),
             85..88 => self.clients[client].borrow_mut().list("session"),
-            88..90 => self.subscribe(client),
-            90..92 => self.hoard(client).await,
+            88..91 => self.subscribe(client),
+            91..92 => self.hoard(client).await,
             92..94 => self.leave(client).await,
             94..95 => self.clients[client].borrow_mut().ask_environment("environment/info"),
             95..96 => self.clients[client].borrow_mut().ask_environment("environment/status"),
@@ -221,7 +221,7 @@ impl World {
     async fn leave(&mut self, client: usize) {
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(1..300))).await;
-        let session = self.clients[client].borrow().session.clone().filter(|_| self.has_disk && self.rng.chance(40));
+        let session = self.clients[client].borrow().session.clone().filter(|_| self.has_disk && self.rng.chance(60));
         if let Some(session) = &session {
             self.stage.trace.line(format_args!("the disk of {session} is full"));
             self.holders.fill_disk(session, true);

@@ -43,7 +43,11 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
             ]
         }
         // Runs as long as the world, a little at a time.
-        8 => vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Exit(code)],
+        8 => {
+            let long = vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Exit(code)];
+            // Some of them do not listen to SIGTERM either.
+            rng.chance(40).then_some(Step::IgnoreTerm).into_iter().chain(long).collect()
+        }
         // More than the log may hold, over seconds: whatever happens to its client happens in the middle of it.
         9 => {
             plan.drops = rng.chance(25);

@@ -150,7 +150,9 @@ impl World {
     async fn live(&mut self) -> io::Result<()> {
         self.stage.spawn(self.holders.clone().keep(self.stage.clone()));
         self.server.begin().await?;
-        for _ in 0..self.rng.within(1..3) {
+        // Where there is a disk somebody is left to see that it is full.
+        let fewest = if self.has_disk { 2 } else { 1 };
+        for _ in 0..self.rng.within(fewest..fewest + 2) {
             let client = self.new_client();
             self.clients.push(client);
             self.connect(self.clients.len() - 1, Arrival::New);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use exec_server_protocol::method::{METHODS, NOTIFICATIONS, Sender};
-use exec_server_sim::{Report, branch::Branch, run, run_and_keep, run_many, world::has_disk};
+use exec_server_sim::{Report, asks, branch::Branch, run, run_and_keep, run_many, world::has_disk};
 
 /// Where traces of failed worlds go.
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/sim");
@@ -34,13 +34,23 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
     let notes = NOTIFICATIONS.iter().filter(|note| note.sender == Sender::Client).map(|note| note.name);
     let missing: Vec<&str> =
         METHODS.iter().map(|method| method.name).chain(notes).filter(|name| !sent.contains(name)).collect();
-    assert!(missing.is_empty(), "methods that no move sends: {missing:?}, of {sent:?}");
+    // Fewer seeds do not reach everything; `cargo xtask sim`, a step of CI, holds 200 to it.
+    assert!(missing.is_empty() || cfg!(debug_assertions), "methods that no move sends: {missing:?}, of {sent:?}");
     let mut counters: BTreeMap<Branch, u64> = BTreeMap::new();
     for (branch, times) in reports.iter().flat_map(|report| &report.counters) {
         *counters.entry(*branch).or_default() += times;
     }
     let never: Vec<_> = Branch::ALL.iter().filter(|branch| !counters.contains_key(branch)).collect();
     assert!(never.is_empty() || cfg!(debug_assertions), "never reached: {never:?}, of {counters:#?}");
+}
+
+#[test]
+fn every_method_of_the_table_is_a_move() {
+    let mut served: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
+    let mut moved = asks::METHODS.to_vec();
+    served.sort_unstable();
+    moved.sort_unstable();
+    assert_eq!(moved, served, "a new method becomes a move of a model client, with its promise checked");
 }
 
 #[test]
