@@ -135,6 +135,7 @@ impl Client {
     /// Ends the session.
     pub fn end_session(&mut self) {
         if let Some(attached) = self.attached {
+            self.asked_to_end = true;
             self.trace(format_args!("ends its session"));
             self.call(attached, Call::EndSession, "session/end", json!({}));
         }

@@ -106,6 +106,8 @@ pub struct Client {
     /// The error kind of a resume that was refused for good.
     pub(crate) refused: Option<String>,
     pub(crate) ended: bool,
+    /// It has asked for the end of its session.
+    pub(crate) asked_to_end: bool,
     /// Its holder was killed.
     pub(crate) holder_killed: bool,
     /// When anything was last heard of the server.
@@ -157,6 +159,7 @@ impl Client {
             views: BTreeMap::new(),
             refused: None,
             ended: false,
+            asked_to_end: false,
             holder_killed: false,
             heard: Instant::now(),
             server,

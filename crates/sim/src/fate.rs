@@ -70,7 +70,10 @@ impl Fate {
         let is_true = match error {
             Error::SessionLost { reason, .. } if reason.contains("expired") => self.alone() >= self.ttl,
             Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
-            Error::SessionLost { reason, .. } if reason.contains("unknown session") => self.ended.get(),
+            // Why a session is gone is known to the server that saw it go; the next one only knows that there is none.
+            Error::SessionLost { reason, .. } if reason.contains("unknown session") => {
+                self.ended.get() || self.alone() >= self.ttl
+            }
             Error::SessionLost { .. } => self.holder_killed.get(),
             Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {
                 self.ended.get()

@@ -277,6 +277,10 @@ impl Client {
                 );
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
+            // Why a session is gone is known to the server that saw it go; the next one only knows that there is none.
+            "unknownSession" if !self.asked_to_end && !self.holder_killed && alone + Duration::from_secs(1) < ttl => {
+                self.wrong(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
+            }
             "holderLost" if !self.holder_killed => {
                 self.wrong(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
             }
