@@ -134,7 +134,7 @@ struct OnSmallDisk {
     child: Child,
     client: Client,
     disk: PathBuf,
-    dir: tempfile::TempDir,
+    dir: Option<tempfile::TempDir>,
 }
 
 impl OnSmallDisk {
@@ -165,7 +165,7 @@ impl OnSmallDisk {
         client.initialize();
         // Its mounts are seen through its own root.
         let disk = PathBuf::from(format!("/proc/{}/root{}", child.id(), disk.display()));
-        Self { child, client, disk, dir }
+        Self { child, client, disk, dir: Some(dir) }
     }
 
     fn audit(&self) -> PathBuf {
@@ -188,15 +188,20 @@ impl OnSmallDisk {
         answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
     }
 
-    /// Ends the server and returns its log, which is gone with its mounts.
+    /// Ends the server and returns a copy of its log, which goes with its mounts.
     fn end(mut self) -> PathBuf {
-        let copy = self.dir.path().join("copy.log");
-        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("a process id is not zero");
+        let copy = self.dir.take().expect("it has a directory until here").keep().join("copy.log");
         fs::copy(self.audit(), &copy).expect("copy the log");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("end the server");
-        wait_for("the end of the server", || self.child.try_wait().expect("wait for it").is_some());
-        let kept = self.dir.keep();
-        kept.join("copy.log")
+        copy
+    }
+}
+
+impl Drop for OnSmallDisk {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("a process id is not zero");
+        // It ends what it started, also where a test has failed.
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        self.child.wait().ok();
     }
 }
 
