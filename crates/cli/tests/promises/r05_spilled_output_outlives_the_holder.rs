@@ -1,9 +1,5 @@
 //! R5: output that was spilled to disk survives SIGKILL of the holder, up to a torn last record that is dropped and counted; what was
 //! in memory does not, and the client is told.
-#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
-
-mod common;
-mod wire;
 
 use std::{
     collections::BTreeSet,
@@ -11,11 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{Client, TestServer, decode_base64, wait_for, wait_gone};
-use rustix::process::Signal;
 use serde_json::{Value, json};
-use wire::mischief::{holder, initialize, send_signal};
-use wire::{assert_error, chunk_bytes, modern, process, sh, with};
+
+use crate::{
+    common::{Client, RpcError, TestServer, decode_base64, wait_for, wait_gone},
+    promises::host::{self, kill, modern, sh},
+};
 
 /// Lines of eight bytes that say where they stand: 20 MiB of them, a quarter more than a log may have in memory.
 const LINES: usize = 5 << 19;
@@ -34,8 +31,7 @@ impl Story {
     /// A process has written everything and lives on, its client is away, and the older part of its output is on disk.
     fn begin() -> Self {
         let server = TestServer::builder().keep_holders().start();
-        let mut client = server.connect();
-        let session = initialize(&mut client, modern());
+        let (mut client, session) = modern(&server);
         client.ok("process/start", sh("p", &format!("seq -f %07.0f 1 {LINES}; exec sleep 1000")));
         client.ok("process/start", sh("quiet", "echo quiet; exec sleep 1000"));
         drop(client);
@@ -60,16 +56,39 @@ impl Story {
         paths
     }
 
+    /// The holder of the session is the only one that has spilled: those of other sessions end with them.
+    fn kill_holder(&self) -> u32 {
+        let holders = host::named(&self.server, "exec-holder");
+        let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
+        kill(holder);
+        holder
+    }
+
+    /// The owner comes back, with more params.
+    fn resume(&self, more: &Value) -> Client {
+        let mut client = self.server.connect();
+        let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
+        let mut params = json!({"clientName": "test", "resumeSessionId": self.session, "takeover": true, "capabilities": capabilities});
+        for (name, value) in more.as_object().into_iter().flatten() {
+            params[name] = value.clone();
+        }
+        client.initialize_with(params);
+        client
+    }
+
     /// The server dies, then the holder, with nobody there to see it.
     fn kill_both(&mut self) {
         self.server.kill();
         let roll = self.dir().join("processes");
         // Written again when the server was lost: how much there was in all is known from then on.
         wait_for("the roll", || fs::read_to_string(&roll).is_ok_and(|text| text.contains(&format!(" {BYTES} "))));
-        let holder = holder(&self.server);
-        send_signal(holder, Signal::KILL);
-        wait_gone("the holder", &BTreeSet::from([holder]));
+        wait_gone("the holder", &BTreeSet::from([self.kill_holder()]));
     }
+}
+
+/// The word of the error that a call ended in.
+fn kind(outcome: Result<Value, RpcError>) -> String {
+    outcome.expect_err("an error").kind().to_owned()
 }
 
 fn len(path: &Path) -> u64 {
@@ -123,11 +142,13 @@ fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
     assert_eq!(listed(&mut observer, "quiet")["exit"]["cause"], "lost");
 
     // Another session reads it, and takes nothing away from the owner.
-    let at_p = json!({"processId": "p", "sessionId": story.session});
     let (mut read, mut after) = (Vec::new(), 0);
     let last = loop {
-        let answer = observer.ok("process/read", with(at_p.clone(), json!({"afterSeq": after})));
-        read.extend(chunk_bytes(&answer));
+        let answer =
+            observer.ok("process/read", json!({"processId": "p", "sessionId": story.session, "afterSeq": after}));
+        for chunk in answer["chunks"].as_array().expect("chunks") {
+            read.extend(decode_base64(chunk["chunk"].as_str().expect("a chunk")));
+        }
         after = answer["nextSeq"].as_u64().expect("a number") - 1;
         if answer["closed"] == true {
             break answer;
@@ -138,17 +159,17 @@ fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
     assert_eq!(last["gap"]["bytes"], BYTES - retained);
     assert!(last["failure"].as_str().is_some_and(|text| text.contains("lost")), "{last}");
 
-    let mut owner = Client::resume(&story.server, &story.session, modern());
+    let mut owner = story.resume(&json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert!(bytes == read, "{} bytes pushed, {} read", bytes.len(), read.len());
     assert_eq!((missing, &exited["cause"], &exited["exitCode"]), (BYTES - retained, &json!("lost"), &json!(-1)));
-    assert_error(&owner.fails("process/start", sh("q", "true")), -32603, "holderLost");
+    assert_eq!(kind(owner.call("process/start", sh("q", "true"))), "holderLost");
 
     // What was taken but for the last readable part, and then all of it, leaves the disk.
     let closed = listed(&mut observer, "p")["nextSeq"].as_u64().expect("a number") - 1;
     owner.notify("process/ack", json!({"processId": "p", "seq": closed}));
     wait_for("taken segments to go", || story.segments().len() < 3);
-    owner.ok("process/forget", process("p"));
+    owner.ok("process/forget", json!({"processId": "p"}));
     assert_eq!(story.segments(), [] as [PathBuf; 0]);
     owner.ok("session/end", json!({}));
     wait_for("the session's directory to go", || !story.dir().exists());
@@ -162,7 +183,7 @@ fn a_torn_last_record_is_dropped_and_counted() {
     let file = fs::File::options().write(true).open(&last).expect("open the segment");
     file.set_len(len(&last) - 100_000).expect("cut the segment");
     story.server.restart();
-    let mut owner = Client::resume(&story.server, &story.session, modern());
+    let mut owner = story.resume(&json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert!(bytes == expected()[..bytes.len()], "what is read is not what was written");
     assert_eq!((bytes.len() as u64 + missing, &exited["cause"]), (BYTES, &json!("lost")));
@@ -172,8 +193,8 @@ fn a_torn_last_record_is_dropped_and_counted() {
 #[test]
 fn with_the_server_alive_nothing_that_was_written_is_missing() {
     let story = Story::begin();
-    send_signal(holder(&story.server), Signal::KILL);
-    let mut owner = Client::resume(&story.server, &story.session, modern());
+    story.kill_holder();
+    let mut owner = story.resume(&json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert_eq!((bytes.len() as u64, missing, &exited["cause"]), (BYTES, 0, &json!("lost")));
     assert!(bytes == expected(), "what is read is not what was written");
@@ -184,15 +205,15 @@ fn with_the_server_alive_nothing_that_was_written_is_missing() {
 #[test]
 fn a_session_that_nobody_comes_back_for_is_removed_in_its_time() {
     let mut story = Story::begin();
-    let mut owner = Client::resume(&story.server, &story.session, with(modern(), json!({"ttlMs": 1500})));
-    owner.assert_alive();
+    let mut owner = story.resume(&json!({"ttlMs": 1500}));
+    owner.ok("environment/status", json!({}));
     // The record on disk is that of the session's begin; the new time is told by the holder while it lives, and by nobody after.
     story.kill_both();
     story.server.restart();
-    let mut owner = Client::resume(&story.server, &story.session, with(modern(), json!({"ttlMs": 100})));
-    owner.assert_alive();
+    let mut owner = story.resume(&json!({"ttlMs": 100}));
+    owner.ok("environment/status", json!({}));
     drop(owner);
     wait_for("the session's directory to go", || !story.dir().exists());
-    let error = story.server.connect().fails("initialize", with(modern(), json!({"resumeSessionId": story.session})));
-    assert_error(&error, -32600, "sessionExpired");
+    let again = json!({"clientName": "test", "resumeSessionId": story.session});
+    assert_eq!(kind(story.server.connect().call("initialize", again)), "sessionExpired");
 }
