@@ -36,7 +36,7 @@ const AT_ONCE: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    let wanted = setting.pick(600, 10_000, 1_000_000);
+    let wanted = setting.pick(400, 10_000, 1_000_000);
     let setup = Setup::new(&setting.binary)?.arg("--allow-host=127.0.0.1");
     let server = setup.start()?;
     let mut random = setting.random("F18");
@@ -193,7 +193,7 @@ fn read(answer: &[u8]) -> Result<String> {
 /// never comes, as anything does on a link without checksums; then the link is cut, and the next one must mend it.
 fn clients(setting: &Setting, address: &Address, random: &mut Random) -> Result<(u64, u64)> {
     let (mut damaged, mut cut) = (0, 0);
-    for number in 0..setting.pick(10, 100, 5000) {
+    for number in 0..setting.pick(6, 100, 5000) {
         let proxy = Proxy::start(address.socket, random.next(), |random| {
             Plan::default().down(random.between(0, 1500), Event::any_damage(random, 40))
         })?;

@@ -24,7 +24,7 @@ const LANES: usize = 8;
 const DRAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    let wanted = setting.pick(8, 50, 500);
+    let wanted = setting.pick(5, 50, 500);
     let mut random = setting.random("F5");
     let setup = Setup::new(&setting.binary)?;
     let mut server = setup.start()?;
@@ -37,7 +37,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         while Instant::now() < until {
             load.step(&mut wire).with_context(said)?;
         }
-        let listens = !random.one_in(4);
+        // The first one never listens, so that a short run has both kinds.
+        let listens = drained > 0 && !random.one_in(10);
         deaf += u64::from(!listens);
         drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(said)?);
         let begun = Instant::now();

@@ -24,7 +24,7 @@ use crate::{
 const ATTACHED: i64 = -32010;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    let rounds = setting.pick(60, 500, 20_000);
+    let rounds = setting.pick(40, 500, 20_000);
     let mut random = setting.random("F17");
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;

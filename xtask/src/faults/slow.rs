@@ -1,7 +1,8 @@
 //! F7: a client reads 64 KiB a second while its process writes as fast as it can.
 //!
-//! The server's memory must not grow by more than 32 MiB, and a neighbour's round trips must stay what they were before: at
-//! most twice as long at the 99th percentile, or below what two shared cores scatter anyway.
+//! The server's memory must not grow by more than 32 MiB, and a neighbour's round trips must stay what they were: at most twice as
+//! long at the 99th percentile as before, or as at a second server that has no slow reader and is asked in the same seconds (what
+//! else the machine does then slows both), or below what two shared cores scatter anyway.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -41,7 +42,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             .set("bytes", lines.iter().map(|line| line.bytes).sum::<u64>())
             .set("worst_ms", format!("{:.1}", worst(|line| line.p99)))
             .set("growth_kib", worst(|line| line.growth_kib as f64))
-            .set("neighbour_before_p99_ms", format!("{:.2}", worst(|line| line.before)))
+            .set("baseline_p99_ms", format!("{:.2}", worst(|line| line.before)))
             .set("neighbour_p99_ms", format!("{:.2}", worst(|line| line.p99))),
     ])
 }
@@ -56,6 +57,9 @@ struct Outcome {
 fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
+    let quiet_setup = Setup::new(&setting.binary)?;
+    let quiet_server = quiet_setup.start()?;
+    let mut quiet = Neighbour::new(&quiet_server.address)?;
     let mut neighbour = Neighbour::new(&server.address)?;
     let before = neighbour.p99(long / 4)?;
     let at_first = server::memory_kib(server.pid());
@@ -66,7 +70,8 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
         plan
     })?;
     let address = server.address.through(proxy.address());
-    let p99 = thread::scope(|scope| {
+    let (p99, beside) = thread::scope(|scope| {
+        let beside = scope.spawn(|| quiet.p99(long));
         let reading = scope.spawn(|| read_slowly(&address, long, &bytes));
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -77,11 +82,14 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
         let p99 = neighbour.p99(long);
         let read = reading.join().expect("the reader does not panic");
         over.store(true, Ordering::Relaxed);
-        read.and(p99)
+        read?;
+        anyhow::Ok((p99?, beside.join().expect("the other neighbour does not panic")?))
     })
     .with_context(|| format!("the server says: {}", setup.log_tail()))?;
     let growth_kib = peak.into_inner().saturating_sub(at_first);
     neighbour.end()?;
+    quiet.end()?;
+    quiet_server.stop()?;
     drop(proxy);
     server.stop()?;
     for holder in setup.holders() {
@@ -91,10 +99,10 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
     setup.ensure_no_panic()?;
     ensure!(growth_kib <= GROWTH_KIB, "the server grew by {growth_kib} KiB, at most {GROWTH_KIB}");
     ensure!(
-        p99 <= (2.0 * before).max(FLOOR_MS),
-        "a neighbour's p99 was {before:.2} ms and is {p99:.2} ms beside a slow reader"
+        p99 <= (2.0 * before.max(beside)).max(FLOOR_MS),
+        "a neighbour's p99 was {before:.2} ms, is {p99:.2} ms beside a slow reader, and {beside:.2} ms at another server"
     );
-    Ok(Outcome { growth_kib, before, p99, bytes: bytes.into_inner() })
+    Ok(Outcome { growth_kib, before: before.max(beside), p99, bytes: bytes.into_inner() })
 }
 
 /// Takes what comes through the throttle, checks the numbers, acknowledges; all that is a live client's.

@@ -27,7 +27,7 @@ const COUNT: u64 = (48 << 20) / RECORD;
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     // Each round stops all three kinds beside each other, on servers of their own.
     let rounds = setting.pick(1, 20_u64.div_ceil(3), 200_u64.div_ceil(3));
-    let stop = Duration::from_secs(setting.pick(3, 10, 10));
+    let stop = Duration::from_secs(setting.pick(2, 10, 10));
     let (mut times, mut bytes) = (Vec::new(), 0);
     for _ in 0..rounds {
         let victims: [fn(&Setting, Duration) -> Result<f64>; 3] = [server_stops, holder_stops, client_stops];

@@ -35,8 +35,8 @@ use crate::{
     tls::Tls,
 };
 
-/// How long clients get to take what is on its way when the server drains.
-const FLUSH: Duration = Duration::from_secs(5);
+/// How long clients get to take what is on its way when the server drains. A second less than the end in order may take in all.
+const FLUSH: Duration = Duration::from_secs(4);
 
 /// Settings of [`Server`].
 #[derive(Clone, Debug, Default)]
