@@ -28,7 +28,7 @@ fn daemons(mark: &str) -> String {
 
 /// The limit must be seen to be in force before a bomb may go off.
 fn limit_in_force(client: &mut crate::common::Client) -> u64 {
-    let own = said(client, "limit", "cat /proc/self/cgroup; echo; ulimit -u");
+    let own = said(client, "limit", "cat /proc/self/cgroup");
     let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
     let mut found = Vec::new();
     for (left, right) in by_group {
@@ -183,4 +183,21 @@ fn groups_go_with_their_session_and_are_used_again_within_it() {
     assert!(!groups.is_empty() && groups.iter().all(|group| group.exists()), "{groups:?}");
     client.ok("session/end", json!({}));
     wait_for("the end of the groups", || !groups.iter().any(|group| group.exists()));
+}
+
+#[test]
+fn without_a_group_each_process_has_limits_of_its_own_and_the_server_says_so() {
+    // As `nobody` there is no group for us.
+    let builder = TestServer::builder().run_by_nobody().arg("--max-pids").arg("3000").arg("--max-memory").arg("64MiB");
+    let server = builder.start();
+    let (mut client, _) = modern(&server);
+    let limits = said(&mut client, "limits", "cat /proc/self/limits");
+    let of = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).expect("the limit is listed");
+        line.split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(of("Max processes"), ["3000", "3000"]);
+    assert_eq!(of("Max data size"), ["67108864", "67108864"]);
+    let log = server.stderr();
+    assert!(log.contains("--max-pids") && log.contains("--max-memory"), "{log}");
 }
