@@ -6,6 +6,8 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
+
 /// The gate of one world.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<Shared>);
@@ -14,11 +16,12 @@ pub struct Gate(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    nudge: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The world's thread sleeps, and no job has gone on since it fell asleep.
+    /// The world's thread has fallen asleep since this was last taken back.
     is_asleep: bool,
     /// The world is over: nobody waits any more.
     is_over: bool,
@@ -37,13 +40,24 @@ impl Gate {
         self.0.changed.notify_all();
     }
 
-    /// Waits until the world sleeps. One pass a job: the world sleeps again only after it has heard of it.
+    /// Waits until the world has fallen asleep twice from here on: the first time it may not have heard yet of what the job before has done.
     pub fn pass(&self) {
-        let mut state = self.lock();
-        while !state.is_asleep && !state.is_over {
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..2 {
+            let mut state = self.lock();
+            state.is_asleep = false;
+            // One that sleeps already is woken for nothing, so that it falls asleep again.
+            self.0.nudge.notify_one();
+            while !state.is_asleep && !state.is_over {
+                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
         }
-        state.is_asleep = false;
+    }
+
+    /// Wakes the world's thread for nothing, whenever a job asks for it. Runs as long as the world.
+    pub async fn keep_nudging(self) {
+        loop {
+            self.0.nudge.notified().await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -70,6 +70,7 @@ pub fn run(seed: u64) -> io::Result<Report> {
     let local = LocalSet::new();
     let lived = local.block_on(&runtime, async {
         let mut world = World::new(seed, gate.clone())?;
+        world.stage.spawn(gate.clone().keep_nudging());
         world.live().await?;
         let record = world.stage.trace.take();
         drop(world);
