@@ -67,6 +67,14 @@ Exit codes: 0 either side ended; 255 no server could be reached or started
 Example:
   ssh host exec-server dial-stdio";
 
+const DOCTOR_HELP: &str = "\
+Looks only, and changes nothing.
+
+Exit codes: 0 nothing essential is missing; 1 something is; 255 trouble
+
+Example:
+  exec-server doctor";
+
 const COMPLETIONS_HELP: &str = "\
 Examples:
   exec-server completions bash > ~/.local/share/bash-completion/completions/exec-server
@@ -106,6 +114,8 @@ pub(crate) enum Command {
     Token(Token),
     /// Check an audit log.
     Audit(Audit),
+    /// Say what this host can enforce and what not, and what to do about it.
+    Doctor(Doctor),
     /// Print the completions of a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
@@ -203,6 +213,18 @@ pub(crate) struct Serve {
     /// Last, because flags after it would stand under its heading.
     #[command(flatten)]
     pub(crate) bounds: Bounds,
+}
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(crate) struct Doctor {
+    /// The state directory to look at [default: that of the user's own server]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// One JSON array of findings: what, state (fine, weak, missing), seen, advice
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Flags of `dial-stdio`.

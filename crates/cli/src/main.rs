@@ -14,6 +14,7 @@ mod connect;
 mod detach;
 mod dial;
 mod dial_stdio;
+mod doctor;
 mod env_token;
 mod forget;
 mod ids;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         Command::Forget(args) => forget::run(&args, token),
         Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
+        Command::Doctor(args) => doctor::run(&args),
         Command::DialStdio(args) => dial_stdio::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Audit(args) => audit::run(&args),

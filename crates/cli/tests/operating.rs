@@ -296,3 +296,51 @@ fn json_lines_say_whose_they_are_and_join_a_trace() {
     assert!(!all.contains(&session) && !all.contains(server.token()), "{all}");
     assert!(!all.contains("argument-of-it"), "{all}");
 }
+
+#[test]
+fn the_doctor_looks_and_changes_nothing() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let state = dir.path().join("state");
+    let doctor = |more: &[&str]| {
+        std::process::Command::new(common::binary())
+            .arg("doctor")
+            .args(more)
+            .arg("--state-dir")
+            .arg(&state)
+            .output()
+            .expect("run exec-server")
+    };
+    let output = doctor(&["--json"]);
+    let findings: Vec<Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+    let of = |findings: &[Value], what: &str| {
+        findings.iter().find(|finding| finding["what"] == what).cloned().unwrap_or_else(|| panic!("no {what}"))
+    };
+    assert_eq!(output.status.code(), Some(0), "{findings:?}");
+    for what in ["kernel", "pidfds", "memfd seals", "cgroup v2", "descriptors", "logout", "ssh", "server"] {
+        assert_ne!(of(&findings, what)["state"], "missing", "{findings:?}");
+    }
+    // What is weak comes with advice.
+    assert!(findings.iter().filter(|finding| finding["state"] != "fine").all(|finding| finding["advice"].is_string()));
+    assert!(!state.exists());
+    // A directory that others may read gives the token away.
+    std::fs::create_dir(&state).expect("make the directory");
+    std::fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("open it to others");
+    let output = doctor(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stdout).expect("text");
+    assert!(said.contains("MISSING state directory") && said.contains("0700"), "{said}");
+}
+
+#[test]
+fn the_doctor_finds_the_server_of_a_state_directory() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.ok("process/start", start_params("p", &["sleep", "1000"]));
+    let output = std::process::Command::new(common::binary())
+        .args(["doctor", "--state-dir"])
+        .arg(server.state_dir())
+        .output()
+        .expect("run exec-server");
+    let said = String::from_utf8(output.stdout).expect("text");
+    assert!(said.contains(&format!("process {}; 1 holder", server.pid())), "{said}");
+}

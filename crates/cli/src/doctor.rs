@@ -1,0 +1,78 @@
+//! `exec-server doctor`: what this host can enforce and what not, and why. Looks only; changes nothing.
+//! Must not know how the things it looks for are used beyond a line of text.
+
+mod host;
+mod state;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::{args, place, say};
+
+/// How a finding stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// As it should be.
+    Fine,
+    /// Works, but something is weaker than it could be.
+    Weak,
+    /// Nothing works without it.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    what: &'static str,
+    state: State,
+    /// What was seen.
+    seen: String,
+    /// What to do about it; empty where nothing is to be done.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    advice: &'static str,
+}
+
+impl Finding {
+    fn fine(what: &'static str, seen: impl Into<String>) -> Self {
+        Self { what, state: State::Fine, seen: seen.into(), advice: "" }
+    }
+
+    fn weak(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
+        Self { what, state: State::Weak, seen: seen.into(), advice }
+    }
+
+    fn missing(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
+        Self { what, state: State::Missing, seen: seen.into(), advice }
+    }
+}
+
+/// Looks around and says what it found; the exit code is 1 where something essential is missing.
+pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
+    let dir = place::of_user(args.state_dir.as_deref())?;
+    let mut findings = host::look();
+    findings.extend(state::look(&dir));
+    let text = if args.json {
+        serde_json::to_string_pretty(&findings).context("write the findings")? + "\n"
+    } else {
+        findings.iter().map(line).collect()
+    };
+    say::data(text.as_bytes()).context("write standard output")?;
+    let is_missing = findings.iter().any(|finding| finding.state == State::Missing);
+    Ok(if is_missing { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn line(finding: &Finding) -> String {
+    let word = match finding.state {
+        State::Fine => "fine",
+        State::Weak => "weak",
+        State::Missing => "MISSING",
+    };
+    let mut text = format!("{word:<8}{:<20}{}\n", finding.what, finding.seen);
+    if !finding.advice.is_empty() {
+        text += &format!("{:28}{}\n", "", finding.advice);
+    }
+    text
+}

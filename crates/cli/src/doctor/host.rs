@@ -1,0 +1,216 @@
+//! What the kernel and the machine offer. Must not know state directories.
+
+use std::{
+    env, fs,
+    net::{Ipv6Addr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags},
+    process::{PidfdFlags, Resource},
+};
+
+use super::Finding;
+
+/// Fewer descriptors than this are gone before a session is made.
+const LEAST_NOFILE: u64 = 256;
+
+/// Each process costs the server a few descriptors.
+const GOOD_NOFILE: u64 = 4096;
+
+/// All that does not depend on a state directory.
+pub(super) fn look() -> Vec<Finding> {
+    vec![
+        kernel(),
+        pidfd(),
+        memfd(),
+        openat2(),
+        proc_mounted(),
+        landlock(),
+        seccomp(),
+        user_namespaces(),
+        cgroup(),
+        nofile(),
+        nproc(),
+        linger(),
+        clock(),
+        ipv6(),
+        ssh(),
+    ]
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match crate::kernel::check() {
+        Err(error) => Finding::missing("kernel", error.to_string(), "use a host with Linux 5.9 or newer"),
+        Ok(Some(lack)) => Finding::weak("kernel", lack, "Linux 6.9 or newer signals groups without a race"),
+        Ok(None) => Finding::fine("kernel", release),
+    }
+}
+
+fn pidfd() -> Finding {
+    match rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()) {
+        Ok(_) => Finding::fine("pidfds", "available"),
+        Err(error) => Finding::missing("pidfds", error.to_string(), "a seccomp filter may forbid pidfd_open; allow it"),
+    }
+}
+
+fn memfd() -> Finding {
+    let sealed = rustix::fs::memfd_create("doctor", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC)
+        .and_then(|fd| rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW));
+    match sealed {
+        Ok(()) => Finding::fine("memfd seals", "available"),
+        Err(error) => {
+            Finding::missing("memfd seals", error.to_string(), "a seccomp filter may forbid memfd_create; allow it")
+        }
+    }
+}
+
+fn openat2() -> Finding {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    match rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        Ok(_) => Finding::fine("openat2", "available"),
+        Err(error) => Finding::weak("openat2", error.to_string(), "a seccomp filter may forbid it; allow it"),
+    }
+}
+
+fn proc_mounted() -> Finding {
+    if Path::new("/proc/self/fd").exists() {
+        Finding::fine("/proc", "mounted")
+    } else {
+        Finding::missing(
+            "/proc",
+            "not mounted",
+            "mount it: descendants are found and descriptors are reached through it",
+        )
+    }
+}
+
+fn landlock() -> Finding {
+    match read("/sys/kernel/security/lsm") {
+        Some(modules) if modules.split(',').any(|module| module == "landlock") => Finding::fine("landlock", "enabled"),
+        Some(modules) => {
+            Finding::weak("landlock", format!("not among {modules}"), "boot with landlock in `lsm=` for sandboxes")
+        }
+        None => Finding::weak("landlock", "unknown: securityfs cannot be read", "mount securityfs to learn it"),
+    }
+}
+
+fn seccomp() -> Finding {
+    match read("/proc/sys/kernel/seccomp/actions_avail") {
+        Some(_) => Finding::fine("seccomp", "available"),
+        None => Finding::weak("seccomp", "not in this kernel", "sandboxes of a later release need it"),
+    }
+}
+
+fn user_namespaces() -> Finding {
+    let most = read("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+    let is_off = most == "0"
+        || read("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
+        || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
+    if is_off {
+        Finding::weak("user namespaces", "not for every user", "nothing of this release needs them")
+    } else {
+        Finding::fine("user namespaces", "available")
+    }
+}
+
+/// Version 2, a directory of our own that we may write, and the controllers that bound processes and memory.
+fn cgroup() -> Finding {
+    const ADVICE: &str = "run as a systemd unit with `Delegate=yes`: then `--max-pids` and `--max-memory` hold for all that a command starts, \
+                          and its end reaches every descendant";
+    let Some(own) = read("/proc/self/cgroup")
+        .and_then(|text| text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)))
+    else {
+        return Finding::weak("cgroup v2", "not the unified hierarchy", ADVICE);
+    };
+    let dir = PathBuf::from(format!("/sys/fs/cgroup{own}"));
+    let controllers = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+    let has = |name: &str| controllers.split_whitespace().any(|controller| controller == name);
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    if rustix::fs::access(&dir, access).is_err() {
+        return Finding::weak("cgroup v2", format!("`{own}` is not delegated to us"), ADVICE);
+    }
+    if !has("pids") || !has("memory") {
+        return Finding::weak(
+            "cgroup v2",
+            format!("delegated, without pids or memory: `{}`", controllers.trim()),
+            ADVICE,
+        );
+    }
+    if !dir.join("cgroup.kill").exists() && own != "/" {
+        return Finding::weak(
+            "cgroup v2",
+            "delegated, without cgroup.kill",
+            "Linux 5.14 or newer ends a group at once",
+        );
+    }
+    Finding::fine("cgroup v2", format!("delegated: {}", controllers.trim()))
+}
+
+fn nofile() -> Finding {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let seen = limit.maximum.map_or_else(|| "no hard limit".to_owned(), |hard| format!("hard limit {hard}"));
+    match limit.maximum {
+        Some(hard) if hard < LEAST_NOFILE => {
+            Finding::missing("descriptors", seen, "raise it: `ulimit -Hn`, `LimitNOFILE=`")
+        }
+        Some(hard) if hard < GOOD_NOFILE => {
+            Finding::weak("descriptors", seen, "raise it for hundreds of processes: `ulimit -Hn`, `LimitNOFILE=`")
+        }
+        _ => Finding::fine("descriptors", seen),
+    }
+}
+
+fn nproc() -> Finding {
+    let limit = rustix::process::getrlimit(Resource::Nproc);
+    match limit.current {
+        Some(soft) if soft < 256 => {
+            Finding::weak("processes", format!("limit {soft}"), "raise it: `ulimit -u`, `LimitNPROC=`")
+        }
+        Some(soft) => Finding::fine("processes", format!("limit {soft}")),
+        None => Finding::fine("processes", "no limit"),
+    }
+}
+
+/// Without lingering systemd ends all of a user's processes at the last logout.
+fn linger() -> Finding {
+    if !Path::new("/run/systemd/system").exists() {
+        return Finding::fine("logout", "no systemd: nothing ends processes at logout");
+    }
+    if rustix::process::geteuid().is_root() {
+        return Finding::fine("logout", "root: nothing ends its processes at logout");
+    }
+    let user = env::var_os("USER").or_else(|| env::var_os("LOGNAME")).unwrap_or_default();
+    if !user.is_empty() && Path::new("/var/lib/systemd/linger").join(&user).exists() {
+        return Finding::fine("logout", "lingering is on: processes stay");
+    }
+    Finding::weak("logout", "lingering is off: processes may end at the last logout", "loginctl enable-linger")
+}
+
+fn clock() -> Finding {
+    match read("/sys/devices/system/clocksource/clocksource0/current_clocksource") {
+        Some(source) => Finding::fine("clock", source),
+        None => Finding::fine("clock", "unknown source"),
+    }
+}
+
+fn ipv6() -> Finding {
+    match TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
+        Ok(_) => Finding::fine("IPv6", "available"),
+        Err(error) => Finding::weak("IPv6", error.to_string(), "listen on IPv4 or a Unix socket"),
+    }
+}
+
+fn ssh() -> Finding {
+    let path = env::var_os("PATH").unwrap_or_default();
+    match env::split_paths(&path).map(|dir| dir.join("ssh")).find(|program| program.is_file()) {
+        Some(program) => Finding::fine("ssh", program.display().to_string()),
+        None => Finding::weak("ssh", "not in PATH", "install OpenSSH's client for `ssh://`"),
+    }
+}

@@ -1,0 +1,124 @@
+//! The state directory: who may read it, what is in it, where it lies, and who serves it. Must not make or change anything.
+
+use std::{
+    fs::{self, File, Metadata},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
+
+use super::Finding;
+
+/// Where output is spilled to; less than this is soon full.
+const LITTLE_SPACE: u64 = 1 << 30;
+
+/// What `statfs` says of a file system in memory.
+const TMPFS: i64 = 0x0102_1994;
+
+/// All that depends on a state directory.
+pub(super) fn look(dir: &Path) -> Vec<Finding> {
+    let mut findings = vec![permissions(dir), space(dir)];
+    if let Some(finding) = token(dir) {
+        findings.push(finding);
+    }
+    findings.push(server(dir));
+    findings
+}
+
+fn permissions(dir: &Path) -> Finding {
+    let shown = dir.display();
+    match fs::metadata(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Finding::fine("state directory", format!("`{shown}` is not there yet; it is made at the first start"))
+        }
+        Err(error) => {
+            Finding::missing("state directory", format!("`{shown}`: {error}"), "name another with `--state-dir`")
+        }
+        Ok(found) if !found.is_dir() => {
+            Finding::missing("state directory", format!("`{shown}` is no directory"), "name another with `--state-dir`")
+        }
+        Ok(found) if is_ours(&found) && found.mode() & 0o077 == 0 => {
+            Finding::fine("state directory", format!("`{shown}`, ours alone"))
+        }
+        Ok(found) => Finding::missing(
+            "state directory",
+            format!("`{shown}` has mode {:o} and owner {}", found.mode() & 0o777, found.uid()),
+            "make it 0700 and your own: who reads it has your token",
+        ),
+    }
+}
+
+fn is_ours(found: &Metadata) -> bool {
+    found.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// The space where the directory is or will be.
+fn space(dir: &Path) -> Finding {
+    let there = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let (Ok(space), Ok(kind)) = (rustix::fs::statvfs(there), rustix::fs::statfs(there)) else {
+        return Finding::weak("space for output", "unknown", "");
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    let seen = format!("{} MiB free", free >> 20);
+    if kind.f_type == TMPFS {
+        return Finding::weak(
+            "space for output",
+            format!("{seen}, in memory (tmpfs)"),
+            "put the state directory on a disk, or bound it with `--disk-per-process`",
+        );
+    }
+    if free < LITTLE_SPACE {
+        return Finding::weak(
+            "space for output",
+            seen,
+            "free some: without it the output of a detached process waits in memory",
+        );
+    }
+    Finding::fine("space for output", seen)
+}
+
+fn token(dir: &Path) -> Option<Finding> {
+    let found = fs::metadata(dir.join("token")).ok()?;
+    Some(if is_ours(&found) && found.mode() & 0o077 == 0 {
+        Finding::fine("token", "ours alone")
+    } else {
+        Finding::missing(
+            "token",
+            format!("mode {:o}, owner {}", found.mode() & 0o777, found.uid()),
+            "make it 0600 and your own, or remove it: a new one is made",
+        )
+    })
+}
+
+/// Whether a server holds the directory, whether its program is still the one on disk, and how many holders there are.
+fn server(dir: &Path) -> Finding {
+    let sessions = fs::read_dir(dir.join("sessions")).into_iter().flatten().filter_map(Result::ok);
+    let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
+    let holders = format!("{holders} {}", if holders == 1 { "holder" } else { "holders" });
+    let Some(pid) = lock_holder(dir) else {
+        return Finding::fine("server", format!("none runs here; {holders}"));
+    };
+    let seen = format!("process {pid}; {holders}");
+    match (fs::metadata(format!("/proc/{pid}/exe")), fs::metadata("/proc/self/exe")) {
+        (Ok(theirs), Ok(ours)) if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) => {
+            Finding::fine("server", seen)
+        }
+        (Ok(_), Ok(_)) => Finding::weak(
+            "server",
+            format!("{seen}; it is another program file than this one"),
+            "after an upgrade: restart it; its processes stay",
+        ),
+        _ => Finding::fine("server", seen),
+    }
+}
+
+/// Who holds the lock of a state directory, by the kernel's list.
+fn lock_holder(dir: &Path) -> Option<u32> {
+    let lock = File::open(dir.join("lock")).and_then(|file| file.metadata()).ok()?;
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let inode = format!(":{}", lock.ino());
+    locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, file, ..] = fields.as_slice() else { return None };
+        file.ends_with(&inode).then(|| pid.parse().ok()).flatten()
+    })
+}
