@@ -180,7 +180,7 @@ impl Crowd {
         while !self.is_over() {
             if let Some(mut socket) = self.connect() {
                 socket.write_all(request.as_bytes()).ok(); // It may be closed already, which is an answer.
-                socket.read(&mut [0; 256]).ok();
+                socket.read_exact(&mut [0; 12]).ok(); // The status, or the end.
             }
             thread::sleep(Duration::from_millis(10));
         }
