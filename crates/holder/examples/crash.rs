@@ -204,6 +204,13 @@ impl Life {
         wire::send(&self.socket, message, &[]).unwrap();
     }
 
+    /// Takes the oldest segment that is on disk.
+    fn release(&mut self, slot: u32) {
+        let segment = self.on_disk[slot as usize].remove(0);
+        say(format_args!("released {slot} {segment}"));
+        self.send(&ToHolder::Release { slot, segment });
+    }
+
     /// Turns the holder and hears what it says.
     fn turn(&mut self) {
         self.now += 1_000_000;
@@ -279,12 +286,19 @@ fn write_and_release(life: &mut Life, scripts: &Scripts, seed: u64) {
         }
         life.turn();
         if next(12) == 0 && life.on_disk[at].len() > 1 {
-            let segment = life.on_disk[at].remove(0);
-            say(format_args!("released {slot} {segment}"));
-            life.send(&ToHolder::Release { slot, segment });
+            life.release(slot);
         }
         turns += 1;
         assert!(turns < 100_000, "nothing moves: {written:?}, {:?}", life.on_disk);
+    }
+    // However fast the disk was: of each process a file has come, and one has gone.
+    for slot in 0..2_u32 {
+        while life.on_disk[slot as usize].is_empty() {
+            life.turn();
+            turns += 1;
+            assert!(turns < 100_000, "nothing of slot {slot} goes to disk");
+        }
+        life.release(slot);
     }
     for driver in scripts.0.lock().unwrap().iter() {
         driver.close_all();
