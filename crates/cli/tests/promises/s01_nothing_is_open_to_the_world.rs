@@ -3,13 +3,26 @@
 //! token. What is too open ends at once, and the error names the flag. Names of hosts are not accepted at all: they could mean
 //! another address tomorrow.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use crate::common::{Authority, Builder, Client, TestServer, wait_for};
+use crate::common::{Authority, Builder, Client, DEADLINE, TestServer, wait_for};
 
 /// How the server ended: its code and what it said.
 fn refused(builder: &Builder, dir: &Path) -> (Option<i32>, String) {
-    let output = builder.command(dir, "refused.test").output().expect("run exec-server");
+    let mut child = builder.command(dir, "refused.test").spawn().expect("run exec-server");
+    let begun = Instant::now();
+    while child.try_wait().expect("wait").is_none() {
+        if begun.elapsed() > DEADLINE {
+            child.kill().expect("end what should not serve");
+            panic!("it serves: {:?}", child.wait_with_output());
+        }
+        thread::park_timeout(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("wait");
     assert!(output.stdout.is_empty(), "{output:?}");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
