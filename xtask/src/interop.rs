@@ -3,6 +3,7 @@
 //! Owns the list of parts, their sizes for CI, and the promise that nothing of them is left: while they run this process is the
 //! subreaper, so that whatever outlives its parent becomes our child, and all files lie in one temporary folder.
 
+mod deploy;
 mod examples;
 mod far;
 mod install;
@@ -59,6 +60,12 @@ const PARTS: &[Part] = &[
     Part { name: "trouble", what: "what `ssh://` says when it cannot", needs: packages::SSH, run: trouble::run },
     Part { name: "install", what: "from nothing to a command over ssh", needs: packages::SSH, run: install::run },
     Part { name: "ssh", what: "ssh is killed on either side during `run`", needs: packages::SSH, run: ssh_cuts::run },
+    Part {
+        name: "deploy",
+        what: "the unit and the container of docs/deploy.md",
+        needs: packages::DEPLOY,
+        run: deploy::run,
+    },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
 

@@ -29,6 +29,9 @@ pub(super) const TERMINAL: &[Need] = &[
     Need { program: "top", package: "procps" },
 ];
 
+pub(super) const DEPLOY: &[Need] =
+    &[Need { program: "systemd-analyze", package: "systemd" }, Need { program: "unshare", package: "util-linux" }];
+
 /// Beside `PATH`, because servers often are not in a user's.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 

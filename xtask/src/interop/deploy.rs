@@ -1,0 +1,67 @@
+//! The part `deploy`: what docs/deploy.md says, as far as a machine without a booted systemd and without a container engine can try it.
+//! The system unit is read by systemd itself; the server runs as the first process of a pid namespace, as in a container.
+
+use std::{
+    fs,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::world::{World, output_of, success_of, wait_until};
+use crate::cargo;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) fn run(world: &World) -> Result<Vec<String>> {
+    let mut lines = vec![unit(world)?];
+    lines.extend(first_process(world)?);
+    println!(
+        "interop: not tried: a running unit and the user unit (no booted systemd), the image (no container engine)"
+    );
+    Ok(lines)
+}
+
+/// systemd reads the unit without a complaint about any of its lines.
+fn unit(world: &World) -> Result<String> {
+    let text = fs::read_to_string(cargo::root().join("docs/systemd/exec-server.service"))?;
+    let program = world.binary.display().to_string();
+    // A program and a user that are there; the rest is as it is shipped.
+    let here = text.replace("/usr/local/bin/exec-server", &program).replace("User=exec\n", "User=daemon\n");
+    let file = world.folder("deploy-unit")?.join("exec-server.service");
+    fs::write(&file, here)?;
+    let output = output_of(world.command("systemd-analyze").arg("verify").arg(&file), PATIENCE)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !said.contains("exec-server.service"), "systemd does not like the unit: {said}");
+    Ok("systemd reads the system unit".to_owned())
+}
+
+/// As the first process of its namespace: it serves, and orphans of a command are reaped.
+fn first_process(world: &World) -> Result<Vec<String>> {
+    let dir = world.folder("deploy-first")?;
+    let url = format!("unix://{}/x.sock", dir.display());
+    let mut command = world.command("unshare");
+    command.args(["-pf", "--mount-proc", "--kill-child"]).arg(&world.binary);
+    command.args(["serve", "--kill-on-exit", "--listen", &url, "--state-dir"]).arg(dir.join("state"));
+    let server = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start `unshare`")?;
+    let tried = try_first(world, &dir.join("x.sock"), &url);
+    end(server)?;
+    tried
+}
+
+fn try_first(world: &World, socket: &std::path::Path, url: &str) -> Result<Vec<String>> {
+    wait_until("the socket", PATIENCE, || socket.exists())?;
+    let script = "echo $PPID; (setsid sleep 0.1 &); sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status || echo none";
+    let said = success_of(&mut world.exec_server(&["run", "--connect", url, "--", "sh", "-c", script]), PATIENCE)?;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    ensure!(said.trim_end().ends_with("none"), "zombies are left: {said}");
+    Ok(vec!["as the first process of a namespace it serves".to_owned(), "and orphans are reaped there".to_owned()])
+}
+
+fn end(mut server: Child) -> Result<()> {
+    // It takes what it started with it.
+    server.kill().context("end `unshare`")?;
+    server.wait().context("wait for `unshare`")?;
+    Ok(())
+}
