@@ -64,7 +64,7 @@ impl Recorder {
 fn dial(url: &str, set: impl FnOnce(Builder) -> Builder) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
     let builder = Client::builder().token(Token::new(SECRET).expect("a token")).connect_retry_for(Duration::ZERO);
-    let refused = runtime.block_on(set(builder).connect(url)).err().expect("nobody serves this");
+    let refused = runtime.block_on(set(builder).connect(url)).expect_err("nobody serves this");
     let mut said = format!("{refused} {refused:?}");
     let mut source = std::error::Error::source(&refused);
     while let Some(reason) = source {
