@@ -253,6 +253,22 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
 }
 
 #[test]
+fn metrics_tell_what_became_of_those_at_the_door() {
+    let server = TestServer::start();
+    let at_door = |outcome: &str| metrics(&server).get("exec_server_door_total", &[("outcome", outcome)]);
+    assert_eq!(["refused", "stalled", "evicted", "slowed"].map(at_door), [0.0; 4]);
+    let wrong = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", server.address());
+    let statuses: Vec<u16> = (0..102).map(|_| http(server.address(), &wrong).status).collect();
+    let late = statuses.iter().filter(|status| **status == 429).count();
+    assert!(late > 0, "{statuses:?}");
+    assert_eq!((at_door("refused"), at_door("slowed")), (102.0, late as f64));
+    // This source has few places left, so that who says nothing soon pushes out who said nothing before.
+    let silent: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(server.address()).expect("connect")).collect();
+    wait_for("some of the silent pushed out", || at_door("evicted") >= 10.0);
+    drop(silent);
+}
+
+#[test]
 fn metrics_are_on_unix_sockets_too() {
     let server = TestServer::builder().listen("unix://{dir}/x.sock").start();
     let reply = http_unix(&server.dir().join("x.sock"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");

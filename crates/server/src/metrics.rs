@@ -112,8 +112,6 @@ pub struct Metrics {
     pub adoption_failures: Counter,
     /// Holders that died, and their processes with them.
     pub holders_lost: Counter,
-    /// Records that an audit log could not take.
-    pub audit_lost: Counter,
     /// By the place of a method in the table of methods.
     latencies: [Latency; METHODS.len()],
     /// By kind.
@@ -142,7 +140,6 @@ impl Default for Metrics {
             adopted: zero(),
             adoption_failures: zero(),
             holders_lost: zero(),
-            audit_lost: zero(),
             latencies: std::array::from_fn(|_| Latency::default()),
             errors: std::array::from_fn(|_| zero()),
         }
@@ -161,6 +158,9 @@ pub(crate) struct Seen {
     pub(crate) blocked_quota: u64,
     pub(crate) blocked_disk: u64,
     pub(crate) draining: bool,
+    pub(crate) audit_lost: u64,
+    /// What became of those who waited at the door, by a fixed word.
+    pub(crate) door: [(&'static str, u64); 4],
 }
 
 impl Metrics {
@@ -214,6 +214,12 @@ impl Metrics {
             "Connections dropped because nothing was heard of the peer.",
             &[(&[], self.dead_peers.get())],
         );
+        let door = seen.door.map(|(outcome, count)| ([("outcome", outcome)], count));
+        text.counter(
+            "exec_server_door_total",
+            "Connections that came to the door and not in, and those answered late.",
+            &door.each_ref().map(|(label, count)| (label.as_slice(), *count)),
+        );
         text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(seen.draining))]);
     }
 
@@ -230,11 +236,15 @@ impl Metrics {
             ("exec_server_sessions_adopted_total", "Sessions taken over from earlier servers.", &self.adopted),
             ("exec_server_adoption_failures_total", "Holders that could not be taken over.", &self.adoption_failures),
             ("exec_server_holders_lost_total", "Holders that died, and their processes with them.", &self.holders_lost),
-            ("exec_server_audit_lost_total", "Records that the audit log could not take.", &self.audit_lost),
             ("exec_server_processes_started_total", "Processes started.", &self.started),
         ] {
             text.counter(name, help, &[(&[], counter.get())]);
         }
+        text.counter(
+            "exec_server_audit_lost_total",
+            "Records that the audit log could not take.",
+            &[(&[], seen.audit_lost)],
+        );
         text.gauge(
             "exec_server_processes",
             "Processes, running and ended but kept.",

@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer, encode_base64, start_params, wait_for},
+    common::{Client, TestServer, encode_base64, http, start_params, wait_for},
     promises::{tokens, upgrade},
 };
 
@@ -37,7 +37,7 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_a_removed_line() {
     client.ok("process/signal", json!({"processId": "p", "signal": "SIGTERM"}));
     client.collect("p");
     client.call("process/start", start_params("q", &["/no/such"])).expect_err("no such program");
-    crate::common::http(server.address(), &upgrade("/?token=wrong-secret", server.address(), ""));
+    http(server.address(), &upgrade("/?token=wrong-secret", server.address(), ""));
     client.ok("process/start", start_params("r", &["sleep", "1000"]));
     client.ok("process/terminate", json!({"processId": "r"}));
     client.ok("session/end", json!({}));
@@ -133,6 +133,7 @@ fn it_goes_on_after_a_crash_and_tells_each_end_once() {
 struct OnSmallDisk {
     child: Child,
     client: Client,
+    url: String,
     disk: PathBuf,
     dir: Option<tempfile::TempDir>,
 }
@@ -165,7 +166,7 @@ impl OnSmallDisk {
         client.initialize();
         // Its mounts are seen through its own root.
         let disk = PathBuf::from(format!("/proc/{}/root{}", child.id(), disk.display()));
-        Self { child, client, disk, dir: Some(dir) }
+        Self { child, client, url: url.trim_end().to_owned(), disk, dir: Some(dir) }
     }
 
     fn audit(&self) -> PathBuf {
@@ -186,6 +187,15 @@ impl OnSmallDisk {
     fn start_one(&mut self, n: usize) -> String {
         let answer = self.client.call("process/start", start_params(&format!("p{n}"), &["true", &"x".repeat(2000)]));
         answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+    }
+
+    /// What operators are told of losses.
+    fn lost_by_metrics(&self) -> u64 {
+        let (address, token) = self.url["ws://".len()..].split_once("/?token=").expect("a token");
+        let head = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
+        let page = http(address, &head).body;
+        let line = page.lines().find_map(|line| line.strip_prefix("exec_server_audit_lost_total "));
+        line.expect("it is on the page").parse().expect("a number")
     }
 
     /// Ends the server and returns a copy of its log, which goes with its mounts.
@@ -237,6 +247,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
 #[test]
 fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
     let mut server = OnSmallDisk::start("best-effort");
+    assert_eq!(server.lost_by_metrics(), 0);
     server.fill();
     for n in 0..40 {
         assert_eq!(server.start_one(n), "ok");
@@ -249,6 +260,7 @@ fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
     // Three lines a process, of 41, and every one either told or counted.
     let told = |path: &Path| tokens::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
     wait_for("the log to go on", || told(&server.audit()) + lost(&server.audit()) == 41 * 3);
+    assert_eq!(server.lost_by_metrics(), lost(&server.audit()), "operators hear of each");
     let log = server.end();
     let (verified, lost) = (tokens::verify(&log), lost(&log));
     fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");

@@ -280,6 +280,11 @@ impl Audit {
         inner.shared.push(record, None);
     }
 
+    /// Records that the log could not take since the server began.
+    pub(crate) fn lost(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.shared.lost_ever())
+    }
+
     /// Whether the log tells the end of this process already.
     pub(crate) fn tells_end(&self, session: &str, process: &str, pid: u32) -> bool {
         let is_it = |ended: &Ended| {

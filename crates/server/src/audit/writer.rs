@@ -43,6 +43,8 @@ pub(super) struct Queue {
     bytes: usize,
     /// Records that did not get into the log since the last line that did.
     lost: u64,
+    /// The same since the server began, for operators.
+    lost_ever: u64,
     is_closed: bool,
 }
 
@@ -67,6 +69,7 @@ impl Shared {
         let bytes = record.size();
         if queue.is_closed || queue.bytes + bytes > QUEUE_MAX_BYTES {
             queue.lost += 1;
+            queue.lost_ever += 1;
             return;
         }
         queue.bytes += bytes;
@@ -91,8 +94,16 @@ impl Shared {
         (std::mem::take(&mut queue.waiting), std::mem::take(&mut queue.lost), queue.is_closed)
     }
 
-    fn lose(&self, count: u64) {
-        lock(&self.queue).lost += count;
+    /// How many records were lost since the server began.
+    pub(super) fn lost_ever(&self) -> u64 {
+        lock(&self.queue).lost_ever
+    }
+
+    /// So many are to be told by the next line that can be written; `known` of them were lost before.
+    fn lose(&self, count: u64, known: u64) {
+        let mut queue = lock(&self.queue);
+        queue.lost += count;
+        queue.lost_ever += count.saturating_sub(known);
     }
 }
 
@@ -160,7 +171,7 @@ impl Writer {
             Err(error) => {
                 // Whole lines may have stayed where the file cannot be cut.
                 let kept = self.log.end.seq.saturating_sub(before);
-                self.shared.lose((lost + items.len() as u64).saturating_sub(kept));
+                self.shared.lose((lost + items.len() as u64).saturating_sub(kept), lost);
                 if !self.is_down {
                     tracing::error!(path = %self.path.display(), %error, mode = ?self.mode, "the audit log cannot be written");
                 }

@@ -8,7 +8,7 @@ use exec_server_log::Blocked;
 
 use super::Core;
 use crate::{
-    door::Report,
+    door::{DoorCounts, Report},
     metrics::{Metrics, Seen},
     process::lock,
     session::Session,
@@ -19,8 +19,8 @@ impl Report for Core {
         self.metrics.refused(status);
     }
 
-    fn page(&self) -> String {
-        self.report()
+    fn page(&self, door: DoorCounts) -> String {
+        self.report(door)
     }
 }
 
@@ -31,8 +31,10 @@ impl Core {
     }
 
     /// The page of metrics, as of now.
-    pub fn report(&self) -> String {
-        let mut seen = Seen { draining: self.is_draining(), ..Seen::default() };
+    pub fn report(&self, door: DoorCounts) -> String {
+        let mut seen = Seen { draining: self.is_draining(), audit_lost: self.config.audit.lost(), ..Seen::default() };
+        seen.door =
+            [("refused", door.refused), ("stalled", door.stalled), ("evicted", door.evicted), ("slowed", door.slowed)];
         seen.connections = lock(&self.peers).len() as u64;
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {

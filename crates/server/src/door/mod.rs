@@ -83,8 +83,8 @@ pub struct Entrance {
 pub trait Report: Send + Sync {
     /// A peer was sent away with this status.
     fn refused(&self, status: u16);
-    /// The page of metrics.
-    fn page(&self) -> String;
+    /// The page of metrics, with what the door has counted itself.
+    fn page(&self, door: DoorCounts) -> String;
 }
 
 /// Whom a door reports to, if anybody.
@@ -98,9 +98,9 @@ impl Reporter {
         }
     }
 
-    fn metrics(&self, with_body: bool) -> Response {
+    fn metrics(&self, with_body: bool, door: DoorCounts) -> Response {
         let Some(report) = &self.0 else { return Response::not_found() };
-        let response = Response::metrics(report.page());
+        let response = Response::metrics(report.page(door));
         if with_body { response } else { response.without_body() }
     }
 }
@@ -295,7 +295,7 @@ async fn judge(
             Some((buf, grant))
         }
         Verdict::Metrics { with_body } => {
-            http::answer_and_close(socket, &report.metrics(with_body)).await;
+            http::answer_and_close(socket, &report.metrics(with_body, place.counts())).await;
             None
         }
         Verdict::Answer(mut response) => {

@@ -232,6 +232,11 @@ impl Place {
         delay
     }
 
+    /// What was counted at its door.
+    pub(super) fn counts(&self) -> DoorCounts {
+        self.room.counts()
+    }
+
     /// Notes that its holder said nothing for too long.
     pub(super) fn stalled(&self, now: Instant) {
         self.room.stalled.fetch_add(1, Ordering::Relaxed);
