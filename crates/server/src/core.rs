@@ -264,6 +264,13 @@ impl Core {
                     self.adopt_later(id);
                 }
             }
+            left => self.adopt_left(id, left).await,
+        }
+    }
+
+    /// Takes over what is left of a session that has no holder, or none any more.
+    async fn adopt_left(self: &Arc<Self>, id: String, found: Found) {
+        match found {
             Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
                 Ok(record) => {
                     let attachment =
@@ -303,6 +310,8 @@ impl Core {
                 self.remember_gone(&id, Gone::HolderLost);
                 self.discard(&id, "its holder is gone");
             }
+            // Lives, and is asked by whoever found it.
+            Found::Holder { .. } => {}
         }
     }
 
@@ -330,14 +339,17 @@ impl Core {
                 let Some(core) = core.upgrade() else { return };
                 let holders = core.holders.clone();
                 let scan = tokio::task::spawn_blocking(move || holders.scan()).await;
-                let found = scan.map_err(io::Error::other).flatten().unwrap_or_default();
+                // A directory that cannot be read now says nothing about the holder.
+                let Ok(found) = scan.map_err(io::Error::other).flatten() else { continue };
                 match found.into_iter().find(|(found, _)| *found == id) {
                     Some((_, Found::Holder { controller, secret })) => {
                         if core.adopt_holder(&id, controller, secret).await.is_ok() {
                             return;
                         }
                     }
-                    Some(_) | None => return,
+                    // It has ended meanwhile, by its own clock or by somebody's hand.
+                    Some((_, left)) => return core.adopt_left(id, left).await,
+                    None => return,
                 }
             }
         });
