@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::common::{Client, DEADLINE, TestServer, decode_base64, start_params};
+use crate::common::{Client, DEADLINE, TestServer, decode_base64, start_params, wait_for};
 
 /// `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
@@ -77,6 +77,16 @@ pub(crate) fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> S
 /// SIGKILL by id.
 pub(crate) fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process id is not zero"), Signal::KILL).expect("kill it");
+}
+
+/// SIGSTOP by id; returns when it stands still.
+pub(crate) fn stop(pid: u32) {
+    kill_process(Pid::from_raw(pid.cast_signed()).expect("a process id is not zero"), Signal::STOP).expect("stop it");
+    let stat = format!("/proc/{pid}/stat");
+    wait_for("a process to stand still", || {
+        fs::read_to_string(&stat)
+            .is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" T")))
+    });
 }
 
 /// All living processes whose arguments contain `mark`, but not this one.

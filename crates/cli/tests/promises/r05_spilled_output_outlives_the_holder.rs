@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     common::{Client, RpcError, TestServer, decode_base64, wait_for, wait_gone},
-    promises::host::{self, kill, modern, sh},
+    promises::host::{self, kill, modern, sh, stop},
 };
 
 /// Lines of eight bytes that say where they stand: 20 MiB of them, a quarter more than a log may have in memory.
@@ -57,9 +57,14 @@ impl Story {
     }
 
     /// The holder of the session is the only one that has spilled: those of other sessions end with them.
-    fn kill_holder(&self) -> u32 {
+    fn holder(&self) -> u32 {
         let holders = host::named(&self.server, "exec-holder");
         let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
+        holder
+    }
+
+    fn kill_holder(&self) -> u32 {
+        let holder = self.holder();
         kill(holder);
         holder
     }
@@ -76,12 +81,16 @@ impl Story {
         client
     }
 
-    /// The server dies, then the holder, with nobody there to see it.
-    fn kill_both(&mut self) {
+    fn kill_server(&mut self) {
         self.server.kill();
         let roll = self.dir().join("processes");
         // Written again when the server was lost: how much there was in all is known from then on.
         wait_for("the roll", || fs::read_to_string(&roll).is_ok_and(|text| text.contains(&format!(" {BYTES} "))));
+    }
+
+    /// The server dies, then the holder, with nobody there to see it.
+    fn kill_both(&mut self) {
+        self.kill_server();
         wait_gone("the holder", &BTreeSet::from([self.kill_holder()]));
     }
 }
@@ -171,6 +180,25 @@ fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
     wait_for("taken segments to go", || story.segments().len() < 3);
     owner.ok("process/forget", json!({"processId": "p"}));
     assert_eq!(story.segments(), [] as [PathBuf; 0]);
+    owner.ok("session/end", json!({}));
+    wait_for("the session's directory to go", || !story.dir().exists());
+}
+
+#[test]
+fn what_was_spilled_is_read_also_when_the_holder_dies_only_after_the_next_server_gave_it_up() {
+    let mut story = Story::begin();
+    story.kill_server();
+    let holder = story.holder();
+    stop(holder);
+    story.server.restart();
+    let mut observer = story.server.client();
+    assert_eq!(listed(&mut observer, "p"), Value::Null, "it did not answer");
+    kill(holder);
+    wait_for("what it left", || listed(&mut observer, "p")["exit"]["cause"] == "lost");
+    let mut owner = story.resume(&json!({}));
+    let (bytes, missing, exited) = pushed(&mut owner, "p");
+    assert!(bytes.len() > 3 << 20 && bytes == expected()[..bytes.len()], "{} bytes", bytes.len());
+    assert_eq!((bytes.len() as u64 + missing, &exited["cause"]), (BYTES, &json!("lost")));
     owner.ok("session/end", json!({}));
     wait_for("the session's directory to go", || !story.dir().exists());
 }
