@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::{
     common::{Client, TestServer, http, wait_for},
     promises::{
+        host::{self, kill, modern, sh, stop},
         raw::{Raw, Said, descriptors, header, resident},
         upgrade,
     },
@@ -230,6 +231,41 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     let mut raw = Raw::open(&server, "");
     raw.frame(0x81, &[&b" ".repeat(90 << 20)[..], br#"{"id":7,"method":"environment/status"}"#].concat());
     assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
+}
+
+#[test]
+fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
+    let server = TestServer::start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("own", "exec sleep 1000"));
+    let holders = host::named(&server, "exec-holder");
+    let holder = *holders.first().expect("a holder");
+    let (mut other, there) = modern(&server);
+    other.ok("process/start", sh("theirs", "trap '' USR1; exec sleep 1000"));
+    // A start is under way until its holder answers, and this one does not.
+    stop(holder);
+    let mut begin = |n: usize| client.send_request("process/start", sh(&format!("s{n}"), "true"));
+    let taken: Vec<i64> = (0..64 + 1024).map(&mut begin).collect();
+    let one_more = begin(64 + 1024);
+    let refused = client.answer(one_more).expect_err("no slot and no place to wait");
+    assert_eq!((refused.code, refused.kind()), (-32600, "overloaded"), "{}", refused.message);
+    let begun = Instant::now();
+    client.ok("environment/status", json!({}));
+    client.ok("environment/info", json!({}));
+    client.ok("process/signal", json!({"processId": "theirs", "sessionId": there, "signal": "USR1"}));
+    let ended = client.ok("process/terminate", json!({"processId": "theirs", "sessionId": there}));
+    assert_eq!(ended["running"], true);
+    // Its own, too: a start that waits for its holder is called off.
+    assert_eq!(client.ok("process/terminate", json!({"processId": "s0"}))["running"], true);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(client.answers_so_far() <= 1, "none of those that wait has overtaken: {}", client.answers_so_far());
+    // None of those that were taken is refused later.
+    kill(holder);
+    for id in taken {
+        let outcome = client.answer(id).expect_err("its holder is dead");
+        assert_ne!(outcome.kind(), "overloaded", "{}", outcome.message);
+    }
+    client.ok("session/end", json!({}));
 }
 
 #[test]
