@@ -99,6 +99,53 @@ fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
     }
 }
 
+/// An access list that lets the owner read, and these users; the group gets `group`.
+fn list_readers(path: &Path, users: &[u32], group: u8) {
+    let entry = |kind: u8, rights: u8, id: u32| {
+        let [a, b, c, d] = id.to_le_bytes();
+        [kind, 0, rights, 0, a, b, c, d]
+    };
+    let mut entries = vec![entry(0x01, 4, u32::MAX)];
+    entries.extend(users.iter().map(|user| entry(0x02, 4, *user)));
+    entries.extend([entry(0x04, group, u32::MAX), entry(0x10, 4, u32::MAX), entry(0x20, 0, u32::MAX)]);
+    let list = [&[2, 0, 0, 0][..], &entries.concat()].concat();
+    rustix::fs::setxattr(path, "system.posix_acl_access", &list, rustix::fs::XattrFlags::empty())
+        .expect("this file system has access lists");
+}
+
+#[test]
+fn a_credential_is_taken_as_a_service_manager_leaves_it() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let credentials = dir.path().join("credentials");
+    let file = credentials.join("exec-server-token");
+    fs::create_dir(&credentials).expect("make the directory");
+    private_file(&file, 0o400);
+    fs::set_permissions(&credentials, fs::Permissions::from_mode(0o500)).expect("close the directory");
+    let place = credentials.display().to_string();
+    // A service of root's.
+    let server = TestServer::builder().env("CREDENTIALS_DIRECTORY", &place).start();
+    assert_eq!(server.token(), SECRET);
+    drop(server);
+    assert!(rustix::process::geteuid().is_root(), "the rest needs root, which hands files to another user");
+    // A service of another user: all stays root's, and a list lets that user read. The mode then shows the list's mask.
+    for path in [dir.path(), &credentials] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("open the way");
+    }
+    let builder = || TestServer::builder().env("CREDENTIALS_DIRECTORY", &place).run_by_nobody();
+    for (users, group, is_taken) in [(&[65534][..], 0, true), (&[65534, 1], 0, false), (&[65534], 4, false)] {
+        list_readers(&file, users, group);
+        assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o440);
+        if is_taken {
+            assert_eq!(builder().start().token(), SECRET);
+        } else {
+            let home = tempfile::tempdir().expect("make a directory");
+            let refused = builder().command(home.path(), "refused.test").output().expect("run exec-server");
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(refused.status.code() == Some(255) && said.contains("0440"), "{users:?} {group}: {said}");
+        }
+    }
+}
+
 #[test]
 fn from_a_descriptor_it_is_read_to_its_end() {
     let dir = tempfile::tempdir().expect("make a directory");

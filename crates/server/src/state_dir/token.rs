@@ -19,6 +19,11 @@ const GENERATED_BYTES: usize = 32;
 /// Longest token accepted; it must fit into a request head of 8 KiB, percent-encoded.
 const MAX_BYTES: usize = 1024;
 
+/// Entries of an access list, as `system.posix_acl_access` has them.
+const OWNER: u8 = 0x01;
+const USER: u8 = 0x02;
+const MASK: u8 = 0x10;
+
 /// Why a token cannot be used. Never holds the token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
@@ -104,7 +109,7 @@ impl Token {
             return Err(TokenError::Owner { path: path.to_owned(), owner });
         }
         let mode = metadata.mode() & 0o7777;
-        if mode & 0o077 != 0 {
+        if mode & 0o077 != 0 && !is_listed_for_us(&file, mode) {
             return Err(TokenError::Mode { path: path.to_owned(), mode });
         }
         let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
@@ -165,6 +170,22 @@ impl Token {
         file.sync_all()?;
         std::fs::rename(&beside, path)
     }
+}
+
+/// Whether the group's bits are only the mask of an access list that lets us alone read. So systemd hands a service that is not
+/// root's its credentials: the file stays root's, with mode 0440 to look at.
+fn is_listed_for_us(file: &File, mode: u32) -> bool {
+    let mut list = [0; 512];
+    let Ok(size) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
+    // Four bytes of version; then for each entry its kind, its rights and, for a named one, whose they are.
+    let (entries, rest) = list[..size].get(4..).unwrap_or_default().as_chunks::<8>();
+    let us = rustix::process::geteuid().as_raw();
+    let is_harmless = |&[kind, _, rights, _, id @ ..]: &[u8; 8]| match kind {
+        OWNER | MASK => true,
+        USER => [0, us].contains(&u32::from_le_bytes(id)),
+        _ => rights == 0,
+    };
+    mode & 0o037 == 0 && rest.is_empty() && entries.iter().all(is_harmless)
 }
 
 impl TokenDigest {
