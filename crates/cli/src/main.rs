@@ -23,6 +23,7 @@ mod kill;
 mod limits;
 mod log;
 mod logs;
+mod notify;
 mod place;
 mod print_config;
 mod ps;

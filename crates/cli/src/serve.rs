@@ -29,7 +29,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{args, confine, env_token, kernel, log, place::Place, runtime, say, signals};
+use crate::{args, confine, env_token, kernel, log, notify, place::Place, runtime, say, signals};
 
 /// The token's name among the credentials of a service.
 const CREDENTIAL: &str = "exec-server-token";
@@ -121,7 +121,12 @@ async fn serve(
     announce(&server, &args.terms(), token);
     let mut tasks = JoinSet::new();
     tasks.spawn(access.watch(move |news| tell(&audit, &news)));
-    let ended = server.run(stop(&core, &mut signals, args.exit_when_idle)).await;
+    notify::ready();
+    let stopped = async {
+        stop(&core, &mut signals, args.exit_when_idle).await;
+        notify::stopping();
+    };
+    let ended = server.run(stopped).await;
     tracing::debug!(?ended, "drained");
     if args.kill_on_exit || place.is_private {
         core.end_all().await;

@@ -3,7 +3,13 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+};
 
 use common::{TestServer, http, http_unix, start_params, wait_for};
 use serde_json::{Value, json};
@@ -277,6 +283,46 @@ fn metrics_are_on_unix_sockets_too() {
     let head = http_unix(&server.dir().join("x.sock"), "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     assert_eq!(http_unix(&server.dir().join("x.sock"), "POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n").status, 405);
+}
+
+/// What the service manager is told next.
+fn told(manager: &UnixDatagram) -> String {
+    let mut message = [0; 256];
+    let size = manager.recv(&mut message).expect("a message within the deadline");
+    String::from_utf8(message[..size].to_vec()).expect("text")
+}
+
+#[test]
+fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let path = dir.path().join("notify");
+    let name = format!("exec-server-test-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("a name");
+    for (manager, place) in [
+        (UnixDatagram::bind(&path).expect("bind"), path.display().to_string()),
+        (UnixDatagram::bind_addr(&address).expect("bind"), format!("@{name}")),
+    ] {
+        manager.set_read_timeout(Some(common::DEADLINE)).expect("set a deadline");
+        let mut server = TestServer::builder().env("NOTIFY_SOCKET", &place).keep_holders().start();
+        assert_eq!(told(&manager), "READY=1");
+        let ready = http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n");
+        assert_eq!(ready.status, 200, "{ready:?}");
+        // No child may speak in the server's name.
+        let mut env = start_params("env", &["env"]);
+        env["envPolicy"] =
+            json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
+        let mut client = server.client();
+        client.ok("process/start", env);
+        let said = String::from_utf8(client.collect("env").stdout).expect("text");
+        assert!(said.contains("PATH=") && !said.contains("NOTIFY_SOCKET"), "{said}");
+        server.signal(rustix::process::Signal::TERM);
+        assert_eq!(told(&manager), "STOPPING=1");
+        assert!(server.wait().success());
+    }
+    // Nobody listens there: that is no reason not to serve.
+    let server = TestServer::builder().env("NOTIFY_SOCKET", "{dir}/nobody").start();
+    server.client().ok("environment/status", json!({}));
+    wait_for("a word about it", || server.stderr().contains("the service manager could not be told"));
 }
 
 #[test]
