@@ -233,9 +233,6 @@ fn with_the_server_alive_nothing_that_was_written_is_missing() {
 #[test]
 fn a_session_that_nobody_comes_back_for_is_removed_in_its_time() {
     let mut story = Story::begin();
-    let mut owner = story.resume(&json!({"ttlMs": 1500}));
-    owner.ok("environment/status", json!({}));
-    // The record on disk is that of the session's begin; the new time is told by the holder while it lives, and by nobody after.
     story.kill_both();
     story.server.restart();
     let mut owner = story.resume(&json!({"ttlMs": 100}));
