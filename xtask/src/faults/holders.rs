@@ -17,7 +17,7 @@ use super::{Figures, Setting, descendants};
 use crate::{
     children::{self, RECORD, Records},
     server::{self, Server, Setup},
-    wire::{self, Incoming, Wire, hello},
+    wire::{self, Incoming, Output, Wire, hello},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -140,9 +140,16 @@ impl Round<'_> {
 fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> {
     let mut lost = 0;
     while lost < processes {
-        if let Incoming::Exited { process, code, .. } = wire.next()? {
-            ensure!(code == -1, "`{process}` is said to have ended with {code}");
-            lost += 1;
+        match wire.next()? {
+            Incoming::Exited { process, code, .. } => {
+                ensure!(code == -1, "`{process}` is said to have ended with {code}");
+                lost += 1;
+            }
+            // The end stands behind the output, and that comes as it is acknowledged.
+            Incoming::Output(Output { process, seq, .. }) => {
+                wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
+            }
+            Incoming::Closed { .. } | Incoming::Answer { .. } | Incoming::Other { .. } => {}
         }
     }
     let took = killed.elapsed();

@@ -135,8 +135,7 @@ fn install(version: &Path, program: &Path) -> Result<()> {
     Ok(fs::rename(&beside, program)?)
 }
 
-/// Takes the version before out of the history and builds it. Its dependencies are those of the tests, so that only our own
-/// crates are compiled.
+/// Takes the version before out of the history and builds it.
 fn build_before() -> Result<PathBuf> {
     let place = cargo::target_dir().join("skew").join(BEFORE);
     let binary = place.join("bin/exec-server");
@@ -150,13 +149,35 @@ fn build_before() -> Result<PathBuf> {
     let tar = archive.stdout.take().context("standard output is a pipe")?;
     cargo::check(cargo::command("tar", &["x", "-C"]).arg(&source).stdin(tar))?;
     ensure!(archive.wait()?.success(), "`git archive {BEFORE}` failed: this needs the whole history of the repository");
+    // A folder of its own: cargo takes crates of one name at one place in their workspace for the same.
+    let target = place.join("target");
+    for part in ["deps", "build", ".fingerprint"] {
+        lend(&cargo::target_dir().join("debug").join(part), &target.join("debug").join(part))?;
+    }
     cargo::check(
         cargo::cargo(&["build", "--quiet", "--locked", "-p", "exec-server", "--target-dir"])
-            .arg(cargo::target_dir())
+            .arg(&target)
             .current_dir(&source),
     )?;
     fs::create_dir_all(place.join("bin"))?;
-    // Copied: the next build of this tree puts its own program in that place.
-    install(&cargo::target_dir().join("debug/exec-server"), &binary)?;
-    Ok(binary)
+    install(&target.join("debug/exec-server"), &binary)?;
+    Ok(fs::remove_dir_all(&target).map(|()| binary)?)
+}
+
+/// Links what the tests have built of other people's crates, which both versions share; a folder that is not there lends nothing.
+fn lend(from: &Path, to: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
+    fs::create_dir_all(to)?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let text = name.to_string_lossy();
+        let is_ours = text.contains("exec_server") || text.contains("exec-server");
+        if entry.file_type()?.is_dir() && !is_ours {
+            lend(&entry.path(), &to.join(name))?;
+        } else if !is_ours {
+            fs::hard_link(entry.path(), to.join(name))?;
+        }
+    }
+    Ok(())
 }
