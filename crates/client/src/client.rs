@@ -219,6 +219,9 @@ impl Client {
         let Some(log) = session.routes.add(key.clone(), feed, options.after) else {
             return Err(Error::Protocol(format!("this client has a handle of process {id} already")));
         };
+        if let Some(info) = &info {
+            recovery::learn_end(&log, info, options.after, feed);
+        }
         let attaching = Starting { handle: &self.handle, key: &key, log: &log, is_asked: false };
         if feed != Feed::Polled {
             let params = wire::SubscribeParams {

@@ -222,6 +222,23 @@ impl Chain {
         }
     }
 
+    /// The place before the gap that follows event `seq`, reached from `cursor` on; none where no gap follows, or the way is not in memory.
+    pub fn before_gap(&self, cursor: Cursor, seq: u64) -> Option<Cursor> {
+        if !matches!(self.read(&mut Cursor::after(seq)), Step::Gap { .. }) {
+            return None;
+        }
+        let mut probe = cursor;
+        loop {
+            let before = probe;
+            match self.read(&mut probe) {
+                Step::Gap { to_seq, .. } if to_seq > seq => return Some(before),
+                Step::Record(record) if record.seq < seq => {}
+                Step::Gap { .. } => {}
+                Step::Record(_) | Step::End | Step::NeedsLoad(_) | Step::Damaged(_) => return None,
+            }
+        }
+    }
+
     /// Output bytes of the event that the next read gives; none where it would give something else.
     pub fn peek_len(&self, cursor: &Cursor) -> Option<usize> {
         let mut cursor = *cursor;

@@ -21,7 +21,12 @@ use exec_server_holder::{
 use exec_server_log::Recovered;
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
-use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
+use tokio::{
+    io::AsyncWriteExt as _,
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
 
 use crate::{
     access::Grant,
@@ -241,10 +246,12 @@ impl Core {
         let core = Arc::downgrade(self);
         self.spawn(async move {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                let now = tick.tick().await;
+                // A tick tells when it was due. After a pause that is long ago, and what closed just now would seem to be old.
+                tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
-                core.sweep(now);
+                core.sweep(Instant::now());
                 if !core.holders.is_well() {
                     let holders = core.holders.clone();
                     tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());

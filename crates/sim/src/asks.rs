@@ -167,18 +167,32 @@ impl Client {
     pub fn subscribe(&mut self, session: &str, name: &str, plan: Plan) {
         let Some(attached) = self.attached.filter(|_| self.kind == Kind::Acknowledges) else { return };
         let Some(connection) = self.connections.get_mut(&attached) else { return };
-        if connection.watched.contains_key(name) {
-            let params = json!({"processId": name, "sessionId": session});
-            connection.watched.remove(name);
-            self.trace(format_args!("unsubscribe {name}"));
-            return self.call(attached, Call::Command(name.to_owned()), "process/unsubscribe", params);
+        // What is under way of a subscription that is just being ended would be taken for the new one's.
+        if connection.watched.contains_key(name) || connection.calls.values().any(|call| call.is_about(name)) {
+            return;
         }
         let mut view = View::new(name.to_owned(), plan, self.stage.trace.clone(), self.stage.records.clone());
         view.observe();
-        connection.watched.insert(name.to_owned(), view);
+        connection.watched.insert(name.to_owned(), (session.to_owned(), view));
         self.trace(format_args!("subscribe {name}"));
         let params = json!({"processId": name, "sessionId": session, "afterSeq": 0});
         self.call(attached, Call::Subscribe(name.to_owned()), "process/subscribe", params);
+    }
+
+    /// The processes of other sessions that it follows.
+    pub fn watched(&self) -> Vec<String> {
+        let attached = self.attached.and_then(|number| self.connections.get(&number));
+        attached.into_iter().flat_map(|connection| connection.watched.keys().cloned()).collect()
+    }
+
+    /// Follows a process of another session no longer.
+    pub fn unsubscribe(&mut self, name: &str) {
+        let Some(attached) = self.attached else { return };
+        let connection = self.connections.get_mut(&attached);
+        let Some((session, _)) = connection.and_then(|connection| connection.watched.remove(name)) else { return };
+        self.trace(format_args!("unsubscribe {name}"));
+        let params = json!({"processId": name, "sessionId": session});
+        self.call(attached, Call::Command(name.to_owned()), "process/unsubscribe", params);
     }
 
     /// Asks what the host says of itself.

@@ -65,6 +65,13 @@ pub(crate) enum Call {
     Nonsense(&'static str),
 }
 
+impl Call {
+    /// Whether it is a command on this process.
+    pub(crate) fn is_about(&self, name: &str) -> bool {
+        matches!(self, Self::Command(of) if of == name)
+    }
+}
+
 /// One connection of a client.
 pub(crate) struct Connection {
     pub(crate) link: Link,
@@ -78,8 +85,8 @@ pub(crate) struct Connection {
     over: Option<u32>,
     /// The highest number seen per process: on one connection numbers only grow.
     pub(crate) seen: BTreeMap<String, u64>,
-    /// Processes of other sessions that it follows.
-    pub(crate) watched: BTreeMap<String, View>,
+    /// Processes of other sessions that it follows, and their sessions.
+    pub(crate) watched: BTreeMap<String, (String, View)>,
     /// Kinds of the errors without an id that are due.
     pub(crate) strays: VecDeque<&'static str>,
 }

@@ -10,8 +10,12 @@ use crate::{
     plans,
     relic::Relic,
     rival::Rival,
+    view::View,
     world::World,
 };
+
+/// Clients of the first generation that come to one world at most, unless none is there.
+const RELICS_MAX: usize = 4;
 
 /// After so long a closed process is no longer kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -33,8 +37,8 @@ impl World {
     /// Something that everybody feels.
     pub(crate) async fn step_world(&mut self) -> io::Result<()> {
         match self.rng.within(0..100) {
-            0..28 => self.crash().await?,
-            28..45 => self.relic(),
+            0..26 => self.crash().await?,
+            26..45 => self.relic(),
             45..55 => self.rival(),
             55..60 => self.kill_holder(),
             60..65 => self.jump().await,
@@ -63,27 +67,26 @@ impl World {
 
     /// A client of the first generation comes, or does something, or goes.
     fn relic(&mut self) {
-        if self.relics.len() < 2 && self.rng.chance(60) {
+        let open = self.relics.iter().filter(|relic| relic.borrow().is_open()).count();
+        if open == 0 || open < 2 && self.relics.len() < RELICS_MAX && self.rng.chance(30) {
             let (link, ours, theirs) = Link::new(Quality::draw(&mut self.rng));
             self.server.accept(theirs);
             let name = format!("v{}", self.relics.len());
             self.relics.push(Relic::new(name, link, ours, self.stage.clone()));
         }
-        if self.relics.is_empty() {
-            return;
-        }
-        let relic = self.relics[self.rng.index(self.relics.len())].clone();
-        let mut relic = relic.borrow_mut();
+        let open: Vec<_> = self.relics.iter().filter(|relic| relic.borrow().is_open()).cloned().collect();
+        let mut relic = open[self.rng.index(open.len())].borrow_mut();
         match self.rng.within(0..10) {
-            0..5 => {
+            // Only what runs can be written to or ended.
+            drawn if drawn < 3 || !relic.has_running() => {
                 self.next_process += 1;
                 let mut plan = plans::draw(&mut self.rng, false);
                 (plan.drops, plan.timeout_ms, plan.idle_ms) = (false, None, None);
                 let name = format!("{}p{}", relic.name, self.next_process);
                 relic.exec(name, plan);
             }
-            5..7 => relic.write(),
-            7 => relic.terminate(),
+            3..6 => relic.write(),
+            6..8 => relic.terminate(),
             8 => relic.leave(),
             _ => relic.link.cut(Cut::AtOnce),
         }
@@ -133,7 +136,7 @@ impl World {
         if by > KEPT {
             let closed = self.clients.iter().map(|client| client.borrow_mut());
             for mut client in closed {
-                client.views.values_mut().filter(|view| view.closed).for_each(|view| view.forgotten = true);
+                client.views.values_mut().for_each(View::age);
             }
             let held = self.users.iter().flat_map(|user| user.held.values());
             held.filter(|held| held.ledger.borrow().closed).for_each(|held| held.is_forgotten.set(true));

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    rc::Rc,
     time::Duration,
 };
 
@@ -26,8 +27,8 @@ pub struct Fate {
     pub left: Cell<bool>,
     /// Somebody took the session, and when that was.
     pub taken: Cell<bool>,
-    /// The session's holder was killed.
-    pub holder_killed: Cell<bool>,
+    /// The session's holder was killed: the same for everybody who ever had this session.
+    pub holder_killed: Rc<Cell<bool>>,
     gave_up: RefCell<Option<String>>,
 }
 
@@ -43,7 +44,7 @@ impl Fate {
             ended: Cell::new(false),
             left: Cell::new(false),
             taken: Cell::new(false),
-            holder_killed: Cell::new(false),
+            holder_killed: Rc::default(),
             gave_up: RefCell::new(None),
         }
     }
@@ -60,9 +61,15 @@ impl Fate {
     }
 
     /// Before the program of the moment there was another one with the same session.
-    pub fn continues(&self, other: &Self) {
+    pub fn continuing(mut self, other: &Self) -> Self {
         self.is_doomed.set(other.is_doomed.get());
-        self.holder_killed.set(other.holder_killed.get());
+        self.holder_killed = other.holder_killed.clone();
+        self
+    }
+
+    /// Whether its holder may be gone: killed, or because the session is being ended.
+    pub fn may_lack_holder(&self) -> bool {
+        self.holder_killed.get() || self.ended.get()
     }
 
     /// Whether an error that ends a session is true; a wrong one is the world's verdict.
@@ -72,7 +79,7 @@ impl Fate {
             Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
             // Why a session is gone is known to the server that saw it go; the next one only knows that there is none.
             Error::SessionLost { reason, .. } if reason.contains("unknown session") => {
-                self.ended.get() || self.alone() >= self.ttl
+                self.ended.get() || self.holder_killed.get() || self.alone() >= self.ttl
             }
             Error::SessionLost { .. } => self.holder_killed.get(),
             Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {

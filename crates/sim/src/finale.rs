@@ -7,6 +7,7 @@ use crate::{
     client::{Arrival, Kind},
     link::Quality,
     trace::Invariant,
+    user::User,
     view::Start,
     world::World,
 };
@@ -80,8 +81,11 @@ impl World {
             .until(PATIENCE, |world| {
                 world.tend();
                 let down = world.users.iter_mut().filter(|user| user.client.is_none() || user.is_lost());
-                down.for_each(crate::user::User::begin_again);
-                world.users.iter().all(crate::user::User::is_up)
+                down.for_each(User::begin_again);
+                // What is being taken up or started is not in its hands yet, and could not be closed.
+                let has_all =
+                    |user: &User| user.held.values().all(|held| held.is_settled() || held.process.borrow().is_some());
+                world.users.iter().all(|user| user.is_up() && has_all(user))
             })
             .await;
         if !mended && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
@@ -172,7 +176,7 @@ impl World {
             }
         }
         self.relics.iter().for_each(|relic| relic.borrow_mut().leave());
-        self.users.iter_mut().for_each(crate::user::User::end_session);
+        self.users.iter_mut().for_each(User::end_session);
         let ended = self
             .until(PATIENCE, |world| {
                 let mut stay = world.clients.iter().enumerate().filter(|(index, _)| !leaving.contains(index));

@@ -72,7 +72,7 @@ impl Client {
     fn handle_watched(&mut self, connection: u32, session: &str, name: &str, method: &str, params: &Value) {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         // Unsubscribed, and this was under way.
-        let Some(view) = known.watched.get_mut(name) else { return };
+        let Some((_, view)) = known.watched.get_mut(name) else { return };
         match hear(view, method, params) {
             Some(true) => {}
             Some(false) => {
@@ -251,6 +251,10 @@ impl Client {
             (Call::Nonsense(expected), kind) if *expected == kind => self.stage.trace.count(Branch::Nonsense),
             (Call::Subscribe(_) | Call::Command(_), "unknownSession" | "unknownProcess") => {}
             (call, "holderLost") if self.is_lost(call) => {}
+            // Of another session, whose holder is that session's business.
+            (Call::Subscribe(name) | Call::Command(name), "holderLost") if !self.views.contains_key(name) => {}
+            // It was sent behind the end of the session.
+            (_, "unknownSession" | "holderLost") if self.asked_to_end => {}
             (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
             (Call::Start(name), "startCancelled") => {
                 if let Some(view) = self.views.get_mut(name)
@@ -262,6 +266,14 @@ impl Client {
             }
             // Its start was called off.
             (Call::Read(name, _), "unknownProcess") if self.is_called_off(name) => {}
+            (Call::Read(name, _), "unknownProcess") if self.views.get(name).is_some_and(|view| view.may_be_gone) => {
+                if let Some(view) = self.views.get_mut(name) {
+                    view.forgotten = true;
+                    if !view.closed {
+                        view.cancel();
+                    }
+                }
+            }
             _ => self.wrong(Invariant::Answered, format_args!("{call:?} failed: {kind}")),
         }
     }

@@ -147,7 +147,7 @@ impl Held {
             Error::Server { kind: Some(Kind::StartCancelled), .. } if self.asked_to_die.get() => {
                 self.stage.trace.count(Branch::TerminateWhileStarting);
             }
-            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.holder_killed.get() => {}
+            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
             // A server that ends starts nothing; the client does not ask the next one by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => {
@@ -198,7 +198,7 @@ impl Held {
 
     fn judge_input(&self, fate: &Fate, what: &str, error: &Error) {
         match error {
-            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.holder_killed.get() => {}
+            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => fate.judge(what, error),
             _ => self.wrong(Invariant::Answered, format_args!("{what}: {error}")),
         }
@@ -233,6 +233,11 @@ impl Held {
     /// Whether everything of it was told that ever will be.
     pub fn is_over(&self) -> bool {
         self.is_cancelled.get() || self.ledger.borrow().closed
+    }
+
+    /// Whether no program will take it up again.
+    pub fn is_settled(&self) -> bool {
+        self.is_over() || self.is_forgotten.get()
     }
 
     /// The last word on a process that was followed to its end.

@@ -93,7 +93,7 @@ impl User {
         let Some(client) = self.client.clone() else { return };
         for held in self.held.values() {
             held.enter(self);
-            if held.is_over() || held.is_forgotten.get() || held.process.borrow().is_some() {
+            if held.is_settled() || held.process.borrow().is_some() {
                 continue;
             }
             // Asked for by the program that was killed: nobody knows whether it began.
@@ -106,6 +106,7 @@ impl User {
             self.call(what.clone(), async move { client.attach(&id, options).await }, move |result| match result {
                 Ok(process) => {
                     trace.count(Branch::TakenUp);
+                    held.ledger.borrow_mut().is_taken_up = true;
                     held.begin(process);
                 }
                 Err(Error::Server { kind: Some(Kind::UnknownProcess), .. }) => {

@@ -47,12 +47,12 @@ impl World {
             68..82 => self.come_back(client),
             82..84 => self.race(client).await,
             84..85 => self.clients[client].borrow_mut().speak_stale(),
-            85..88 => self.clients[client].borrow_mut().list("session"),
-            88..91 => self.subscribe(client),
+            85..87 => self.clients[client].borrow_mut().list("session"),
+            87..91 => self.subscribe(client),
             91..92 => self.hoard(client).await,
-            92..94 => self.leave(client).await,
-            94..95 => self.clients[client].borrow_mut().ask_environment("environment/info"),
-            95..96 => self.clients[client].borrow_mut().ask_environment("environment/status"),
+            92..95 => self.leave(client).await,
+            95..96 => self.clients[client].borrow_mut().ask_environment("environment/info"),
+            96..97 => self.clients[client].borrow_mut().ask_environment("environment/status"),
             _ => self.clients[client].borrow_mut().say_nonsense(&mut self.rng),
         }
     }
@@ -246,16 +246,26 @@ impl World {
 
     /// A client follows a process of another one, or no longer.
     fn subscribe(&mut self, client: usize) {
-        let other = self.rng.index(self.clients.len());
-        if other == client {
+        let watched = self.clients[client].borrow().watched();
+        if !watched.is_empty() && self.rng.chance(50) {
+            let name = &watched[self.rng.index(watched.len())];
+            return self.clients[client].borrow_mut().unsubscribe(name);
+        }
+        if self.clients.len() < 2 {
             return;
         }
+        let other = (client + 1 + self.rng.index(self.clients.len() - 1)) % self.clients.len();
         let picked =
             self.pick_process(other, |view| view.start == Start::Done && view.plan.is_single() && !view.forgotten);
         let (Some(name), Some(session)) = (picked, self.clients[other].borrow().session.clone()) else { return };
         let mut plan = self.clients[other].borrow().views[&name].plan.clone();
         plan.drops = true;
-        self.clients[client].borrow_mut().subscribe(&session, &name, plan);
+        let is_fickle = self.rng.chance(40);
+        let mut client = self.clients[client].borrow_mut();
+        client.subscribe(&session, &name, plan);
+        if is_fickle {
+            client.unsubscribe(&name);
+        }
     }
 }
 

@@ -95,6 +95,11 @@ impl Relic {
         self.wire.is_some()
     }
 
+    /// Whether a command of it has not ended yet, as far as it was told.
+    pub fn has_running(&self) -> bool {
+        self.processes.values().any(|told| told.exited.is_none())
+    }
+
     /// Runs a command.
     pub fn exec(&mut self, name: String, plan: Plan) {
         let argv = child::argv(&name, &plan.steps);

@@ -127,9 +127,9 @@ impl User {
         if let Some(session) = &self.session {
             builder = builder.resume(session.clone()).takeover(true);
         }
-        let fate = Fate::new(self.name.clone(), self.dialer.clone(), self.stage.trace.clone(), self.ttl);
+        let mut fate = Fate::new(self.name.clone(), self.dialer.clone(), self.stage.trace.clone(), self.ttl);
         if self.session.is_some() {
-            fate.continues(&self.fate);
+            fate = fate.continuing(&self.fate);
         } else {
             self.dialer.forget();
         }
@@ -243,7 +243,7 @@ impl User {
         self.call(what.clone(), calling, move |result| match result {
             Ok(_) => {}
             Err(Error::Server { kind: Some(kind), .. }) if kinds.contains(&kind) => {}
-            Err(Error::Server { kind: Some(Kind::HolderLost), .. }) if fate.holder_killed.get() => {}
+            Err(Error::Server { kind: Some(Kind::HolderLost), .. }) if fate.may_lack_holder() => {}
             Err(Error::UnknownOutcome { .. }) if what.starts_with("signal") => {}
             Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => fate.judge(&what, &error),
             Err(error) => trace.fail(Invariant::Answered, format_args!("{name} {what}: {error}")),

@@ -88,6 +88,8 @@ pub struct View {
     pub close_stdin: Option<Option<Accepted>>,
     /// The client has dropped it.
     pub forgotten: bool,
+    /// It had ended when the time passed for which closed processes are kept, and its client had not heard all of it.
+    pub may_be_gone: bool,
     /// The client asked for its end.
     pub asked_to_die: bool,
     is_observed: bool,
@@ -117,6 +119,7 @@ impl View {
             writes: Vec::new(),
             close_stdin: None,
             forgotten: false,
+            may_be_gone: false,
             asked_to_die: false,
             is_observed: false,
             taken: [0; 2],
@@ -133,6 +136,12 @@ impl View {
         self.start = Start::Cancelled;
         self.writes.iter_mut().for_each(|write| write.status = Some(Accepted::No));
         self.close_stdin = Some(Some(Accepted::No));
+    }
+
+    /// More time passes than closed processes are kept.
+    pub(crate) fn age(&mut self) {
+        self.forgotten |= self.closed;
+        self.may_be_gone |= self.records.with(&self.name, |record| record.exit.is_some());
     }
 
     /// Somebody else's process, for which nobody waits: gaps are as they come.

@@ -34,7 +34,7 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
     let notes = NOTIFICATIONS.iter().filter(|note| note.sender == Sender::Client).map(|note| note.name);
     let missing: Vec<&str> =
         METHODS.iter().map(|method| method.name).chain(notes).filter(|name| !sent.contains(name)).collect();
-    // Fewer seeds do not reach everything; `cargo xtask sim`, a step of CI, holds 200 to it.
+    // Fewer seeds do not reach everything; the run F26 of `cargo xtask faults --ci` holds 200 to it.
     assert!(missing.is_empty() || cfg!(debug_assertions), "methods that no move sends: {missing:?}, of {sent:?}");
     let mut counters: BTreeMap<Branch, u64> = BTreeMap::new();
     for (branch, times) in reports.iter().flat_map(|report| &report.counters) {

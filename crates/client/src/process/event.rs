@@ -74,6 +74,15 @@ pub struct Totals {
 }
 
 impl Event {
+    /// Output bytes that it tells or tells to be gone; none for a gap that was not counted.
+    pub(crate) fn output_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Output { bytes, .. } => Some(bytes.len() as u64),
+            Self::Gap { bytes, .. } => *bytes,
+            Self::Exited { .. } | Self::Closed { .. } | Self::Failed(_) => Some(0),
+        }
+    }
+
     /// The numbers it covers, both ends included; none for a failure.
     pub(crate) fn span(&self) -> Option<(u64, u64)> {
         match self {

@@ -97,6 +97,8 @@ struct State {
     unacked_bytes: u64,
     /// With its number.
     exit: Option<(u64, Exit)>,
+    /// How the process ended, learned beside the events: its own may lie before the log's beginning.
+    learned_exit: Option<Exit>,
     closed: Option<Totals>,
     failed: Option<Error>,
 }
@@ -138,6 +140,7 @@ impl Log {
             acked: after,
             unacked_bytes: 0,
             exit: None,
+            learned_exit: None,
             closed: None,
             failed: None,
         };
@@ -157,8 +160,8 @@ impl Log {
         if from > state.next {
             state.keep_early(from, event)?;
         } else {
-            let next = state.next;
-            state.publish(trimmed(event, next));
+            let event = state.untold(event);
+            state.publish(event);
             state.publish_early();
         }
         let heard = state.bound()?;
@@ -196,11 +199,37 @@ impl Log {
         self.wake.subscribe()
     }
 
-    pub(crate) fn exit(&self) -> Option<Exit> {
-        self.exit_at().map(|(_, exit)| exit)
+    /// Learns how the process ended: no event, because its number may lie before the log's beginning.
+    pub(crate) fn learn_exit(&self, exit: Exit) {
+        self.lock().learned_exit = Some(exit);
     }
 
-    /// The exit and its number.
+    /// Learns that the close lies before the log's beginning: nothing will follow.
+    pub(crate) fn learn_closed(&self, totals: Totals) {
+        let mut state = self.lock();
+        if state.failed.is_some() || state.closed.is_some() {
+            return;
+        }
+        state.closed = Some(totals);
+        let wakers = state.wakers();
+        drop(state);
+        self.room.notify_waiters();
+        self.wake.send_modify(|_| ());
+        wake(wakers);
+    }
+
+    /// What [`learn_exit`](Self::learn_exit) was told.
+    pub(crate) fn learned_exit(&self) -> Option<Exit> {
+        self.lock().learned_exit.clone()
+    }
+
+    /// How the process ended, as far as that is known.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        let state = self.lock();
+        state.exit.as_ref().map(|(_, exit)| exit).or(state.learned_exit.as_ref()).cloned()
+    }
+
+    /// The exit and its number, where it was told as an event.
     pub(crate) fn exit_at(&self) -> Option<(u64, Exit)> {
         self.lock().exit.clone()
     }
@@ -336,6 +365,34 @@ impl State {
         self.events.push_back(event);
     }
 
+    /// The part of an event that was not told: only a gap can reach back.
+    ///
+    /// After a resume a server tells a gap from the last acknowledgement on, and what of it was told is still here, or was let
+    /// go. In the first case the rest is the difference; in the second nobody knows it.
+    fn untold(&self, event: Event) -> Event {
+        let Event::Gap { from_seq, to_seq, bytes } = event else { return event };
+        let told = (from_seq < self.next).then(|| self.told_bytes(from_seq));
+        let rest = match told {
+            None => bytes,
+            Some(told) => bytes.zip(told).and_then(|(bytes, told)| bytes.checked_sub(told)),
+        };
+        Event::Gap { from_seq: from_seq.max(self.next), to_seq, bytes: rest }
+    }
+
+    /// Output bytes told from number `from` on; none where an event began before it, is gone, or was not counted.
+    fn told_bytes(&self, from: u64) -> Option<u64> {
+        let mut bytes = 0;
+        for event in self.events.iter().rev() {
+            bytes += event.output_bytes()?;
+            match event.span() {
+                Some((first, _)) if first > from => {}
+                Some((first, _)) => return (first == from).then_some(bytes),
+                None => return None,
+            }
+        }
+        None
+    }
+
     fn publish_early(&mut self) {
         while let Some(entry) = self.early.first_entry()
             && *entry.key() <= self.next
@@ -343,7 +400,8 @@ impl State {
             let event = entry.remove();
             self.early_bytes -= event.weight();
             if event.span().is_some_and(|(_, to)| to >= self.next) {
-                self.publish(trimmed(event, self.next));
+                let event = self.untold(event);
+                self.publish(event);
             }
         }
     }
@@ -467,10 +525,10 @@ impl State {
     }
 }
 
-/// The part of an event from `from` on: only a gap can reach back.
+/// The part of an event from `from` on: a reader may begin inside a gap, of which nobody knows how much lies behind it.
 fn trimmed(event: Event, from: u64) -> Event {
     match event {
-        Event::Gap { from_seq, to_seq, bytes } => Event::Gap { from_seq: from_seq.max(from), to_seq, bytes },
+        Event::Gap { from_seq, to_seq, .. } if from_seq < from => Event::Gap { from_seq: from, to_seq, bytes: None },
         other => other,
     }
 }
@@ -478,5 +536,64 @@ fn trimmed(event: Event, from: u64) -> Event {
 fn wake(wakers: Vec<Waker>) {
     for waker in wakers {
         waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(seq: u64, len: usize) -> Event {
+        Event::Output {
+            seq,
+            stream: exec_server_protocol::process::Stream::Stdout,
+            bytes: vec![0; len].into(),
+            offset: None,
+        }
+    }
+
+    fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
+        Event::Gap { from_seq, to_seq, bytes: Some(bytes) }
+    }
+
+    /// The numbers and the bytes of the last event, which is a gap.
+    fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
+        match log.lock().events.back() {
+            Some(Event::Gap { from_seq, to_seq, bytes }) => (*from_seq, *to_seq, *bytes),
+            other => panic!("the last event is a gap, not {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
+        let log = Log::new(Discipline::Observed, 0);
+        for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
+            log.hear(event).expect("in order");
+        }
+        assert_eq!(last_gap(&log), (6, 9, Some(70)));
+        // Output that was told is no part of it.
+        log.hear(output(10, 7)).and_then(|_| log.hear(gap(2, 20, 300))).expect("in order");
+        assert_eq!(last_gap(&log), (11, 20, Some(300 - 100 - 70 - 7)));
+    }
+
+    #[test]
+    fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
+        let log = Log::new(Discipline::Observed, 4);
+        log.hear(gap(5, 8, 100)).and_then(|_| log.hear(gap(3, 12, 170))).expect("in order");
+        assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
+        log.hear(gap(7, 14, 300)).expect("in order");
+        assert_eq!(last_gap(&log), (13, 14, None), "it begins inside of another");
+        let inside = log.lock().find(6);
+        assert!(matches!(inside, Poll::Ready(Found::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
+    }
+
+    #[test]
+    fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
+        let log = Log::new(Discipline::Observed, 9);
+        log.learn_exit(Exit::of_code(3));
+        assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
+        assert!(matches!(log.lock().find(9), Poll::Pending));
+        log.learn_closed(Totals::default());
+        assert!(matches!(log.lock().find(9), Poll::Ready(Found::End)));
     }
 }

@@ -158,7 +158,7 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
     let mut events: VecDeque<Event> =
         events.into_iter().filter(|event| event.span().is_some_and(|(from, _)| from < first)).collect();
     match events.back_mut() {
-        Some(Event::Gap { to_seq, .. }) => *to_seq = (*to_seq).min(first - 1),
+        Some(Event::Gap { to_seq, bytes, .. }) if *to_seq >= first => (*to_seq, *bytes) = (first - 1, None),
         Some(_) => {}
         None => return Ok(gap()),
     }
@@ -213,16 +213,45 @@ pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::Pr
     Ok(listed.processes.into_iter().find(|info| info.process_id == key.process_id && Some(&info.session_id) == wanted))
 }
 
+/// Tells a log that begins after `after` of an end that no event will tell of, because it lies before.
+pub(crate) fn learn_end(log: &Log, info: &wire::ProcessInfo, after: u64, feed: Feed) {
+    let is_over = info.closed && info.next_seq <= after.saturating_add(1);
+    // Whoever polls finds out from the first read whether the exit lies before.
+    if let Some(exit) = info.exit.clone().filter(|_| is_over || feed != Feed::Polled) {
+        log.learn_exit(exit.into());
+    }
+    if is_over {
+        log.learn_closed(Totals { output_bytes: Some(info.output_bytes), dropped_bytes: Some(info.dropped_bytes) });
+    }
+}
+
 /// Gives the events of a read to a log; `exit` says more of the exit than the read does.
 fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<Heard, Breach> {
     let mut heard = Heard::Fine;
-    for mut event in rebuild(after, read, log.exit_at())? {
+    let (past, is_over) = (past_exit(&read.end), read.end.closed && read.end.next_seq <= after.saturating_add(1));
+    // What was learned beside the events has no number here.
+    let known = log.exit_at().or_else(|| log.learned_exit().map(|exit| (0, exit)));
+    let events = rebuild(after, read, known)?;
+    let is_told = log.exit().is_some() || events.iter().any(|event| matches!(event, Event::Exited { .. }));
+    if let Some(past) = past.filter(|_| !is_told) {
+        log.learn_exit(exit.clone().unwrap_or(past));
+    }
+    if is_over {
+        log.learn_closed(Totals::default());
+    }
+    for mut event in events {
         if let (Event::Exited { exit: known, .. }, Some(more)) = (&mut event, &exit) {
             *known = more.clone();
         }
         heard = log.hear(event)?;
     }
     Ok(heard)
+}
+
+/// The exit that a read tells of, as far as it tells.
+fn past_exit(end: &wire::ReadEnd) -> Option<Exit> {
+    let code = end.exit_code.filter(|_| end.exited)?;
+    Some(Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) })
 }
 
 fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {
@@ -276,18 +305,27 @@ pub(crate) fn rebuild(
     let exit = match known_exit {
         Some(known) => Some(known),
         None if end.exited => {
-            let code = end.exit_code.ok_or(Breach("a process exited without a code"))?;
-            // What was evicted was evicted from the front, so the last hole is the exit's.
-            let seq = holes.last().ok_or(Breach("there is no number left for the exit"))?.1;
-            Some((seq, Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) }))
+            let exit = past_exit(&end).ok_or(Breach("a process exited without a code"))?;
+            match holes.last() {
+                // What was evicted was evicted from the front, so the last hole is the exit's.
+                Some((_, seq)) => Some((*seq, exit)),
+                None if after == 0 => return Err(Breach("there is no number left for the exit")),
+                // Its number lies before those that were asked for.
+                None => None,
+            }
         }
         None => None,
     };
-    let mut gap_bytes = end.gap.map(|gap| gap.bytes);
+    // Asked for what follows a number whose output is gone, a server may count from the very beginning: only there its count is sure.
+    // A gap that the exit divides is counted with its first part, as where it is pushed.
+    let counted = end.gap.as_ref().filter(|_| after == 0);
+    let mut gap_bytes = counted.map_or(0, |gap| gap.bytes);
+    let is_counted = |to_seq: u64| counted.is_some_and(|gap| to_seq <= gap.to_seq);
     for (from, to) in holes {
         let mut gap = |from_seq, to_seq| {
             if from_seq <= to_seq {
-                events.push(Event::Gap { from_seq, to_seq, bytes: gap_bytes.take() });
+                let bytes = is_counted(to_seq).then(|| std::mem::take(&mut gap_bytes));
+                events.push(Event::Gap { from_seq, to_seq, bytes });
             }
         };
         match &exit {
@@ -306,6 +344,7 @@ pub(crate) fn rebuild(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::log::Discipline;
 
     fn read(chunks: &[u64], next_seq: u64, exit_code: Option<i32>, closed: bool) -> wire::ReadResult {
         let chunk = |&seq: &u64| wire::ReadChunk { seq, stream: wire::Stream::Stdout, chunk: "eA==".to_owned() };
@@ -341,7 +380,7 @@ mod tests {
         assert_eq!(spell(rebuild(0, read(&[1, 2], 5, Some(3), true), None)), "o1 o2 x3=3 c4");
         assert_eq!(spell(rebuild(2, read(&[3, 4, 6], 8, Some(0), true), None)), "o3 o4 x5=0 o6 c7");
         assert_eq!(spell(rebuild(3, read(&[], 5, Some(0), true), Some((3, Exit::of_code(0))))), "c4");
-        assert_eq!(spell(rebuild(4, read(&[], 5, Some(0), true), None)), "there is no number left for the exit");
+        assert_eq!(spell(rebuild(0, read(&[1], 3, Some(0), true), None)), "there is no number left for the exit");
         assert_eq!(spell(rebuild(2, read(&[3], 4, None, false), None)), "o3");
         assert_eq!(spell(rebuild(2, read(&[3], 5, Some(9), false), None)), "o3 x4=9");
     }
@@ -357,6 +396,38 @@ mod tests {
         assert_eq!(spell(rebuild(0, read(&[5, 6], 9, Some(1), true), None)), "g1-4 o5 o6 x7=1 c8");
         let known = Some((3, Exit::of_code(2)));
         assert_eq!(spell(rebuild(0, read(&[5], 7, Some(2), true), known)), "g1-2 x3=2 g4-4 o5 c6");
+    }
+
+    #[test]
+    fn an_exit_before_the_beginning_is_known_to_the_log_and_no_event_of_it() {
+        for (answer, is_closed) in [(read(&[], 4, Some(7), false), false), (read(&[], 5, Some(7), true), true)] {
+            let log = Log::new(Discipline::Observed, 3);
+            tell(&log, 3, answer, None).expect("the exit is number 3");
+            assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(7)), None));
+            assert_eq!(log.closed().is_some(), is_closed);
+        }
+        // With all that the list says; and what is missing later is a gap, because the exit is known.
+        let log = Log::new(Discipline::Observed, 3);
+        let more = Exit { signal: Some("SIGKILL".to_owned()), ..Exit::of_code(137) };
+        tell(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
+        tell(&log, 4, read(&[8], 9, Some(137), false), None).expect("a gap");
+        assert_eq!((log.exit(), log.exit_at(), log.next()), (Some(more), None, 9));
+        // The close is before, too.
+        let log = Log::new(Discipline::Observed, 4);
+        tell(&log, 4, read(&[], 5, Some(7), true), None).expect("everything is before");
+        assert_eq!((log.exit(), log.closed(), log.next()), (Some(Exit::of_code(7)), Some(Totals::default()), 5));
+    }
+
+    #[test]
+    fn a_gap_that_the_exit_divides_is_counted_once() {
+        let mut divided = read(&[7], 8, Some(0), false);
+        divided.end.gap = Some(wire::Gap { from_seq: 1, to_seq: 6, bytes: 90 });
+        let counts = |after: u64| -> Vec<_> {
+            let events = rebuild(after, divided.clone(), Some((4, Exit::of_code(0)))).expect("a gap");
+            events.iter().map(Event::output_bytes).collect()
+        };
+        assert_eq!(counts(0), [Some(90), Some(0), Some(0), Some(1)]);
+        assert_eq!(counts(1), [None, Some(0), None, Some(1)], "counted from the beginning, perhaps");
     }
 
     #[test]

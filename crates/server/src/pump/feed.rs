@@ -214,7 +214,7 @@ impl Feed {
         }
         // At or before the number, so that the offset is at most a mark's distance too cautious.
         let mark = match self.marks.iter().rev().find(|mark| mark.seq <= seq) {
-            _ if seq == self.sent.seq => Some(self.sent),
+            _ if seq >= self.sent.seq => Some(self.sent),
             mark => mark.copied(),
         };
         if let Some(mark) = mark.filter(|_| self.role == Role::Owner && self.offset_known) {
@@ -231,10 +231,19 @@ impl Feed {
     }
 
     /// Moves the cursor forward to behind a number that the reader has without this connection having sent it.
+    ///
+    /// Where that number was dropped, it moves to before what was: the gap is counted from where the count is exact, and the reader knows
+    /// what it has of it.
     fn go_to(&mut self, seq: u64) {
-        self.cursor = Cursor::after(seq);
         self.filling = None;
         self.marks.clear();
+        let is_counted = self.offset_known;
+        if let Some(before) = self.process.chain().before_gap(self.cursor, seq).filter(|_| is_counted) {
+            self.cursor = before;
+            self.sent = Position { seq: before.next_seq() - 1, offset: before.offset().unwrap_or(self.sent.offset) };
+            return;
+        }
+        self.cursor = Cursor::after(seq);
         let mut probe = self.cursor;
         let status = self.process.status();
         let next = match self.process.chain().read(&mut probe) {
