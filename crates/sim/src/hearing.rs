@@ -250,6 +250,7 @@ impl Client {
             }
             (Call::Nonsense(expected), kind) if *expected == kind => self.stage.trace.count(Branch::Nonsense),
             (Call::Subscribe(_) | Call::Command(_), "unknownSession" | "unknownProcess") => {}
+            (Call::Subscribe(_), "sessionExpired") => {}
             (call, "holderLost") if self.is_lost(call) => {}
             // Of another session, whose holder is that session's business.
             (Call::Subscribe(name) | Call::Command(name), "holderLost") if !self.views.contains_key(name) => {}

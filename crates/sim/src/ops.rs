@@ -108,11 +108,12 @@ impl World {
             _ if is_known_deaf => {
                 ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)}))
             }
-            0 => ("process/terminate", json!({"processId": name})),
-            1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
-            2 if self.clients[client].borrow().views[&name].plan.tty => {
+            // Few have a terminal, and this is the only place where one is resized.
+            1..4 if self.clients[client].borrow().views[&name].plan.tty => {
                 ("process/resize", json!({"processId": name, "rows": 30, "cols": 100}))
             }
+            0 => ("process/terminate", json!({"processId": name})),
+            1 => ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)})),
             2 => ("process/signal", json!({"processId": name, "signal": "interrupt"})),
             _ => ("process/signal", json!({"processId": name, "signal": "SIGTERM"})),
         };
