@@ -11,9 +11,10 @@ use std::{
 use serde_json::json;
 
 use crate::{
-    common::{TestServer, wait_for, wait_gone},
+    common::{TestServer, start_params, wait_for, wait_gone},
     promises::host::{
-        carrying, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output, within,
+        carrying, compile, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output,
+        within,
     },
 };
 
@@ -25,6 +26,9 @@ const DAEMON: &str = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM HUP INT; 
 fn daemons(mark: &str) -> String {
     DAEMON.replace("MARK", mark)
 }
+
+/// Forks for ever; a copy that cannot tries again, so that the group stays full. Every copy has the mark among its arguments.
+const BOMB: &str = "#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) usleep(10000); }\n";
 
 /// The limit must be seen to be in force before a bomb may go off.
 fn limit_in_force(client: &mut crate::common::Client) -> u64 {
@@ -56,16 +60,12 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
     let (mut client, _) = modern(&server);
     assert_eq!(limit_in_force(&mut client), 100);
     let mut other = server.client();
+    let bomb = compile(server.dir(), "bomb", BOMB, &[]);
     for round in 0..20 {
         let id = format!("bomb{round}");
         let mark = format!("bomb-{round}-{}", server.mark());
-        // Every copy has the mark among its arguments. One that cannot fork ends, and another forks into its place.
-        let script = "echo up; b() { while :; do (b) & (b) & wait; done; }; b 2>/dev/null & exec sleep 1000";
-        let mut params = sh(&id, script);
-        params["argv"].as_array_mut().expect("argv").push(json!(mark));
-        client.ok("process/start", params);
-        wait_output(&mut client, &id, "up\n");
-        within(10 * SECOND, "the bomb fills its group", || carrying(&mark).len() >= 50);
+        client.ok("process/start", start_params(&id, &[&bomb, &mark]));
+        within(10 * SECOND, "the bomb fills its group", || carrying(&mark).len() >= 90);
         assert!(carrying(&mark).len() <= 100, "contained");
         let asked = Instant::now();
         other.ok("environment/status", json!({}));
