@@ -8,6 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+/// Times that the world's thread falls asleep before nothing is left that could wake it: more than any chain of messages between
+/// server and holder within one instant.
+const SOUND: usize = 32;
+
 /// The gate of one world.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<Shared>);
@@ -40,9 +44,10 @@ impl Gate {
         self.0.changed.notify_all();
     }
 
-    /// Waits until the world has fallen asleep twice from here on: the first time it may not have heard yet of what the job before has done.
+    /// Waits until the world has fallen asleep often enough that it sleeps soundly: at first it may not have heard yet of what the job
+    /// before has done, or of what waits in its sockets, and of what that brings in turn.
     pub fn pass(&self) {
-        for _ in 0..2 {
+        for _ in 0..SOUND {
             let mut state = self.lock();
             state.is_asleep = false;
             // One that sleeps already is woken for nothing, so that it falls asleep again.

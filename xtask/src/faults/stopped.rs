@@ -21,6 +21,9 @@ use crate::{
     wire::{self, Fault, Incoming, Wire, hello},
 };
 
+/// What a session has left after a stop that it must outlast: more than a busy machine loses on the way.
+const LASTING: Duration = Duration::from_secs(30);
+
 /// What a producer writes: more than the windows on its way hold, so that it is under way when somebody stops.
 const COUNT: u64 = (48 << 20) / RECORD;
 
@@ -67,7 +70,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
         flow.take()?;
     }
     // Detached before, with a time to live that outlasts the stop; and one that does not.
-    let (long, short) = (stop + Duration::from_secs(4), stop / 3);
+    let (long, short) = (stop + LASTING, stop / 3);
     let lasting = detached(&server.address, long)?;
     let ending = detached(&server.address, short)?;
     // Heard from just before, so that no ping is under way.
@@ -121,7 +124,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     flow.finish().context("the flow")?;
     other.end()?;
     // The clock of a session is its holder's: one that stood still is not late afterwards, and one whose time is over ends.
-    let lasting = detached(&server.address, stop + Duration::from_secs(4))?;
+    let lasting = detached(&server.address, stop + LASTING)?;
     let ending = detached(&server.address, stop / 3)?;
     let stopped = setup.holders();
     thread::scope(|scope| {

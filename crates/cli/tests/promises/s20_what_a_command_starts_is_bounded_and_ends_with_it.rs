@@ -28,7 +28,8 @@ fn daemons(mark: &str) -> String {
 }
 
 /// Forks for ever; a copy that cannot tries again, so that the group stays full. Every copy has the mark among its arguments.
-const BOMB: &str = "#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) usleep(10000); }\n";
+const BOMB: &str =
+    "#include <poll.h>\n#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) poll(0, 0, 10); }\n";
 
 /// The limit must be seen to be in force before a bomb may go off.
 fn limit_in_force(client: &mut crate::common::Client) -> u64 {

@@ -136,7 +136,10 @@ impl Client {
             self.lines.push(format!("{process}: {bytes} bytes, sum {sum}, exit {exit:?}, begins {head:?}"));
         }
         let list = self.wire.call("process/list", &json!({}))?;
-        for entry in list["processes"].as_array().context("`process/list` gave no `processes`")? {
+        let mut listed = list["processes"].as_array().context("`process/list` gave no `processes`")?.clone();
+        // The oldest comes first, but several began in the same millisecond.
+        listed.sort_by_key(|entry| entry["processId"].to_string());
+        for entry in listed {
             let part = |key: &str| entry[key].to_string();
             let exit = &entry["exit"];
             let exit = format!("{} {} {}", exit["exitCode"], exit["signal"], exit["cause"]);
