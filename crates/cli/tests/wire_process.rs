@@ -309,13 +309,15 @@ fn confinement_that_cannot_be_enforced_is_refused_and_none_is_not() {
         json!({"type": "managed", "file_system": {"type": "restricted", "entries": []}, "network": "restricted"});
     for bad in [
         json!({"sandbox": {"permissions": restricted}}),
-        json!({"sandbox": {"permissions": {"type": "unheard of"}}}),
-        json!({"sandbox": "yes"}),
         json!({"enforceManagedNetwork": true}),
         json!({"networkProxy": {"proxy": {"enabled": true}}}),
     ] {
         let error = client.fails("process/start", with(sh("p", "exit 0"), bad.clone()));
         assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{bad}");
+    }
+    for bad in [json!({"sandbox": {"permissions": {"type": "unheard of"}}}), json!({"sandbox": "yes"})] {
+        let error = client.fails("process/start", with(sh("p", "exit 0"), bad.clone()));
+        assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{bad}");
     }
     for (number, good) in [
         json!({"sandbox": {"permissions": {"type": "disabled"}}}),

@@ -84,6 +84,8 @@ kinds! {
     NotATerminal "notATerminal" INVALID_REQUEST "The process does not run on a terminal.";
     UnknownSignal "unknownSignal" INVALID_PARAMS "The signal's name is not known.";
     NotEnforceable "notEnforceable" INVALID_PARAMS "The asked confinement cannot be enforced here.";
+    SandboxDenied "sandboxDenied" INVALID_REQUEST "The sandbox of the request does not allow it.";
+    SandboxNeedsCwd "sandboxNeedsCwd" INVALID_REQUEST "An entry of the sandbox needs a `cwd`, and there is none.";
     StdinClosed "stdinClosed" INVALID_REQUEST "The process has no stdin that can be written.";
     Overloaded "overloaded" INVALID_REQUEST "The connection has too many requests waiting.";
     HolderLost "holderLost" INTERNAL "The session's processes were lost with the program that held them.";

@@ -17,6 +17,7 @@ pub mod method;
 pub mod output;
 pub mod path;
 pub mod process;
+pub mod sandbox;
 mod scan;
 #[cfg(feature = "schema")]
 mod schema;

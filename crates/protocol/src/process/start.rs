@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::{
     ProcessId,
     path::PathArg,
+    sandbox::{AppliedSandbox, SandboxContext},
     tolerant::{is_false, null_default},
 };
 
@@ -50,10 +51,9 @@ pub struct StartParams {
     /// What happens when output is not taken, default `block`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
-    /// The reference's sandbox; refused where it asks for confinement.
+    /// What the process may touch; a policy that cannot be enforced is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Option<Box<RawValue>>,
+    pub sandbox: Option<SandboxContext>,
     /// The reference's network confinement; refused.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub enforce_managed_network: bool,
@@ -135,9 +135,12 @@ pub enum Overflow {
 pub struct StartResult {
     /// The caller's name for the process.
     pub process_id: ProcessId,
-    /// `none` from this server; null or absent means the peer did not say.
+    /// `none` or `linuxSeccomp`; null or absent means the peer did not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<Cow<'static, str>>,
+    /// The sandbox that was applied, where one was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<AppliedSandbox>,
     /// The process id of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -146,7 +149,8 @@ pub struct StartResult {
 impl StartResult {
     /// The answer to a start that went well.
     #[must_use]
-    pub fn started(process_id: ProcessId, pid: u32) -> Self {
-        Self { process_id, sandbox_type: Some(Cow::Borrowed("none")), pid: Some(pid) }
+    pub fn started(process_id: ProcessId, pid: u32, sandbox: Option<AppliedSandbox>) -> Self {
+        let sandbox_type = if sandbox.is_some() { "linuxSeccomp" } else { "none" };
+        Self { process_id, sandbox_type: Some(Cow::Borrowed(sandbox_type)), sandbox, pid: Some(pid) }
     }
 }

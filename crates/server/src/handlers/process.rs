@@ -11,8 +11,13 @@ use exec_server_holder::{
     wire::{Overflow, StartSpec, Status, ToHolder},
 };
 use exec_server_log::Blocked;
-use exec_server_protocol::{Empty, path::PathArg, process as wire, signal as names};
-use serde_json::value::RawValue;
+use exec_server_protocol::{
+    Empty,
+    path::PathArg,
+    process as wire,
+    sandbox::{FileSystem, Network, Profile, SandboxContext},
+    signal as names,
+};
 use tokio::time::Instant;
 
 use super::{Context, permitted};
@@ -84,7 +89,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     if context.core.is_draining() {
         return Err(Failure::Draining);
     }
-    if params.sandbox.as_deref().is_some_and(confines) {
+    if params.sandbox.as_ref().is_some_and(confines) {
         return Err(Failure::NotEnforceable { what: "sandbox" });
     }
     if params.enforce_managed_network {
@@ -134,17 +139,13 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     )
 }
 
-/// Does this sandbox context ask for any confinement? What cannot be read counts as a yes.
-fn confines(sandbox: &RawValue) -> bool {
-    let Ok(context) = serde_json::from_str::<serde_json::Value>(sandbox.get()) else { return true };
-    if context.is_null() {
-        return false;
-    }
-    let permissions = &context["permissions"];
-    match permissions["type"].as_str() {
-        Some("disabled" | "external") => false,
-        Some("managed") => permissions["file_system"]["type"] != "unrestricted" || permissions["network"] != "enabled",
-        _ => true,
+/// Does this sandbox context ask for any confinement?
+fn confines(context: &SandboxContext) -> bool {
+    match &context.permissions {
+        Profile::Disabled | Profile::External { .. } => false,
+        Profile::Managed { file_system, network } => {
+            *file_system != FileSystem::Unrestricted || *network != Network::Enabled
+        }
     }
 }
 

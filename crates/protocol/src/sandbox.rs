@@ -1,0 +1,328 @@
+//! The sandbox context that `process/start` and every `fs/*` method take. It must not know how a policy is enforced.
+//!
+//! Inside `permissions` names are in snake case, as the reference writes them; an older profile without a `type` is read too.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::{
+    path::PathArg,
+    tolerant::{is_false, null_default},
+};
+
+/// What a request may touch, and against which directories its entries are read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxContext {
+    /// The policy.
+    pub permissions: Profile,
+    /// What relative patterns begin at; without `workspaceRoots` a native path is also the one project root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<PathArg>,
+    /// The project roots; an empty list means that there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace_roots: Option<Vec<PathArg>>,
+    /// Of another platform; ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows_sandbox_level: Option<String>,
+    /// Of another platform; ignored.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub windows_sandbox_private_desktop: bool,
+    /// Of another platform; ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows_sandbox_proxy_settings_mode: Option<String>,
+    /// A choice between back ends of the reference; ignored.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub use_legacy_landlock: bool,
+}
+
+/// Who confines, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Profile {
+    /// This server confines.
+    Managed {
+        /// Which files may be read and written.
+        file_system: FileSystem,
+        /// Whether sockets beyond this host's own may be used.
+        network: Network,
+    },
+    /// Nobody confines.
+    Disabled,
+    /// Somebody else does; this server does nothing.
+    External {
+        /// What the other one allows.
+        network: Network,
+    },
+}
+
+/// Which files may be read and written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FileSystem {
+    /// Whatever the user may.
+    Unrestricted,
+    /// What the entries grant; of several that cover a path the longest decides.
+    Restricted {
+        /// Grants and denials.
+        entries: Vec<Entry>,
+        /// How deep a pattern is searched below its fixed part, at least 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        glob_scan_max_depth: Option<usize>,
+    },
+}
+
+/// Whether the network may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// No connection to anybody.
+    #[default]
+    Restricted,
+    /// As without a sandbox.
+    Enabled,
+}
+
+/// One grant or denial.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Entry {
+    /// What it is about, with everything below.
+    pub path: EntryPath,
+    /// What is allowed there.
+    pub access: Access,
+    /// `skip` leaves the entry out where the path does not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing_path_behavior: Option<String>,
+}
+
+/// What an entry allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Reading and executing.
+    Read,
+    /// Reading, executing and writing.
+    Write,
+    /// Nothing.
+    #[serde(alias = "none")]
+    Deny,
+}
+
+/// What an entry is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum EntryPath {
+    /// A file or directory.
+    Path {
+        /// An absolute path or a `file:` URI.
+        path: PathArg,
+    },
+    /// Everything that a pattern names when the policy is applied.
+    GlobPattern {
+        /// `*`, `?`, `[..]` within a name, `**` across names; relative to `cwd` unless it begins with a slash.
+        pattern: String,
+    },
+    /// A place with a name.
+    Special {
+        /// Which.
+        value: Special,
+    },
+}
+
+/// A place with a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Special {
+    /// `/`.
+    Root,
+    /// What programs of the system need to run.
+    Minimal,
+    /// The project roots.
+    #[serde(alias = "current_working_directory")]
+    ProjectRoots {
+        /// A path below each of them.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        subpath: Option<String>,
+    },
+    /// The directory of `TMPDIR`.
+    Tmpdir,
+    /// `/tmp`.
+    SlashTmp,
+    /// A place of a later generation: it grants nothing, and cannot be denied.
+    Unknown {
+        /// Its name there.
+        #[serde(default, deserialize_with = "null_default")]
+        path: String,
+        /// A path below it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        subpath: Option<String>,
+    },
+}
+
+/// The profile with its `type`, as it is written today.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Tagged {
+    Managed { file_system: FileSystem, network: Network },
+    Disabled,
+    External { network: Network },
+}
+
+/// The older profile without a `type`: what it does not mention is not granted.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Untagged {
+    network: Option<UntaggedNetwork>,
+    file_system: Option<UntaggedFileSystem>,
+}
+
+#[derive(Deserialize)]
+struct UntaggedNetwork {
+    enabled: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UntaggedFileSystem {
+    #[serde(default, deserialize_with = "null_default")]
+    read: Vec<PathArg>,
+    #[serde(default, deserialize_with = "null_default")]
+    write: Vec<PathArg>,
+    #[serde(default, deserialize_with = "null_default")]
+    entries: Vec<Entry>,
+    glob_scan_max_depth: Option<usize>,
+}
+
+impl<'de> Deserialize<'de> for Profile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        if value.get("type").is_some() {
+            return Tagged::deserialize(value).map(Self::from).map_err(serde::de::Error::custom);
+        }
+        Untagged::deserialize(value).map(Self::from).map_err(serde::de::Error::custom)
+    }
+}
+
+impl From<Tagged> for Profile {
+    fn from(tagged: Tagged) -> Self {
+        match tagged {
+            Tagged::Managed { file_system, network } => Self::Managed { file_system, network },
+            Tagged::Disabled => Self::Disabled,
+            Tagged::External { network } => Self::External { network },
+        }
+    }
+}
+
+impl From<Untagged> for Profile {
+    fn from(untagged: Untagged) -> Self {
+        let enabled = untagged.network.and_then(|network| network.enabled).unwrap_or(false);
+        let (mut entries, mut depth) = (Vec::new(), None);
+        if let Some(file_system) = untagged.file_system {
+            let entry = |access| move |path| Entry { path: EntryPath::Path { path }, access, missing_path_behavior: None };
+            entries.extend(file_system.entries);
+            entries.extend(file_system.read.into_iter().map(entry(Access::Read)));
+            entries.extend(file_system.write.into_iter().map(entry(Access::Write)));
+            depth = file_system.glob_scan_max_depth;
+        }
+        Self::Managed {
+            file_system: FileSystem::Restricted { entries, glob_scan_max_depth: depth },
+            network: if enabled { Network::Enabled } else { Network::Restricted },
+        }
+    }
+}
+
+/// The sandbox that was applied to a request, as its result tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AppliedSandbox {
+    /// How files are confined.
+    pub file_system: AppliedFileSystem,
+    /// Whether the network can be used.
+    pub network: Network,
+}
+
+/// How files are confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum AppliedFileSystem {
+    /// Not at all.
+    Unrestricted,
+    /// By rules that the kernel keeps for the process and its children.
+    Landlock,
+    /// By a view of the files in which the rest is missing or read-only, together with such rules for a process.
+    View,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: serde_json::Value) -> Result<SandboxContext, String> {
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_profile_of_the_reference_is_read_whole() {
+        let context = read(json!({
+            "permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "restricted", "glob_scan_max_depth": 3,
+                "entries": [
+                    {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
+                    {"path": {"type": "special", "value": {"kind": "current_working_directory"}}, "access": "write"},
+                    {"path": {"type": "special", "value": {"kind": "project_roots", "subpath": ".git"}}, "access": "read", "missing_path_behavior": "skip"},
+                    {"path": {"type": "glob_pattern", "pattern": "**/*.env"}, "access": "none"},
+                    {"path": {"type": "path", "path": "file:///x"}, "access": "deny"},
+                    {"path": {"type": "special", "value": {"kind": "unknown", "path": "later"}}, "access": "read"}]}},
+            "cwd": "/w", "workspaceRoots": [], "windowsSandboxLevel": "disabled", "useLegacyLandlock": false}))
+        .unwrap();
+        let Profile::Managed { file_system: FileSystem::Restricted { entries, glob_scan_max_depth }, network } =
+            context.permissions
+        else {
+            panic!("not restricted");
+        };
+        assert_eq!((entries.len(), glob_scan_max_depth, network), (6, Some(3), Network::Restricted));
+        assert_eq!(entries[1].path, EntryPath::Special { value: Special::ProjectRoots { subpath: None } });
+        assert_eq!((entries[3].access, entries[4].access), (Access::Deny, Access::Deny));
+        assert_eq!(context.workspace_roots, Some(Vec::new()));
+    }
+
+    #[test]
+    fn profiles_that_confine_nothing_and_older_ones_are_read() {
+        let permissions = |value| read(json!({ "permissions": value })).map(|context| context.permissions);
+        assert_eq!(permissions(json!({"type": "disabled"})), Ok(Profile::Disabled));
+        assert_eq!(
+            permissions(json!({"type": "external", "network": "enabled"})),
+            Ok(Profile::External { network: Network::Enabled })
+        );
+        let Ok(Profile::Managed { file_system: FileSystem::Restricted { entries, .. }, network }) =
+            permissions(json!({"network": {"enabled": true}, "file_system": {"read": ["/r"], "write": ["/w"]}}))
+        else {
+            panic!("not read");
+        };
+        assert_eq!((entries.len(), entries[1].access, network), (2, Access::Write, Network::Enabled));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_an_error_and_grants_nothing() {
+        for value in [
+            json!({}),
+            json!({"permissions": {"type": "later"}}),
+            json!({"permissions": {"sandbox_mode": "read-only"}}),
+            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "restricted"}}}),
+            json!({"permissions": {"type": "managed", "network": "maybe", "file_system": {"type": "unrestricted"}}}),
+            json!({"permissions": {"type": "managed", "file_system": {"type": "unrestricted"}}}),
+        ] {
+            assert!(read(value.clone()).is_err(), "{value}");
+        }
+    }
+}
