@@ -225,7 +225,8 @@ impl From<Untagged> for Profile {
         let enabled = untagged.network.and_then(|network| network.enabled).unwrap_or(false);
         let (mut entries, mut depth) = (Vec::new(), None);
         if let Some(file_system) = untagged.file_system {
-            let entry = |access| move |path| Entry { path: EntryPath::Path { path }, access, missing_path_behavior: None };
+            let entry =
+                |access| move |path| Entry { path: EntryPath::Path { path }, access, missing_path_behavior: None };
             entries.extend(file_system.entries);
             entries.extend(file_system.read.into_iter().map(entry(Access::Read)));
             entries.extend(file_system.write.into_iter().map(entry(Access::Write)));
