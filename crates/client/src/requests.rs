@@ -4,7 +4,7 @@
 //! connections.
 
 use exec_server_protocol::{
-    Empty, command, environment,
+    Empty, command, environment, fs,
     initialize::{InitializeParams, InitializeResult},
     process, session,
 };
@@ -69,6 +69,25 @@ methods! {
     SessionEnd "session/end" Harmless session::EndParams => session::EndResult;
     EnvironmentInfo "environment/info" Harmless Empty => environment::InfoResult;
     EnvironmentStatus "environment/status" Harmless Empty => environment::StatusResult;
+    FsReadFile "fs/readFile" Harmless fs::ReadFileParams => fs::ReadFileResult;
+    // An `append` could happen twice, and an `ifMatch` would fail by its own success.
+    FsWriteFile "fs/writeFile" Harmful fs::WriteFileParams<'static> => fs::WriteFileResult;
+    FsCreateDirectory "fs/createDirectory" Harmful fs::CreateDirectoryParams => fs::CreateDirectoryResult;
+    FsGetMetadata "fs/getMetadata" Harmless fs::GetMetadataParams => fs::GetMetadataResult;
+    FsCanonicalize "fs/canonicalize" Harmless fs::CanonicalizeParams => fs::CanonicalizeResult;
+    FsReadDirectory "fs/readDirectory" Harmless fs::ReadDirectoryParams => fs::ReadDirectoryResult;
+    FsWalk "fs/walk" Harmless fs::WalkParams => fs::WalkResult;
+    FsRemove "fs/remove" Harmful fs::RemoveParams => fs::RemoveResult;
+    FsCopy "fs/copy" Harmful fs::CopyParams => fs::CopyResult;
+    // A second one of the same name is refused, and the first one may be of another path.
+    FsOpen "fs/open" Harmful fs::OpenParams => fs::OpenResult;
+    FsReadBlock "fs/readBlock" Harmless fs::ReadBlockParams => fs::ReadBlockResult;
+    FsClose "fs/close" Harmless fs::CloseParams => fs::CloseResult;
+    FsCreate "fs/create" Harmful fs::CreateParams => fs::CreateResult;
+    FsWriteBlock "fs/writeBlock" Harmless fs::WriteBlockParams<'static> => fs::WriteBlockResult;
+    FsCommit "fs/commit" Harmful fs::CommitParams => fs::CommitResult;
+    FsSetMetadata "fs/setMetadata" Harmless fs::SetMetadataParams => fs::SetMetadataResult;
+    FsCreateSymlink "fs/createSymlink" Harmful fs::CreateSymlinkParams => fs::CreateSymlinkResult;
     CommandExec "command/exec" Harmful command::ExecParams => command::ExecResult;
     CommandExecWrite "command/exec/write" Harmful command::WriteParams<'static> => command::WriteResult;
     CommandExecTerminate "command/exec/terminate" Harmless command::TerminateParams => command::TerminateResult;

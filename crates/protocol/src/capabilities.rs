@@ -87,6 +87,9 @@ pub struct ServerCapabilities {
     pub forget: bool,
     /// Exits tell `limitsHit`.
     pub limits_hit: bool,
+    /// `fs/create`, `fs/writeBlock`, `fs/commit`, `fs/setMetadata` and `fs/createSymlink` are served, and the members that PROTOCOL.md
+    /// marks as additions in the reference's file methods.
+    pub files: bool,
     /// Binary dialects the server speaks.
     pub dialects: Vec<String>,
     /// Unacknowledged bytes after which a client should acknowledge.
@@ -117,6 +120,7 @@ impl ServerCapabilities {
             session_end: true,
             forget: true,
             limits_hit: true,
+            files: true,
             dialects: Vec::new(),
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::default(),

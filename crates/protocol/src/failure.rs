@@ -13,6 +13,8 @@ pub const METHOD_NOT_FOUND: i64 = -32601;
 pub const INVALID_PARAMS: i64 = -32602;
 /// Trouble on the server's side.
 pub const INTERNAL: i64 = -32603;
+/// There is no such file, or no such open file.
+pub const NOT_FOUND: i64 = -32004;
 /// The session has a live connection.
 pub const SESSION_ATTACHED: i64 = -32010;
 
@@ -77,7 +79,7 @@ kinds! {
     SpawnFailed "spawnFailed" INTERNAL "The operating system could not start the process.";
     ProgramNotFound "programNotFound" INTERNAL "The program does not exist.";
     CwdNotFound "cwdNotFound" INTERNAL "The working directory does not exist or is not a directory.";
-    PermissionDenied "permissionDenied" INTERNAL "The operating system does not permit it.";
+    PermissionDenied "permissionDenied" INTERNAL "The operating system does not permit it (-32600 under `fs/`).";
     InvalidBase64 "invalidBase64" INVALID_PARAMS "A chunk is not padded base64 of the standard alphabet.";
     EmptyWriteId "emptyWriteId" INVALID_PARAMS "A `writeId` is present and empty.";
     WriteIdReused "writeIdReused" INVALID_REQUEST "The `writeId` was used before with other bytes.";
@@ -94,6 +96,22 @@ kinds! {
     Forbidden "forbidden" INVALID_REQUEST "The principal was not granted what the request needs.";
     AuditUnavailable "auditUnavailable" INTERNAL "The audit log cannot be written, and by the operator's choice nothing starts unrecorded.";
     ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
+    NotFound "notFound" NOT_FOUND "There is no such file or directory.";
+    UnknownHandle "unknownHandle" NOT_FOUND "The session has no open file of this name.";
+    DuplicateHandle "duplicateHandle" INVALID_REQUEST "The session has an open file of this name already.";
+    TooManyHandles "tooManyHandles" INVALID_REQUEST "The session has as many open files as it may have.";
+    InvalidInput "invalidInput" INVALID_REQUEST "The request makes no sense for this file, or exceeds a bound of its method.";
+    SymlinkRefused "symlinkRefused" INVALID_REQUEST "The path contains a symbolic link, and the request follows none.";
+    NotRegularFile "notRegularFile" INVALID_REQUEST "It is a FIFO, a socket, a device or a file of the kernel, and has no bytes to give or take.";
+    FileTooLarge "fileTooLarge" INVALID_REQUEST "The file is too large for one message; `fs/open` and `fs/create` take it in blocks.";
+    EtagMismatch "etagMismatch" INVALID_REQUEST "The file is not in the state that `ifMatch` names.";
+    AlreadyExists "alreadyExists" INTERNAL "Something of this name exists already.";
+    IsADirectory "isADirectory" INTERNAL "It is a directory.";
+    NotADirectory "notADirectory" INTERNAL "It, or a part of the path, is not a directory.";
+    DirectoryNotEmpty "directoryNotEmpty" INTERNAL "The directory is not empty.";
+    StorageFull "storageFull" INTERNAL "There is no room on the disk, or a quota is used up.";
+    Unsupported "unsupported" INTERNAL "The file system, or this server, cannot do it.";
+    IoFailed "ioFailed" INTERNAL "The operating system could not do it; the text has its reason.";
     Internal "internal" INTERNAL "Something failed that should not; the server's log has the details.";
 }
 

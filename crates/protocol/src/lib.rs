@@ -9,6 +9,7 @@ pub mod capabilities;
 pub mod command;
 pub mod environment;
 pub mod failure;
+pub mod fs;
 pub mod id;
 pub mod initialize;
 pub mod limits;

@@ -106,3 +106,27 @@ pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;
 /// Requests of one connection that have not been answered; beyond it the answer is `overloaded`. Those that steer (terminate,
 /// signal, close, status) have as many again.
 pub const REQUESTS_UNANSWERED: usize = 8 * REQUESTS_WAITING;
+
+/// Raw bytes of a file that one `fs/readFile` or `fs/writeFile` carries: what fits a message of [`MESSAGE_BYTES`] in base64.
+pub const FILE_BYTES: usize = 64 * MIB;
+
+/// Raw bytes of one `fs/readBlock` or `fs/writeBlock`, as the reference has it.
+pub const BLOCK_BYTES: usize = MIB;
+
+/// Files of one session that are open for reading, and as many drafts again; the reference has it for a connection.
+pub const OPEN_FILES: usize = 128;
+
+/// Bytes of the name of an open file.
+pub const HANDLE_ID_BYTES: usize = 32;
+
+/// Entries of a directory in one answer, and of a walk.
+pub const DIRECTORY_ENTRIES: usize = 50_000;
+
+/// Levels that a walk goes down.
+pub const WALK_DEPTH: u64 = 64;
+
+/// Directories that a walk looks into.
+pub const WALK_DIRECTORIES: u64 = 10_000;
+
+/// Bytes of a walk's answer, counted as 64 and its text for each item.
+pub const WALK_BYTES: usize = 4 * MIB;

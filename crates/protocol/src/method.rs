@@ -24,9 +24,9 @@ pub enum Scope {
     Stdin,
     /// Signal and terminate processes.
     Signal,
-    /// Read files. No method of this release needs it.
+    /// Read files and directories.
     FsRead,
-    /// Change files. No method of this release needs it.
+    /// Change files and directories.
     FsWrite,
     /// Make HTTP requests. No method of this release needs it.
     Http,
@@ -71,6 +71,8 @@ pub enum Family {
     Exec,
     /// `session/*`.
     Session,
+    /// `fs/*`.
+    Filesystem,
     /// `environment/info`.
     EnvironmentInfo,
     /// `environment/status`.
@@ -85,6 +87,7 @@ impl Family {
             Self::Handshake | Self::Command => None,
             Self::Exec => Some("exec"),
             Self::Session => Some("session"),
+            Self::Filesystem => Some("filesystem"),
             Self::EnvironmentInfo => Some("environment info"),
             Self::EnvironmentStatus => Some("environment status"),
         }
@@ -97,6 +100,7 @@ impl Family {
             Self::Handshake | Self::Command => None,
             Self::Exec => Some("client must call initialize before using exec methods"),
             Self::Session => Some("client must call initialize before using session methods"),
+            Self::Filesystem => Some("client must call initialize before using filesystem methods"),
             Self::EnvironmentInfo => Some("client must call initialize before using environment info methods"),
             Self::EnvironmentStatus => Some("client must call initialize before using environment status methods"),
         }
@@ -109,6 +113,7 @@ impl Family {
             Self::Handshake | Self::Command => None,
             Self::Exec => Some("client must send initialized before using exec methods"),
             Self::Session => Some("client must send initialized before using session methods"),
+            Self::Filesystem => Some("client must send initialized before using filesystem methods"),
             Self::EnvironmentInfo => Some("client must send initialized before using environment info methods"),
             Self::EnvironmentStatus => Some("client must send initialized before using environment status methods"),
         }
@@ -145,6 +150,23 @@ pub const METHODS: &[Method] = &[
     addition("session/end", Family::Session, Class::Control, Some(Scope::Exec)),
     reference("environment/info", Family::EnvironmentInfo, Class::Control, None),
     reference("environment/status", Family::EnvironmentStatus, Class::Control, None),
+    reference("fs/readFile", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/writeFile", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    reference("fs/createDirectory", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    reference("fs/getMetadata", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/canonicalize", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/readDirectory", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/walk", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/remove", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    reference("fs/copy", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    reference("fs/open", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/readBlock", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/close", Family::Filesystem, Class::Control, None),
+    addition("fs/create", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    addition("fs/writeBlock", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    addition("fs/commit", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    addition("fs/setMetadata", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
+    addition("fs/createSymlink", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
     reference("command/exec", Family::Command, Class::Ordered, Some(Scope::Exec)),
     reference("command/exec/write", Family::Command, Class::Parked, Some(Scope::Stdin)),
     reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
@@ -228,7 +250,7 @@ mod tests {
             assert_eq!(Method::find(method.name), Some(method));
             assert_eq!(METHODS.iter().filter(|other| other.name == method.name).count(), 1);
         }
-        assert_eq!(Method::find("fs/readFile"), None);
+        assert_eq!(Method::find("http/request"), None);
         assert_eq!(Method::find("process/ack"), None);
     }
 

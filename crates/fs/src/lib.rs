@@ -1,0 +1,19 @@
+//! Operations on the files of this machine: read, write, list, walk, copy, remove, each as one blocking call.
+//!
+//! The crate owns how a path is resolved and how bytes reach a file. It knows nothing of the wire, of sessions or of a
+//! runtime; who calls it decides on which thread, so that a thread that has confined itself can call it too.
+//!
+//! - A [`View`] says where paths may lead: anywhere, or only beneath some directories. Every operation resolves through it,
+//!   in the kernel and in one step: nothing is looked at first and opened by name afterwards.
+//! - Files are opened without waiting, and only regular ones: a FIFO, a device or a file of `/proc` is an error at once.
+//! - A file is written beside its place and renamed into it, so that nobody sees half of it and a full disk costs nothing.
+//! - Every operation is bounded, and looks at its [`Cancel`] in every loop.
+//! - Every failure is an [`Error`]: what was tried, on what, and what went wrong, with a [`Kind`] to branch on.
+
+mod cancel;
+mod error;
+mod view;
+
+pub use cancel::Cancel;
+pub use error::{Error, Kind, Result, Trouble};
+pub use view::{Links, View};

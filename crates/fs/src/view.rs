@@ -1,0 +1,195 @@
+//! Where paths lead: the one place that turns a path into a descriptor.
+//!
+//! A [`View`] is everything, or what lies beneath some directories. Resolving is one `openat2` from the descriptor of such a
+//! directory with `RESOLVE_BENEATH`: the kernel itself refuses whatever would leave it, also while somebody swaps a
+//! component. Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. Where the kernel has no `openat2` a restricted view opens
+//! nothing.
+//!
+//! An absolute link that leads back beneath a root is refused by `RESOLVE_BENEATH`, too. There the kernel is asked where the path
+//! leads, and that answer is opened beneath its root without following any link: the answer is a hint, never a permission.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
+
+use crate::Trouble;
+
+/// How often the kernel is asked again that could not tell for sure because something was renamed meanwhile.
+const RACES: usize = 1024;
+
+/// Links that are followed in one path before it counts as a loop; the kernel's own bound.
+pub(crate) const LINKS: usize = 40;
+
+/// Whether links in a path are followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// As the kernel does.
+    Follow,
+    /// Any link anywhere in the path is an error.
+    Refuse,
+}
+
+/// Where paths may lead.
+#[derive(Debug, Default)]
+pub struct View {
+    /// `None` means anywhere.
+    roots: Option<Vec<Root>>,
+}
+
+#[derive(Debug)]
+struct Root {
+    given: PathBuf,
+    real: PathBuf,
+    dir: OwnedFd,
+}
+
+/// A path on its way into the kernel.
+struct Way<'a> {
+    from: BorrowedFd<'a>,
+    rest: PathBuf,
+    resolve: ResolveFlags,
+}
+
+impl View {
+    /// Everything that this process may touch.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self { roots: None }
+    }
+
+    /// Only what lies beneath these directories. One that cannot be opened permits nothing.
+    pub fn beneath<P: AsRef<Path>>(roots: impl IntoIterator<Item = P>) -> Self {
+        let open = |given: &Path| -> Option<Root> {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::openat(CWD, given, flags, Mode::empty()).ok()?;
+            let real = real_path(dir.as_fd()).ok()?;
+            Some(Root { given: given.to_owned(), real, dir })
+        };
+        Self { roots: Some(roots.into_iter().filter_map(|root| open(root.as_ref())).collect()) }
+    }
+
+    /// Whether paths may lead anywhere.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        self.roots.is_none()
+    }
+
+    /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
+    pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+        match self.open_directly(path, links, flags, mode) {
+            Err(trouble) if trouble.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
+            other => other,
+        }
+    }
+
+    /// A descriptor that stands for a path and opens nothing.
+    pub fn locate(&self, path: &Path, links: Links) -> Result<OwnedFd, Trouble> {
+        self.open(path, links, OFlags::PATH, Mode::empty())
+    }
+
+    /// The directory that a path's last part is in, and that part. The part itself is not looked at.
+    pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), Trouble> {
+        let name = match path.components().next_back() {
+            Some(Component::Normal(name)) => name,
+            Some(Component::RootDir) | None => return Err(Trouble::from(Errno::BUSY)),
+            Some(_) => return Err(Trouble::from(Errno::ISDIR)),
+        };
+        let parent = path.parent().unwrap_or_else(|| Path::new("/"));
+        let dir = self.open(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        Ok((dir, name))
+    }
+
+    fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+        let way = self.way(path, links)?;
+        open_along(&way, flags, mode).map_err(|errno| match (errno, links) {
+            (Errno::LOOP, Links::Refuse) => Trouble::Symlink,
+            // Without `openat2` only what nobody restricts can still be opened.
+            (Errno::NOSYS, _) => Trouble::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
+            (errno, _) => errno.into(),
+        })
+    }
+
+    /// Asks where the path leads and opens that, link by link refused, beneath the root that it lies in.
+    fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+        if links == Links::Refuse {
+            return Err(Trouble::OutsideView);
+        }
+        let anywhere = Way { from: CWD, rest: path.to_owned(), resolve: ResolveFlags::NO_MAGICLINKS };
+        // What lies outside is nobody's business here, not even whether it exists.
+        let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| Trouble::OutsideView)?;
+        let real = real_path(hint.as_fd()).map_err(|_| Trouble::OutsideView)?;
+        drop(hint);
+        match self.open_directly(&real, Links::Refuse, flags, mode) {
+            Err(trouble) if trouble.is(Errno::XDEV) || trouble.is(Errno::NOENT) => Err(Trouble::OutsideView),
+            other => other,
+        }
+    }
+
+    fn way(&self, path: &Path, links: Links) -> Result<Way<'_>, Trouble> {
+        let mut resolve = ResolveFlags::NO_MAGICLINKS;
+        if links == Links::Refuse {
+            resolve |= ResolveFlags::NO_SYMLINKS;
+        }
+        let Some(roots) = &self.roots else {
+            return Ok(Way { from: CWD, rest: path.to_owned(), resolve });
+        };
+        let beneath = |root: &Root, base: &Path| {
+            let rest = path.strip_prefix(base).ok()?;
+            let rest = if rest.as_os_str().is_empty() { PathBuf::from(".") } else { rest.to_owned() };
+            Some((root.dir.as_raw_fd(), rest))
+        };
+        for root in roots {
+            if beneath(root, &root.real).is_none() && links == Links::Refuse && beneath(root, &root.given).is_some() {
+                return Err(Trouble::Symlink);
+            }
+            if let Some((_, rest)) = beneath(root, &root.real).or_else(|| beneath(root, &root.given)) {
+                let resolve = resolve | ResolveFlags::BENEATH;
+                return Ok(Way { from: root.dir.as_fd(), rest, resolve });
+            }
+        }
+        // Perhaps by a link that leads in from outside; the hint will tell.
+        if links == Links::Follow { Err(Errno::XDEV.into()) } else { Err(Trouble::OutsideView) }
+    }
+}
+
+fn open_along(way: &Way<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::CLOEXEC;
+    for _ in 0..RACES {
+        match rustix::fs::openat2(way.from, &way.rest, flags, mode, way.resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::NOSYS) if way.resolve == ResolveFlags::NO_MAGICLINKS => {
+                return rustix::fs::openat(way.from, &way.rest, flags, mode);
+            }
+            other => return other,
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// The path of what a descriptor stands for, links resolved, as the kernel knows it now.
+pub(crate) fn real_path(fd: BorrowedFd<'_>) -> Result<PathBuf, Trouble> {
+    let target = rustix::fs::readlinkat(CWD, proc_path(fd), Vec::new())?;
+    Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
+}
+
+/// A name for a descriptor that the kernel takes where it wants a path. It is this thread's own table: a confined thread may
+/// not share the process's.
+pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/thread-self/fd/{}", fd.as_raw_fd())
+}
+
+/// The path that a link's text leads to, seen from the directory that the link is in.
+pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, Trouble> {
+    let target = Path::new(OsStr::from_bytes(target));
+    if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }
+}
