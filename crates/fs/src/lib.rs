@@ -1,4 +1,4 @@
-//! Operations on the files of this machine: read, write, list, walk, copy, remove, each as one blocking call.
+//! Operations on the files of this machine: read, write, list, walk, copy, remove, search, watch, each as one blocking call.
 //!
 //! The crate owns how a path is resolved and how bytes reach a file. It knows nothing of the wire, of sessions or of a
 //! runtime; who calls it decides on which thread, so that a thread that has confined itself can call it too.
@@ -10,10 +10,20 @@
 //! - Every operation is bounded, and looks at its [`Cancel`] in every loop.
 //! - Every failure is an [`Error`]: what was tried, on what, and what went wrong, with a [`Kind`] to branch on.
 
+pub mod glob;
+pub mod scan;
+pub mod search;
+pub mod watch;
+
 mod cancel;
 mod error;
+mod ignored;
+mod patterns;
+mod stop;
 mod view;
 
 pub use cancel::Cancel;
 pub use error::{Error, Kind, Result, Trouble};
+pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
+pub use stop::{Stop, Stopped};
 pub use view::{Links, View};

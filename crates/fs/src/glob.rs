@@ -1,0 +1,102 @@
+//! Finds the names below a directory that match a pattern. Looks at names only: no file is opened.
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, statat},
+    io::Errno,
+};
+
+use crate::{
+    Result, Trouble, View,
+    error::On as _,
+    patterns::PathPattern,
+    scan::{self, Cut, Entry, EntryKind, Filter, Next, Scan, Seen},
+    stop::Stop,
+};
+
+/// What one result costs beside its path, of the bytes that results may have.
+const RESULT_OVERHEAD: usize = 64;
+
+/// A name that matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Its length in bytes.
+    pub size: u64,
+    /// When it was changed last, in milliseconds since 1970.
+    pub modified_ms: i64,
+}
+
+/// How much is told.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Names in all.
+    pub max_results: usize,
+    /// Bytes of all results.
+    pub max_result_bytes: usize,
+}
+
+/// What is looked for, where, and how much of it is told.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// A directory.
+    pub path: &'a Path,
+    /// Which paths below it.
+    pub pattern: &'a PathPattern,
+    /// What of the tree is looked at.
+    pub filter: &'a Filter,
+    /// How much is told.
+    pub bounds: Bounds,
+}
+
+/// Goes through a directory, and tells what matches in the order of names.
+pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named>, Seen)> {
+    let Request { path, pattern, filter, bounds } = request;
+    let (root, kind) = scan::open_root(view, path).on("look into", path)?;
+    if kind != EntryKind::Directory {
+        return Err(Trouble::from(Errno::NOTDIR)).on("look into", path);
+    }
+    let mut found = Vec::new();
+    let mut told = 0;
+    let filter = Filter {
+        hidden: filter.hidden || pattern.names_hidden(),
+        rules_above: filter.rules_above && view.is_everything(),
+        ..filter.clone()
+    };
+    let seen = Scan::new(root, path, &filter, stop).on("look into", path)?.run(|entry, seen| {
+        if pattern.is_match(entry.relative)
+            && let Some(named) = describe(entry, path)
+        {
+            told += named.path.as_os_str().len() + RESULT_OVERHEAD;
+            if found.len() >= bounds.max_results || told > bounds.max_result_bytes {
+                seen.cut(if found.len() >= bounds.max_results { Cut::Results } else { Cut::Bytes });
+                return ControlFlow::Break(());
+            }
+            found.push(named);
+        }
+        let is_worth_entering = entry.kind == EntryKind::Directory && pattern.may_match_below(entry.relative);
+        ControlFlow::Continue(if is_worth_entering { Next::Enter } else { Next::Pass })
+    });
+    Ok((found, seen))
+}
+
+/// None: it is gone.
+fn describe(entry: &Entry<'_>, root: &Path) -> Option<Named> {
+    let stat = statat(entry.parent, entry.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(Named {
+        path: root.join(entry.relative),
+        kind: entry.kind,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        modified_ms: stat
+            .st_mtime
+            .saturating_mul(1000)
+            .saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0) / 1_000_000),
+    })
+}

@@ -1,0 +1,92 @@
+//! Ignore rules: `.ignore` and `.gitignore` of each directory, and `.git/info/exclude` of a repository. Nothing of the user's own
+//! configuration is read.
+//!
+//! Rules are looked up from the deepest directory to the highest; the first that says something decides.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use ignore::{
+    Match,
+    gitignore::{Gitignore, GitignoreBuilder},
+};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
+
+/// Bytes of one file of rules that are read; what is beyond is not heard. Git's own largest collection has a tenth of it.
+const RULE_FILE_BYTES: u64 = 256 << 10;
+
+/// The most directories above a root that are asked for their rules.
+const PARENTS: usize = 64;
+
+/// The rules of one directory, the stronger first.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    sets: Vec<Gitignore>,
+}
+
+impl Rules {
+    /// Reads the rules of a directory, open as `dir` and named by `path`. What cannot be read says nothing.
+    pub(crate) fn of(dir: BorrowedFd<'_>, path: &Path) -> Self {
+        let names = [".ignore", ".gitignore", ".git/info/exclude"];
+        Self { sets: names.iter().filter_map(|name| read(dir, name, path)).collect() }
+    }
+
+    /// The rules of the directories above `root`, up to the top of its repository; none outside of one.
+    pub(crate) fn above(root: &Path) -> Vec<Self> {
+        let mut rules = Vec::new();
+        for parent in root.ancestors().take(PARENTS) {
+            let Some(dir) = open_directory(parent) else { return Vec::new() };
+            if parent != root {
+                rules.push(Self::of(dir.as_fd(), parent));
+            }
+            if statat(&dir, ".git", AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+                rules.reverse();
+                return rules;
+            }
+        }
+        Vec::new()
+    }
+
+    /// What they say of a path: ignored or not; none where they say nothing.
+    pub(crate) fn decide(&self, path: &Path, is_directory: bool) -> Option<bool> {
+        self.sets.iter().find_map(|set| match set.matched(path, is_directory) {
+            Match::None => None,
+            Match::Ignore(_) => Some(true),
+            Match::Whitelist(_) => Some(false),
+        })
+    }
+}
+
+/// What the rules of many directories say together, given from the highest to the deepest.
+pub(crate) fn is_ignored<'a>(
+    rules: impl DoubleEndedIterator<Item = &'a Rules>,
+    path: &Path,
+    is_directory: bool,
+) -> bool {
+    rules.rev().find_map(|rules| rules.decide(path, is_directory)).unwrap_or(false)
+}
+
+fn open_directory(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).ok()
+}
+
+fn read(dir: BorrowedFd<'_>, name: &str, root: &Path) -> Option<Gitignore> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = openat(dir, name, flags, Mode::empty()).ok()?;
+    let is_file = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    let mut bytes = Vec::new();
+    if !is_file || File::from(file).take(RULE_FILE_BYTES).read_to_end(&mut bytes).is_err() {
+        return None;
+    }
+    let mut builder = GitignoreBuilder::new(root);
+    for line in bytes.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
+        // A line that is no rule says nothing, as for git.
+        builder.add_line(None, line.trim_end_matches('\r')).ok();
+    }
+    builder.build().ok().filter(|rules| !rules.is_empty())
+}

@@ -1,0 +1,202 @@
+//! Glob patterns over paths below a root. Bytes that are not UTF-8 are matched as they are.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path},
+};
+
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+
+/// Bytes of one pattern, glob or regular expression: beyond it compiling takes noticeable time.
+pub const PATTERN_BYTES: usize = 8 << 10;
+
+/// Patterns in one list.
+pub const PATTERNS: usize = 256;
+
+/// Why a pattern cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// It is not a pattern.
+    #[error("the pattern `{pattern}` cannot be read: {reason}")]
+    Malformed {
+        /// The beginning of the pattern.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It is longer than it may be.
+    #[error("the pattern has {bytes} bytes; at most {PATTERN_BYTES} are taken")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// There are more than there may be.
+    #[error("there are {count} patterns; at most {PATTERNS} are taken")]
+    TooMany {
+        /// Their number.
+        count: usize,
+    },
+}
+
+impl PatternError {
+    pub(crate) fn malformed(pattern: &str, reason: impl ToString) -> Self {
+        let pattern = pattern.chars().take(64).collect();
+        Self::Malformed { pattern, reason: reason.to_string() }
+    }
+}
+
+/// A list of patterns, of which one must match.
+#[derive(Debug, Clone, Default)]
+pub struct Patterns {
+    set: GlobSet,
+}
+
+impl Patterns {
+    /// Patterns as in ignore files: one without a slash means a name at any depth, others the path from the root on.
+    pub fn anywhere(patterns: &[String]) -> Result<Self, PatternError> {
+        if patterns.len() > PATTERNS {
+            return Err(PatternError::TooMany { count: patterns.len() });
+        }
+        let mut builder = GlobSetBuilder::new();
+        for pattern in patterns {
+            let trimmed = pattern.trim_end_matches('/');
+            match trimmed.strip_prefix('/') {
+                Some(anchored) => builder.add(glob(anchored)?),
+                None if trimmed.contains('/') => builder.add(glob(trimmed)?),
+                None => builder.add(glob(&format!("**/{trimmed}"))?),
+            };
+        }
+        let set = builder.build().map_err(|error| PatternError::malformed("", error.kind()))?;
+        Ok(Self { set })
+    }
+
+    /// Whether one of them matches a path below the root.
+    #[must_use]
+    pub fn is_match(&self, relative: &Path) -> bool {
+        self.set.is_match(relative)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty()
+    }
+}
+
+/// One pattern over whole paths below a root, which knows where it can match at all.
+#[derive(Debug, Clone)]
+pub struct PathPattern {
+    set: GlobSet,
+    /// Its leading components without a wildcard.
+    prefix: Vec<Vec<u8>>,
+    /// How deep a match can lie; none where the pattern has `**`.
+    depth: Option<usize>,
+    /// A component of it begins with a dot.
+    names_hidden: bool,
+}
+
+impl PathPattern {
+    /// Reads a pattern such as `src/**/*.rs`.
+    pub fn new(pattern: &str) -> Result<Self, PatternError> {
+        let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
+        let mut builder = GlobSetBuilder::new();
+        builder.add(glob(pattern)?);
+        let set = builder.build().map_err(|error| PatternError::malformed(pattern, error.kind()))?;
+        let components: Vec<&str> = pattern.split('/').collect();
+        // Alternatives may hold slashes, and then components are not what they seem.
+        let is_plain = !pattern.contains('{');
+        let prefix = components[..components.len() - 1]
+            .iter()
+            .take_while(|component| is_plain && !component.contains(['*', '?', '[', '\\']))
+            .map(|component| component.as_bytes().to_vec())
+            .collect();
+        let depth = (is_plain && !pattern.contains("**")).then_some(components.len());
+        let names_hidden = components.iter().any(|component| component.starts_with('.'));
+        Ok(Self { set, prefix, depth, names_hidden })
+    }
+
+    /// Whether it matches a path below the root.
+    #[must_use]
+    pub fn is_match(&self, relative: &Path) -> bool {
+        self.set.is_match(relative)
+    }
+
+    /// Whether something below this directory can match.
+    #[must_use]
+    pub fn may_match_below(&self, relative: &Path) -> bool {
+        let names = || relative.components().filter_map(name);
+        let depth = names().count();
+        self.depth.is_none_or(|most| depth < most)
+            && names().zip(&self.prefix).all(|(name, wanted)| name.as_bytes() == wanted.as_slice())
+    }
+
+    /// Whether it asks for hidden names itself.
+    #[must_use]
+    pub fn names_hidden(&self) -> bool {
+        self.names_hidden
+    }
+}
+
+fn name(component: Component<'_>) -> Option<&OsStr> {
+    match component {
+        Component::Normal(name) => Some(name),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    }
+}
+
+fn glob(pattern: &str) -> Result<Glob, PatternError> {
+    if pattern.len() > PATTERN_BYTES {
+        return Err(PatternError::TooLong { bytes: pattern.len() });
+    }
+    let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
+    built.map_err(|error| PatternError::malformed(pattern, error.kind()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+
+    use super::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
+
+    #[test]
+    fn a_pattern_without_a_slash_means_a_name_at_any_depth() {
+        let patterns = Patterns::anywhere(&["*.rs".into(), "/top".into(), "a/b".into()]).unwrap();
+        for (path, expected) in
+            [("x.rs", true), ("d/e/x.rs", true), ("top", true), ("d/top", false), ("a/b", true), ("x/a/b", false)]
+        {
+            assert_eq!(patterns.is_match(Path::new(path)), expected, "{path}");
+        }
+        assert!(!patterns.is_match(Path::new("x.rs/y")));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_matched() {
+        let pattern = PathPattern::new("*.txt").unwrap();
+        assert!(pattern.is_match(Path::new(OsStr::from_bytes(b"\xff\n.txt"))));
+    }
+
+    #[test]
+    fn a_path_pattern_knows_where_it_can_match() {
+        let pattern = PathPattern::new("src/*/x.rs").unwrap();
+        let below = |path: &str| pattern.may_match_below(Path::new(path));
+        assert_eq!((below(""), below("src"), below("src/a"), below("src/a/b")), (true, true, true, false));
+        assert!(!below("docs"));
+        let deep = PathPattern::new("**/*.rs").unwrap();
+        assert!(deep.may_match_below(Path::new("a/b/c/d")));
+        assert!(deep.is_match(Path::new("x.rs")) && deep.is_match(Path::new("a/b/x.rs")));
+        let braces = PathPattern::new("{a/b,c}/d").unwrap();
+        assert!(braces.may_match_below(Path::new("a")) && braces.is_match(Path::new("a/b/d")));
+        assert!(PathPattern::new("a/.b/*").unwrap().names_hidden());
+        assert!(!PathPattern::new("a/b.c").unwrap().names_hidden());
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_told() {
+        assert!(matches!(PathPattern::new("a["), Err(PatternError::Malformed { .. })));
+        let long = "a".repeat(PATTERN_BYTES + 1);
+        assert_eq!(PathPattern::new(&long).unwrap_err(), PatternError::TooLong { bytes: long.len() });
+        let many = vec!["a".to_owned(); PATTERNS + 1];
+        assert_eq!(Patterns::anywhere(&many).unwrap_err(), PatternError::TooMany { count: PATTERNS + 1 });
+    }
+}

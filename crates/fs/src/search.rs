@@ -1,0 +1,444 @@
+//! Searches the files of a tree for a regular expression, line by line. Matches are told as they are found; whoever hears them may be
+//! slow, and then the search is slow.
+//!
+//! Memory is bounded whatever the files hold: a line that does not fit the buffer ends the search of its file, which is counted.
+//! Files are read, never mapped: one that shrinks meanwhile would end the process.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    ops::ControlFlow,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use grep_matcher::Matcher as _;
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{BinaryDetection, MmapChoice, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
+use rustix::fs::{FileType, OFlags, fstat};
+
+use crate::{
+    Result, View,
+    error::On as _,
+    patterns::{PATTERN_BYTES, PatternError},
+    scan::{self, Cut, EntryKind, Filter, Next, Scan, Seen},
+    stop::{Stop, Stopped},
+};
+
+/// Bytes of the longest line that is searched; it bounds the memory of a search.
+const LINE_BUFFER_BYTES: usize = 8 << 20;
+
+/// Bytes that a compiled expression may take.
+const EXPRESSION_BYTES: usize = 8 << 20;
+
+/// Places in one line that are told.
+const SPANS: usize = 64;
+
+/// What one result costs beside its text, of the bytes that results may have.
+const RESULT_OVERHEAD: usize = 64;
+
+/// The most lines of context on either side.
+pub const MAX_CONTEXT: usize = 100;
+
+/// What is searched for.
+#[derive(Debug, Clone)]
+pub struct Pattern {
+    matcher: RegexMatcher,
+}
+
+/// How an expression is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reading {
+    /// It is a plain text, in which no character has a meaning.
+    pub literal: bool,
+    /// Letters match in either case.
+    pub ignore_case: bool,
+    /// It matches whole words only.
+    pub word: bool,
+}
+
+impl Pattern {
+    /// Compiles an expression.
+    pub fn new(pattern: &str, reading: Reading) -> Result<Self, PatternError> {
+        if pattern.len() > PATTERN_BYTES {
+            return Err(PatternError::TooLong { bytes: pattern.len() });
+        }
+        let matcher = RegexMatcherBuilder::new()
+            .fixed_strings(reading.literal)
+            .case_insensitive(reading.ignore_case)
+            .word(reading.word)
+            .line_terminator(Some(b'\n'))
+            .size_limit(EXPRESSION_BYTES)
+            .dfa_size_limit(EXPRESSION_BYTES)
+            .build(pattern)
+            .map_err(|error| PatternError::malformed(pattern, error))?;
+        Ok(Self { matcher })
+    }
+}
+
+/// What is told, and how much of it.
+#[derive(Debug, Clone)]
+pub struct Bounds {
+    /// Lines before and after a match.
+    pub context: (usize, usize),
+    /// Matching lines in all.
+    pub max_matches: u64,
+    /// Matching lines of one file; what is left out is not a cut.
+    pub max_per_file: Option<u64>,
+    /// Bytes of a line that are told.
+    pub max_line_bytes: usize,
+    /// Larger files are passed over and counted.
+    pub max_file_bytes: u64,
+    /// Bytes of all results.
+    pub max_result_bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            context: (0, 0),
+            max_matches: 1000,
+            max_per_file: None,
+            max_line_bytes: 1024,
+            max_file_bytes: 1 << 30,
+            max_result_bytes: 4 << 20,
+        }
+    }
+}
+
+/// A line that matches, or one of its neighbours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// The file.
+    pub path: PathBuf,
+    /// Its number, from 1.
+    pub number: u64,
+    /// Bytes of the file before it.
+    pub offset: u64,
+    /// What is told of it, without its end.
+    pub text: Vec<u8>,
+    /// Bytes of the line before `text`.
+    pub skipped: usize,
+    /// Bytes of the line in all.
+    pub bytes: usize,
+    /// Where in `text` it matches; none for a neighbour.
+    pub spans: Vec<(usize, usize)>,
+    /// It does not match itself.
+    pub is_context: bool,
+}
+
+impl Line {
+    /// What it takes of the bytes of results.
+    #[must_use]
+    pub fn cost(&self) -> usize {
+        self.path.as_os_str().len() + self.text.len() + 16 * self.spans.len() + RESULT_OVERHEAD
+    }
+}
+
+/// What a search came to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The tree that was gone through.
+    pub seen: Seen,
+    /// Matching lines that were told.
+    pub matches: u64,
+    /// Files that hold them.
+    pub matched_files: u64,
+    /// Files that were read.
+    pub files: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Files that are no text.
+    pub binary: u64,
+    /// Files that are larger than asked for.
+    pub large: u64,
+    /// Files with a line that is longer than can be searched.
+    pub long_lines: u64,
+}
+
+/// What is searched for, where, and how much of it is told.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// A directory or a file.
+    pub path: &'a Path,
+    /// What is searched for.
+    pub pattern: &'a Pattern,
+    /// What of the tree is looked at.
+    pub filter: &'a Filter,
+    /// How much is told.
+    pub bounds: &'a Bounds,
+}
+
+/// Searches a directory, or one file. `tell` ends the search by `Break`.
+pub fn search(
+    view: &View,
+    request: Request<'_>,
+    stop: &Stop,
+    tell: &mut dyn FnMut(Line) -> ControlFlow<()>,
+) -> Result<Outcome> {
+    let Request { path, pattern, filter, bounds } = request;
+    let (before, after) = bounds.context;
+    let searcher = SearcherBuilder::new()
+        .line_number(true)
+        .before_context(before.min(MAX_CONTEXT))
+        .after_context(after.min(MAX_CONTEXT))
+        .binary_detection(BinaryDetection::quit(0))
+        .memory_map(MmapChoice::never())
+        .heap_limit(Some(LINE_BUFFER_BYTES))
+        .build();
+    let mut search =
+        Search { pattern, bounds, stop, tell, searcher, outcome: Outcome::default(), told: 0, is_over: false };
+    let (root, kind) = scan::open_root(view, path).on("search", path)?;
+    let seen = if kind == EntryKind::Directory {
+        let filter = Filter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
+        let scan = Scan::new(root, path, &filter, stop).on("search", path)?;
+        scan.run(|entry, seen| search.visit(entry, path, seen))
+    } else {
+        let mut seen = Seen::default();
+        search.file(root, path, &mut seen);
+        seen
+    };
+    Ok(Outcome { seen, ..search.outcome })
+}
+
+struct Search<'a> {
+    pattern: &'a Pattern,
+    bounds: &'a Bounds,
+    stop: &'a Stop,
+    tell: &'a mut dyn FnMut(Line) -> ControlFlow<()>,
+    searcher: Searcher,
+    outcome: Outcome,
+    /// Bytes of what was told.
+    told: usize,
+    /// Nothing more is to be told.
+    is_over: bool,
+}
+
+impl Search<'_> {
+    fn visit(&mut self, entry: &scan::Entry<'_>, root: &Path, seen: &mut Seen) -> ControlFlow<(), Next> {
+        match entry.kind {
+            EntryKind::Directory => return ControlFlow::Continue(Next::Enter),
+            EntryKind::Symlink => return ControlFlow::Continue(Next::Pass),
+            EntryKind::Special => seen.special += 1,
+            EntryKind::File => match scan::open_below(entry.parent, entry.name, OFlags::empty()) {
+                Ok(file) => self.file(file, &root.join(entry.relative), seen),
+                // Became a link since it was listed.
+                Err(rustix::io::Errno::LOOP) => {}
+                Err(error) => seen.trouble(&root.join(entry.relative), error),
+            },
+        }
+        if self.is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(Next::Pass) }
+    }
+
+    fn file(&mut self, file: OwnedFd, path: &Path, seen: &mut Seen) {
+        // Looked at after it was opened: what was listed may have been replaced.
+        let stat = match fstat(&file) {
+            Ok(stat) => stat,
+            Err(error) => return seen.trouble(path, error),
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            seen.special += 1;
+            return;
+        }
+        if u64::try_from(stat.st_size).unwrap_or(0) > self.bounds.max_file_bytes {
+            self.outcome.large += 1;
+            return;
+        }
+        self.outcome.files += 1;
+        let mut searcher = self.searcher.clone();
+        // One byte more, so that a file that grew is told from one that fits.
+        let mut reader = Reader {
+            file: File::from(file),
+            stop: self.stop,
+            left: self.bounds.max_file_bytes.saturating_add(1),
+            bytes: 0,
+            ended: None,
+        };
+        let pattern = self.pattern;
+        let mut hits = Hits { search: self, path, matches: 0, is_binary: false, cut: None };
+        let searched = searcher.search_reader(&pattern.matcher, &mut reader, &mut hits);
+        let Hits { matches, is_binary, cut, .. } = hits;
+        self.outcome.bytes += reader.bytes;
+        self.outcome.matched_files += u64::from(matches > 0);
+        self.outcome.binary += u64::from(is_binary);
+        if let Some(cut) = cut {
+            seen.cut(cut);
+            self.is_over = true;
+        }
+        match (searched, reader.ended) {
+            (_, Some(Ended::Stopped(stopped))) => {
+                seen.cut(stopped.into());
+                self.is_over = true;
+            }
+            (_, Some(Ended::Grew)) => self.outcome.large += 1,
+            (_, Some(Ended::Failed(error))) => seen.trouble(path, error),
+            // Whoever hears has gone, or the buffer has no room for a line: the reader had no trouble.
+            (Err(_), None) if !self.is_over => self.outcome.long_lines += 1,
+            (Err(_) | Ok(()), None) => {}
+        }
+    }
+
+    /// Tells a line, if there is room for it.
+    fn tell(&mut self, line: Line) -> Result<(), Cut> {
+        self.told += line.cost();
+        if self.told > self.bounds.max_result_bytes {
+            return Err(Cut::Bytes);
+        }
+        match (self.tell)(line) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Cut::Cancelled),
+        }
+    }
+}
+
+/// Why a file was not read to its end.
+enum Ended {
+    Stopped(Stopped),
+    Grew,
+    Failed(io::Error),
+}
+
+/// Reads a file as long as nobody says stop.
+struct Reader<'a> {
+    file: File,
+    stop: &'a Stop,
+    left: u64,
+    bytes: u64,
+    ended: Option<Ended>,
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if let Some(stopped) = self.stop.check() {
+            self.ended = Some(Ended::Stopped(stopped));
+            return Err(io::ErrorKind::Other.into());
+        }
+        if self.left == 0 {
+            self.ended = Some(Ended::Grew);
+            return Ok(0);
+        }
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.len());
+        match self.file.read(&mut buf[..most]) {
+            Ok(read) => {
+                self.left -= read as u64;
+                self.bytes += read as u64;
+                Ok(read)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                self.ended = Some(Ended::Failed(error));
+                Err(io::ErrorKind::Other.into())
+            }
+        }
+    }
+}
+
+/// Hears the hits of one file.
+struct Hits<'a, 'b> {
+    search: &'a mut Search<'b>,
+    path: &'a Path,
+    matches: u64,
+    is_binary: bool,
+    cut: Option<Cut>,
+}
+
+impl Hits<'_, '_> {
+    /// True: go on with this file.
+    fn hear(&mut self, number: Option<u64>, offset: u64, bytes: &[u8], is_context: bool) -> bool {
+        let line = trimmed(bytes);
+        let spans = if is_context { Vec::new() } else { spans(&self.search.pattern.matcher, line) };
+        let (skipped, text, spans) = window(line, spans, self.search.bounds.max_line_bytes);
+        let told = self.search.tell(Line {
+            path: self.path.to_owned(),
+            number: number.unwrap_or(0),
+            offset,
+            text: text.to_vec(),
+            skipped,
+            bytes: line.len(),
+            spans,
+            is_context,
+        });
+        self.cut = told.err();
+        self.cut.is_none()
+    }
+}
+
+impl Sink for Hits<'_, '_> {
+    type Error = io::Error;
+
+    fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
+        let bounds = self.search.bounds;
+        if bounds.max_per_file.is_some_and(|most| self.matches >= most) {
+            return Ok(false);
+        }
+        // Asked at the first that is too many, so that exactly as many as allowed are no cut.
+        if self.search.outcome.matches >= bounds.max_matches {
+            self.cut = Some(Cut::Results);
+            return Ok(false);
+        }
+        let goes_on = self.hear(found.line_number(), found.absolute_byte_offset(), found.bytes(), false);
+        if goes_on {
+            self.matches += 1;
+            self.search.outcome.matches += 1;
+        }
+        Ok(goes_on)
+    }
+
+    fn context(&mut self, _: &Searcher, near: &SinkContext<'_>) -> io::Result<bool> {
+        // Before a match that will not be told there is nothing to say.
+        let bounds = self.search.bounds;
+        let is_before = *near.kind() == grep_searcher::SinkContextKind::Before;
+        let is_enough = bounds.max_per_file.is_some_and(|most| self.matches >= most)
+            || self.search.outcome.matches >= bounds.max_matches;
+        if is_before && is_enough {
+            return Ok(true);
+        }
+        Ok(self.hear(near.line_number(), near.absolute_byte_offset(), near.bytes(), true))
+    }
+
+    fn binary_data(&mut self, _: &Searcher, _: u64) -> io::Result<bool> {
+        self.is_binary = true;
+        Ok(false)
+    }
+
+    fn finish(&mut self, _: &Searcher, end: &SinkFinish) -> io::Result<()> {
+        self.is_binary |= end.binary_byte_offset().is_some();
+        Ok(())
+    }
+}
+
+/// A line without its end.
+fn trimmed(bytes: &[u8]) -> &[u8] {
+    let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+fn spans(matcher: &RegexMatcher, line: &[u8]) -> Vec<(usize, usize)> {
+    let mut spans = Vec::new();
+    // Cannot fail: this matcher has no errors.
+    let found = matcher.find_iter(line, |found| {
+        spans.push((found.start(), found.end()));
+        spans.len() < SPANS
+    });
+    debug_assert!(found.is_ok(), "a regular expression finds without errors");
+    spans
+}
+
+/// The part of a line that is told: from its beginning, or from a little before the first match where that lies too far behind.
+fn window(line: &[u8], spans: Vec<(usize, usize)>, most: usize) -> (usize, &[u8], Vec<(usize, usize)>) {
+    if line.len() <= most {
+        return (0, line, spans);
+    }
+    let first = spans.first().map_or(0, |span| span.0);
+    let begin = if first < most { 0 } else { boundary(line, first - most / 4) };
+    let end = boundary(line, (begin + most).min(line.len()));
+    let inside =
+        |(from, to): (usize, usize)| (from < end).then(|| (from.max(begin) - begin, to.clamp(begin, end) - begin));
+    (begin, &line[begin..end.max(begin)], spans.into_iter().filter_map(inside).collect())
+}
+
+/// The nearest place at or before `at` that is not inside of a character.
+fn boundary(line: &[u8], at: usize) -> usize {
+    let is_inside = |at: usize| line.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
+    (at.saturating_sub(3)..=at).rev().find(|at| !is_inside(*at)).unwrap_or(at)
+}

@@ -1,0 +1,503 @@
+//! Tells what changes in a directory, or of one file. Changes are gathered by path until somebody takes them; where there are more than
+//! that holds, or the kernel lost some, *overflow* is said instead and whoever watches looks for himself.
+//!
+//! ```text
+//! inotify ▶ Watch::run (a thread of its own) ▶ Changes: one entry a path, bounded ▶ Changes::take, when somebody asks
+//! ```
+//!
+//! No descriptor of a watched directory is kept: the kernel tells of a directory's end only when nobody has it open. A directory is
+//! opened to be watched from the root on, without following a link, and the root must still be the one it was.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ffi::{OsStr, OsString},
+    io,
+    mem::MaybeUninit,
+    ops::ControlFlow,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::{
+        Mode, OFlags, fstat,
+        inotify::{self, ReadFlags},
+    },
+    io::Errno,
+};
+
+use crate::{
+    Result, Trouble,
+    error::On as _,
+    patterns::Patterns,
+    scan::{Entry, EntryKind, Filter, Next, Scan, is_of_the_kernel, open_below, open_root},
+    stop::Stop,
+    view::{Links, View, proc_path, real_path},
+};
+
+/// Paths with a change that wait to be taken; beyond it they are forgotten and overflow is said.
+pub const CHANGES: usize = 16_384;
+
+/// Bytes of these paths.
+const CHANGE_BYTES: usize = 4 << 20;
+
+/// Levels below the root that are watched.
+const DEPTH: usize = 128;
+
+/// What is heard of a directory.
+const EVENTS: inotify::WatchFlags = inotify::WatchFlags::CREATE
+    .union(inotify::WatchFlags::DELETE)
+    .union(inotify::WatchFlags::MODIFY)
+    .union(inotify::WatchFlags::CLOSE_WRITE)
+    .union(inotify::WatchFlags::ATTRIB)
+    .union(inotify::WatchFlags::MOVE)
+    .union(inotify::WatchFlags::DELETE_SELF)
+    .union(inotify::WatchFlags::MOVE_SELF)
+    .union(inotify::WatchFlags::ONLYDIR)
+    .union(inotify::WatchFlags::EXCL_UNLINK);
+
+/// What is watched.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Directories below the root too.
+    pub recursive: bool,
+    /// Names that begin with a dot too, and what is below them.
+    pub hidden: bool,
+    /// Neither what one of these matches nor what is below it.
+    pub exclude: Patterns,
+    /// Directories that are watched at most.
+    pub max_directories: usize,
+}
+
+/// What happened to a path since it was told last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// It is there now; what was there before, if anything, has been replaced.
+    Created,
+    /// Its content or its attributes are others, or it was replaced.
+    Modified,
+    /// It is there no more.
+    Removed,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Where.
+    pub path: PathBuf,
+    /// What.
+    pub what: What,
+    /// The kernel said that it is a directory.
+    pub is_directory: bool,
+}
+
+/// Why nothing more will be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The root was removed, moved or unmounted.
+    RootRemoved,
+    /// The kernel's word could not be read.
+    Failed,
+}
+
+/// What is taken at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Changes, by path.
+    pub changes: Vec<Change>,
+    /// Changes were lost: look at everything.
+    pub overflow: bool,
+    /// More wait.
+    pub more: bool,
+    /// Directories that are not watched because of a bound.
+    pub unwatched: u64,
+    /// Nothing more will come after this.
+    pub end: Option<End>,
+}
+
+/// Changes that wait to be taken.
+#[derive(Debug, Default)]
+pub struct Changes {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: BTreeMap<PathBuf, (What, bool)>,
+    bytes: usize,
+    overflow: bool,
+    unwatched: u64,
+    end: Option<End>,
+}
+
+impl Changes {
+    /// Takes up to `most` changes. Overflow and the end are said again until they were taken: overflow once, the end always.
+    #[must_use]
+    pub fn take(&self, most: usize) -> Taken {
+        let mut state = self.lock();
+        let mut changes = Vec::new();
+        while changes.len() < most
+            && let Some((path, (what, is_directory))) = state.waiting.pop_first()
+        {
+            state.bytes -= path.as_os_str().len();
+            changes.push(Change { path, what, is_directory });
+        }
+        let more = !state.waiting.is_empty();
+        let end = if more { None } else { state.end };
+        Taken { changes, overflow: std::mem::take(&mut state.overflow), more, unwatched: state.unwatched, end }
+    }
+
+    /// Whether there is something to take.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let state = self.lock();
+        state.waiting.is_empty() && !state.overflow && state.end.is_none()
+    }
+
+    fn note(&self, path: PathBuf, what: What, is_directory: bool) {
+        let mut state = self.lock();
+        if let Some(known) = state.waiting.get_mut(&path) {
+            *known = (merged(known.0, what), is_directory);
+            return;
+        }
+        state.bytes += path.as_os_str().len();
+        state.waiting.insert(path, (what, is_directory));
+        if state.waiting.len() > CHANGES || state.bytes > CHANGE_BYTES {
+            state.forget();
+        }
+    }
+
+    fn overflow(&self) {
+        self.lock().forget();
+    }
+
+    fn unwatched(&self, count: u64) {
+        self.lock().unwatched += count;
+    }
+
+    fn end(&self, end: End) {
+        self.lock().end.get_or_insert(end);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock can panic half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// What is known is not all, and then it is worth nothing.
+    fn forget(&mut self) {
+        self.waiting.clear();
+        self.bytes = 0;
+        self.overflow = true;
+    }
+}
+
+/// What two changes of one path are together.
+fn merged(first: What, then: What) -> What {
+    match (first, then) {
+        (What::Removed, What::Created | What::Modified) => What::Modified,
+        (What::Created, What::Modified | What::Created) => What::Created,
+        (_, then) => then,
+    }
+}
+
+/// Ends a [`Watch::run`] from another thread.
+#[derive(Debug)]
+pub struct Ender {
+    event: OwnedFd,
+}
+
+impl Ender {
+    /// A new one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// Ends it. Saying it twice changes nothing.
+    pub fn end(&self) {
+        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).ok(); // Full means that it was said already.
+    }
+}
+
+/// A root that is watched.
+#[derive(Debug)]
+pub struct Watch {
+    inotify: OwnedFd,
+    options: Options,
+    /// The directory that is watched for the root, as it is told.
+    told: PathBuf,
+    /// The same without links.
+    root: PathBuf,
+    /// Device and inode of the directory that is watched for the root.
+    identity: (u64, u64),
+    /// Set where the root is a file: the one name that counts, and what it is told by.
+    only: Option<(OsString, PathBuf)>,
+    /// Watched directories by the kernel's number for them, each by its path below the root.
+    directories: HashMap<i32, PathBuf>,
+}
+
+impl Watch {
+    /// Begins to watch. What happens from now on will be told by [`run`](Self::run), into `changes`.
+    pub fn new(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self> {
+        Self::begin(view, path, options, changes).on("watch", path)
+    }
+
+    fn begin(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self, Trouble> {
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        let (mut dir, kind) = open_root(view, path)?;
+        let (mut told, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
+        if is_of_the_kernel(dir.as_fd()) {
+            return Err(Trouble::Unsupported("the kernel tells nothing of changes on this file system"));
+        }
+        if kind != EntryKind::Directory {
+            // A file is replaced more often than it is written to: its directory tells of both.
+            let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
+                return Err(Trouble::InvalidInput("it is in no directory"));
+            };
+            only = Some((name.to_owned(), path.to_owned()));
+            (dir, told, root) = (open_directory(view, parent)?, parent.to_owned(), parent.to_owned());
+        }
+        let stat = fstat(&dir)?;
+        let identity = (stat.st_dev, stat.st_ino);
+        let mut watch = Self { inotify, options, told, root, identity, only, directories: HashMap::new() };
+        watch.watch(dir.as_fd(), PathBuf::new())?;
+        if watch.is_recursive() {
+            watch.watch_below(dir, Path::new(""), changes, false);
+        }
+        Ok(watch)
+    }
+
+    /// Directories that are watched.
+    #[must_use]
+    pub fn directories(&self) -> usize {
+        self.directories.len()
+    }
+
+    /// Tells what happens until the root is gone or `ender` says so; `ring` is called after every batch.
+    pub fn run(mut self, view: &View, changes: &Changes, ender: &Ender, ring: &dyn Fn()) {
+        let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
+        loop {
+            let mut ready = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&ender.event, PollFlags::IN)];
+            match poll(&mut ready, None) {
+                Ok(_) if !ready[1].revents().is_empty() => return,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => changes.end(End::Failed),
+            }
+            let goes_on = self.hear(view, &mut buffer, changes);
+            ring();
+            if !goes_on || changes.lock().end.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Hears what the kernel has to say now. False: nothing more will come.
+    fn hear(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &Changes) -> bool {
+        let mut heard = Vec::new();
+        let mut reader = inotify::Reader::new(&self.inotify, buffer);
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
+                    heard.push(Heard { wd: event.wd(), what: event.events(), name });
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => break,
+                Err(_) => {
+                    changes.end(End::Failed);
+                    return false;
+                }
+            }
+            if reader.is_buffer_empty() {
+                break;
+            }
+        }
+        heard.into_iter().all(|heard| self.happened(view, heard, changes))
+    }
+
+    fn happened(&mut self, view: &View, heard: Heard, changes: &Changes) -> bool {
+        let Heard { wd, what, name } = heard;
+        if what.contains(ReadFlags::QUEUE_OVERFLOW) {
+            changes.overflow();
+            return self.look_again(view, changes);
+        }
+        let Some(dir) = self.directories.get(&wd).cloned() else { return true };
+        let is_root = dir.as_os_str().is_empty();
+        if what.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::UNMOUNT) {
+            self.directories.remove(&wd);
+        }
+        if is_root
+            && what.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT)
+        {
+            changes.end(End::RootRemoved);
+            return false;
+        }
+        let Some(name) = name else { return true };
+        let relative = dir.join(&name);
+        let is_left_out = match &self.only {
+            Some((only, _)) => *only != name,
+            None => self.is_hidden(&name) || self.options.exclude.is_match(&relative),
+        };
+        if is_left_out {
+            return true;
+        }
+        let is_directory = what.contains(ReadFlags::ISDIR);
+        let kind = if what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+            What::Created
+        } else if what.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+            What::Removed
+        } else {
+            What::Modified
+        };
+        let told = self.only.as_ref().map_or_else(|| self.told.join(&relative), |(_, path)| path.clone());
+        changes.note(told, kind, is_directory);
+        if is_directory && self.is_recursive() {
+            match kind {
+                What::Created => return self.appeared(view, &relative, changes),
+                What::Removed if what.contains(ReadFlags::MOVED_FROM) => self.forget_below(&relative),
+                What::Removed | What::Modified => {}
+            }
+        }
+        true
+    }
+
+    /// A new directory: what came into it before it was watched is told too.
+    fn appeared(&mut self, view: &View, relative: &Path, changes: &Changes) -> bool {
+        match self.open(view, relative) {
+            Ok(dir) => {
+                match self.watch(dir.as_fd(), relative.to_owned()) {
+                    Ok(()) => self.watch_below(dir, relative, changes, true),
+                    Err(_) => changes.unwatched(1),
+                }
+                true
+            }
+            Err(Opened::RootIsAnother) => {
+                changes.end(End::RootRemoved);
+                false
+            }
+            // Gone again, or not ours to look at.
+            Err(Opened::Unreachable) => true,
+        }
+    }
+
+    /// After the kernel lost something: directories may have come that nobody was told of.
+    fn look_again(&mut self, view: &View, changes: &Changes) -> bool {
+        if !self.is_recursive() {
+            return true;
+        }
+        match self.open(view, Path::new("")) {
+            Ok(dir) => {
+                self.watch_below(dir, Path::new(""), changes, false);
+                true
+            }
+            Err(_) => {
+                changes.end(End::RootRemoved);
+                false
+            }
+        }
+    }
+
+    /// Watches every directory below one that is watched itself. `tells` says whether what is found there is news.
+    fn watch_below(&mut self, dir: OwnedFd, relative: &Path, changes: &Changes, tells: bool) {
+        let filter = Filter {
+            hidden: self.options.hidden,
+            exclude: Patterns::default(),
+            ignore_rules: false,
+            max_depth: DEPTH,
+            ..Filter::default()
+        };
+        let (stop, base) = (Stop::new(), self.told.join(relative));
+        let Ok(scan) = Scan::new(dir, &base, &filter, &stop) else { return };
+        let seen = scan.run(|entry, _| {
+            let path = relative.join(entry.relative);
+            if self.options.exclude.is_match(&path) {
+                return ControlFlow::Continue(Next::Pass);
+            }
+            if tells {
+                changes.note(self.told.join(&path), What::Created, entry.kind == EntryKind::Directory);
+            }
+            ControlFlow::Continue(match entry.kind {
+                // Watched before it is listed: what comes in between is seen by both.
+                EntryKind::Directory if self.watch_entry(entry, path, changes) => Next::Enter,
+                EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => Next::Pass,
+            })
+        });
+        // Too deep or too many to look at: there may be more that nobody watches.
+        changes.unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
+    }
+
+    fn watch_entry(&mut self, entry: &Entry<'_>, path: PathBuf, changes: &Changes) -> bool {
+        if self.directories.len() >= self.options.max_directories {
+            changes.unwatched(1);
+            return false;
+        }
+        let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
+        let watched = self.watch(dir.as_fd(), path);
+        changes.unwatched(u64::from(watched.is_err()));
+        watched.is_ok()
+    }
+
+    /// Watches one directory, by its descriptor: a name may lead elsewhere by now.
+    fn watch(&mut self, dir: BorrowedFd<'_>, relative: PathBuf) -> Result<(), Trouble> {
+        let wd = inotify::add_watch(&self.inotify, proc_path(dir), EVENTS)?;
+        self.directories.insert(wd, relative);
+        Ok(())
+    }
+
+    /// A directory was moved away, with all that it holds.
+    fn forget_below(&mut self, relative: &Path) {
+        let gone: Vec<i32> =
+            self.directories.iter().filter(|(_, path)| path.starts_with(relative)).map(|(wd, _)| *wd).collect();
+        for wd in gone {
+            self.directories.remove(&wd);
+            inotify::remove_watch(&self.inotify, wd).ok(); // Gone already: nothing is lost.
+        }
+    }
+
+    fn is_recursive(&self) -> bool {
+        self.options.recursive && self.only.is_none()
+    }
+
+    fn is_hidden(&self, name: &OsStr) -> bool {
+        !self.options.hidden && name.as_bytes().starts_with(b".")
+    }
+
+    /// Opens a directory below the root, which must be the one that it was.
+    fn open(&self, view: &View, relative: &Path) -> Result<OwnedFd, Opened> {
+        let mut dir = open_directory(view, &self.root).map_err(|_| Opened::RootIsAnother)?;
+        let stat = fstat(&dir).map_err(|_| Opened::RootIsAnother)?;
+        if (stat.st_dev, stat.st_ino) != self.identity {
+            return Err(Opened::RootIsAnother);
+        }
+        for name in relative {
+            dir = open_below(dir.as_fd(), name, OFlags::DIRECTORY).map_err(|_| Opened::Unreachable)?;
+        }
+        Ok(dir)
+    }
+}
+
+/// One word of the kernel.
+struct Heard {
+    wd: i32,
+    what: ReadFlags,
+    name: Option<OsString>,
+}
+
+/// Why a directory could not be opened.
+#[derive(Debug)]
+enum Opened {
+    RootIsAnother,
+    Unreachable,
+}
+
+/// Opens a directory by the path that it had without links.
+fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, Trouble> {
+    view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+}

@@ -1,0 +1,309 @@
+//! Searching and globbing real trees: rules, bounds, strange names, and what moves under the search.
+#![allow(clippy::disallowed_methods, reason = "tests measure real time")]
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::Write as _,
+    ops::ControlFlow,
+    os::unix::{ffi::OsStrExt as _, fs::symlink},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use exec_server_fs::{
+    Kind, PathPattern, Patterns, Stop, View, glob,
+    scan::{Cut, EntryKind, Filter},
+    search::{self, Bounds, Line, Outcome, Pattern, Reading, Request},
+};
+use rustix::fs::{CWD, Mode, mkfifoat};
+use tempfile::TempDir;
+
+fn run(path: &Path, pattern: &str, filter: &Filter, bounds: &Bounds, stop: &Stop) -> (Vec<Line>, Outcome) {
+    let pattern = Pattern::new(pattern, Reading::default()).unwrap();
+    let mut lines = Vec::new();
+    let request = Request { path, pattern: &pattern, filter, bounds };
+    let outcome = search::search(&View::everything(), request, stop, &mut |line| {
+        lines.push(line);
+        ControlFlow::Continue(())
+    });
+    (lines, outcome.unwrap())
+}
+
+fn find(path: &Path, pattern: &str) -> (Vec<Line>, Outcome) {
+    run(path, pattern, &Filter::default(), &Bounds::default(), &Stop::new())
+}
+
+fn put(dir: &TempDir, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.path().join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, content).unwrap();
+    path
+}
+
+fn names(dir: &TempDir, lines: &[Line]) -> Vec<String> {
+    lines.iter().map(|line| line.path.strip_prefix(dir.path()).unwrap().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_match_is_told_with_its_line_place_and_neighbours() {
+    let dir = TempDir::new().unwrap();
+    let path = put(&dir, "a/b.txt", "one\ntwo needle needle\r\nthree\nfour\n");
+    let bounds = Bounds { context: (1, 1), ..Bounds::default() };
+    let (lines, outcome) = run(dir.path(), "needle", &Filter::default(), &bounds, &Stop::new());
+    let told: Vec<(u64, u64, &[u8], bool)> =
+        lines.iter().map(|line| (line.number, line.offset, line.text.as_slice(), line.is_context)).collect();
+    assert_eq!(told, [(1, 0, b"one".as_slice(), true), (2, 4, b"two needle needle", false), (3, 23, b"three", true)]);
+    assert_eq!((lines[1].path.clone(), lines[1].spans.clone()), (path, vec![(4, 10), (11, 17)]));
+    assert_eq!((outcome.matches, outcome.matched_files, outcome.files, outcome.bytes), (1, 1, 1, 34));
+    assert!(outcome.seen.cuts.is_empty());
+}
+
+#[test]
+fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
+    let dir = TempDir::new().unwrap();
+    for name in
+        ["a.rs", "a.log", "keep.log", "target/x", "sub/a.log", "sub/own", ".hid/x", ".git/config", "sub/deep/not"]
+    {
+        put(&dir, name, "needle\n");
+    }
+    put(&dir, ".gitignore", "*.log\n!keep.log\n/target\n");
+    put(&dir, "sub/.ignore", "own\n# a comment\nbroken[\n");
+    put(&dir, ".git/info/exclude", "deep\n");
+    let (lines, _) = find(dir.path(), "needle");
+    assert_eq!(names(&dir, &lines), ["a.rs", "keep.log"]);
+    // Rules of the repository reach into a search that begins below its top.
+    let (lines, _) = find(&dir.path().join("sub"), "needle");
+    assert_eq!(names(&dir, &lines), [] as [&str; 0]);
+    let alone = Filter { rules_above: false, ..Filter::default() };
+    let (lines, _) = run(&dir.path().join("sub"), "needle", &alone, &Bounds::default(), &Stop::new());
+    assert_eq!(names(&dir, &lines), ["sub/a.log", "sub/deep/not"]);
+    let all = Filter { hidden: true, ignore_rules: false, ..Filter::default() };
+    let (lines, _) = run(dir.path(), "needle", &all, &Bounds::default(), &Stop::new());
+    assert_eq!(lines.len(), 9);
+    let some = Filter {
+        include: Patterns::anywhere(&["*.log".into()]).unwrap(),
+        exclude: Patterns::anywhere(&["/sub".into()]).unwrap(),
+        ..all
+    };
+    let (lines, _) = run(dir.path(), "needle", &some, &Bounds::default(), &Stop::new());
+    assert_eq!(names(&dir, &lines), ["a.log", "keep.log"]);
+}
+
+#[test]
+fn binary_files_are_passed_over_and_counted() {
+    let dir = TempDir::new().unwrap();
+    put(&dir, "binary", b"needle\0needle\n");
+    let mut late = b"needle\n".repeat(40_000);
+    late.extend(b"\0\nneedle\n");
+    put(&dir, "late", late);
+    put(&dir, "text", "needle \u{e9}\n");
+    let bounds = Bounds { max_matches: 1_000_000, ..Bounds::default() };
+    let (lines, outcome) = run(dir.path(), "needle", &Filter::default(), &bounds, &Stop::new());
+    assert_eq!(outcome.binary, 2);
+    assert!(names(&dir, &lines).iter().all(|name| name != "binary"));
+    assert_eq!(names(&dir, &lines).iter().filter(|name| *name == "text").count(), 1);
+}
+
+#[test]
+fn names_of_any_bytes_are_found_and_told_as_they_are() {
+    let dir = TempDir::new().unwrap();
+    for name in [b"new\nline".as_slice(), b"\xff\xfe.txt", b" space ", b"-dash", b"qu\"ote'", b"\x01"] {
+        put(&dir, OsStr::from_bytes(name), "needle\n");
+    }
+    put(&dir, Path::new(OsStr::from_bytes(b"dir\xff\n")).join("inner"), b"\xffneedle\xfe\n");
+    let (lines, outcome) = find(dir.path(), "needle");
+    assert_eq!((lines.len(), outcome.seen.error_count), (7, 0));
+    let inner = lines.iter().find(|line| line.path.ends_with("inner")).unwrap();
+    assert_eq!(inner.path.parent().unwrap().file_name().unwrap().as_bytes(), b"dir\xff\n");
+    assert_eq!(inner.text, b"\xffneedle\xfe");
+    let bounds = glob::Bounds { max_results: 100, max_result_bytes: 1 << 20 };
+    let pattern = PathPattern::new("*.txt").unwrap();
+    let request = glob::Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds };
+    let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].path.file_name().unwrap().as_bytes(), b"\xff\xfe.txt");
+}
+
+#[test]
+fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
+    let dir = TempDir::new().unwrap();
+    let outside = TempDir::new().unwrap();
+    put(&outside, "secret", "needle\n");
+    put(&dir, "here", "needle\n");
+    symlink(outside.path(), dir.path().join("out")).unwrap();
+    symlink(outside.path().join("secret"), dir.path().join("file-link")).unwrap();
+    symlink("loop", dir.path().join("loop")).unwrap();
+    symlink("..", dir.path().join("up")).unwrap();
+    symlink("/proc", dir.path().join("proc")).unwrap();
+    mkfifoat(CWD, dir.path().join("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+    let (lines, outcome) = find(dir.path(), "needle");
+    assert_eq!(names(&dir, &lines), ["here"]);
+    assert_eq!((outcome.seen.special, outcome.seen.error_count), (1, 0));
+    // A root on /proc is not entered; a FIFO as the root is refused, and neither waits.
+    let (lines, outcome) = find(Path::new("/proc/self"), "a");
+    assert_eq!((lines.len(), outcome.seen.special, outcome.files), (0, 1, 0));
+    let fifo = dir.path().join("fifo");
+    let pattern = Pattern::new("x", Reading::default()).unwrap();
+    let request = Request { path: &fifo, pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+    let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
+    assert_eq!(refused.unwrap_err().kind(), Kind::NotRegular);
+}
+
+#[test]
+fn every_bound_cuts_and_says_so() {
+    let dir = TempDir::new().unwrap();
+    for at in 0..20 {
+        put(&dir, format!("d/e/{at:02}"), "needle\nneedle\n");
+    }
+    let cut = |filter: Filter, bounds: Bounds, stop: Stop| {
+        let (lines, outcome) = run(dir.path(), "needle", &filter, &bounds, &stop);
+        (lines.len(), outcome.seen.cuts)
+    };
+    let (filter, bounds) = (Filter::default, Bounds::default);
+    assert_eq!(cut(filter(), bounds(), Stop::new()), (40, vec![]));
+    assert_eq!(cut(filter(), Bounds { max_matches: 40, ..bounds() }, Stop::new()), (40, vec![]));
+    assert_eq!(cut(filter(), Bounds { max_matches: 39, ..bounds() }, Stop::new()), (39, vec![Cut::Results]));
+    assert_eq!(cut(filter(), Bounds { max_per_file: Some(1), ..bounds() }, Stop::new()), (20, vec![]));
+    assert_eq!(cut(Filter { max_depth: 2, ..filter() }, bounds(), Stop::new()), (0, vec![Cut::Depth]));
+    assert_eq!(cut(Filter { max_entries: 12, ..filter() }, bounds(), Stop::new()), (20, vec![Cut::Entries]));
+    assert_eq!(cut(filter(), bounds(), Stop::within(Duration::ZERO)), (0, vec![Cut::Time]));
+    let stop = Stop::new();
+    stop.cancel();
+    assert_eq!(cut(filter(), bounds(), stop), (0, vec![Cut::Cancelled]));
+    let (some, cuts) = cut(filter(), Bounds { max_result_bytes: 1000, ..bounds() }, Stop::new());
+    assert!((1..20).contains(&some) && cuts == [Cut::Bytes], "{some} {cuts:?}");
+    put(&dir, "large", "needle".repeat(100));
+    let (_, outcome) = run(dir.path(), "x", &filter(), &Bounds { max_file_bytes: 100, ..bounds() }, &Stop::new());
+    assert_eq!((outcome.large, outcome.files), (1, 20));
+}
+
+#[test]
+fn a_long_line_is_cut_around_its_match_and_an_endless_one_costs_no_memory() {
+    let dir = TempDir::new().unwrap();
+    let mut line = "\u{e9}".repeat(50_000);
+    line.push_str("needle");
+    line.push_str(&"y".repeat(100_000));
+    put(&dir, "long", &line);
+    let (lines, _) = find(dir.path(), "needle");
+    let [told] = lines.as_slice() else { panic!("{}", lines.len()) };
+    assert!(told.text.len() <= 1024 && told.bytes == line.len() && told.skipped > 99_000);
+    let (from, to) = told.spans[0];
+    assert_eq!(&told.text[from..to], b"needle");
+    assert!(std::str::from_utf8(&told.text).is_ok(), "characters are not cut");
+    put(&dir, "long", vec![b'x'; 40 << 20]);
+    let (lines, outcome) = find(dir.path(), "needle");
+    assert_eq!((lines.len(), outcome.long_lines, outcome.seen.error_count), (0, 1, 0));
+}
+
+#[test]
+fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
+    let dir = TempDir::new().unwrap();
+    for at in 0..100_000 {
+        let name = dir.path().join(format!("{at:06}.txt"));
+        fs::File::create(name).unwrap().write_all(if at % 1000 == 0 { b"needle\n" } else { b"hay\n" }).unwrap();
+    }
+    let (lines, outcome) = find(dir.path(), "needle");
+    assert_eq!((lines.len(), outcome.files, outcome.seen.entries), (100, 100_000, 100_000));
+    assert_eq!(lines[99].path.file_name().unwrap(), "099000.txt", "in the order of names");
+    let bounds = glob::Bounds { max_results: 200_000, max_result_bytes: 64 << 20 };
+    let pattern = PathPattern::new("*9.txt").unwrap();
+    let request = glob::Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds };
+    let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
+    assert_eq!(found.len(), 10_000);
+    assert!(found.iter().all(|named| named.kind == EntryKind::File && named.size == 4));
+    let (lines, outcome) = {
+        let (stop, mut count) = (Stop::new(), 0);
+        let pattern = Pattern::new("needle", Reading::default()).unwrap();
+        let request =
+            Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+        let outcome = search::search(&View::everything(), request, &stop, &mut |_| {
+            count += 1;
+            stop.cancel();
+            ControlFlow::Continue(())
+        });
+        (count, outcome.unwrap())
+    };
+    assert_eq!((lines, outcome.files, outcome.seen.cuts), (1, 1, vec![Cut::Cancelled]));
+}
+
+#[test]
+fn a_tree_that_is_removed_and_replaced_by_links_while_it_is_searched_lets_nobody_out() {
+    let dir = TempDir::new().unwrap();
+    let outside = TempDir::new().unwrap();
+    put(&outside, "secret", "needle\n");
+    put(&outside, "x/secret", "needle\n");
+    let over = Arc::new(AtomicBool::new(false));
+    let racer = {
+        let (over, base, outside) = (over.clone(), dir.path().to_owned(), outside.path().to_owned());
+        thread::spawn(move || {
+            let mut turns = 0_u32;
+            while !over.load(Ordering::Relaxed) {
+                let sub = base.join("sub");
+                fs::create_dir_all(sub.join("x")).unwrap();
+                fs::write(sub.join("x/file"), "hay\n").unwrap();
+                fs::remove_dir_all(&sub).unwrap();
+                symlink(&outside, &sub).unwrap();
+                fs::remove_file(&sub).unwrap();
+                fs::create_dir(&sub).unwrap();
+                symlink(outside.join("secret"), sub.join("file")).unwrap();
+                fs::remove_dir_all(&sub).unwrap();
+                turns += 1;
+            }
+            turns
+        })
+    };
+    let until = Instant::now() + Duration::from_secs(2);
+    let mut searches = 0;
+    while Instant::now() < until {
+        let (lines, _) = find(dir.path(), "needle");
+        assert!(lines.is_empty(), "{lines:?}");
+        searches += 1;
+    }
+    over.store(true, Ordering::Relaxed);
+    let turns = racer.join().unwrap();
+    assert!(turns > 10 && searches > 10, "{turns} {searches}");
+}
+
+#[test]
+fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
+    let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    put(&dir, "repo/.gitignore", "*\n");
+    put(&dir, "repo/.git/HEAD", "");
+    let inside = put(&dir, "repo/sub/file", "needle\n");
+    put(&outside, "file", "needle\n");
+    let pattern = Pattern::new("needle", Reading::default()).unwrap();
+    let find = |view: &View, path: &Path| {
+        let request = Request { path, pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+        let mut lines = Vec::new();
+        let outcome = search::search(view, request, &Stop::new(), &mut |line| {
+            lines.push(line.path);
+            ControlFlow::Continue(())
+        });
+        outcome.map(|_| lines).map_err(|error| error.kind())
+    };
+    let sub = inside.parent().unwrap();
+    let view = View::beneath([sub]);
+    // Nor does it hear rules from outside of it.
+    assert_eq!(find(&View::everything(), sub), Ok(vec![]));
+    assert_eq!(find(&view, sub), Ok(vec![inside.clone()]));
+    assert_eq!(find(&view, outside.path()), Err(Kind::OutsideView));
+    assert_eq!(find(&view, &sub.join("none")), Err(Kind::NotFound));
+    symlink(outside.path(), sub.join("link")).unwrap();
+    assert_eq!(find(&view, &sub.join("link")), Err(Kind::OutsideView));
+}
+
+#[test]
+fn what_is_no_expression_is_told() {
+    for (pattern, reading) in [("(", Reading::default()), ("a\nb", Reading::default())] {
+        assert!(Pattern::new(pattern, reading).is_err(), "{pattern:?}");
+    }
+    assert!(Pattern::new("(", Reading { literal: true, ..Reading::default() }).is_ok());
+    assert!(Pattern::new(&"x".repeat(10_000), Reading::default()).is_err());
+    assert!(Pattern::new("((a{100}){100}){100}", Reading::default()).is_err());
+}

@@ -1,0 +1,279 @@
+//! Watching real directories: what is told, what is lost and said to be, and what ends it.
+#![allow(clippy::disallowed_methods, reason = "tests wait in real time, with a deadline")]
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use exec_server_fs::{
+    Kind, Patterns, View,
+    watch::{CHANGES, Change, Changes, End, Ender, Options, Taken, Watch, What},
+};
+use tempfile::TempDir;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn options() -> Options {
+    Options { recursive: true, hidden: true, exclude: Patterns::default(), max_directories: 10_000 }
+}
+
+/// A watch on a thread of its own.
+struct Watched {
+    changes: Arc<Changes>,
+    bell: Arc<(Mutex<u64>, Condvar)>,
+    ender: Arc<Ender>,
+    thread: Option<thread::JoinHandle<()>>,
+    directories: usize,
+}
+
+fn begin(path: &Path, options: Options) -> (Watch, Arc<Changes>) {
+    let changes = Arc::new(Changes::default());
+    (Watch::new(&View::everything(), path, options, &changes).unwrap(), changes)
+}
+
+fn watch(path: &Path, options: Options) -> Watched {
+    let (watch, changes) = begin(path, options);
+    run(watch, changes)
+}
+
+fn run(watch: Watch, changes: Arc<Changes>) -> Watched {
+    let directories = watch.directories();
+    let (bell, ender) = (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(Ender::new().unwrap()));
+    let thread = thread::spawn({
+        let (changes, bell, ender) = (changes.clone(), bell.clone(), ender.clone());
+        move || {
+            watch.run(&View::everything(), &changes, &ender, &|| {
+                *bell.0.lock().unwrap() += 1;
+                bell.1.notify_all();
+            });
+        }
+    });
+    Watched { changes, bell, ender, thread: Some(thread), directories }
+}
+
+impl Watched {
+    /// Takes until what was taken satisfies.
+    fn until(&self, enough: impl Fn(&Taken) -> bool) -> Taken {
+        let end = Instant::now() + LONG;
+        let mut all = Taken::default();
+        let mut known = BTreeMap::new();
+        loop {
+            let taken = self.changes.take(usize::MAX);
+            known.extend(taken.changes.into_iter().map(|change| (change.path.clone(), change)));
+            all.changes = known.values().cloned().collect();
+            all.overflow |= taken.overflow;
+            (all.unwatched, all.end) = (taken.unwatched, taken.end);
+            if enough(&all) {
+                return all;
+            }
+            assert!(Instant::now() < end, "not told within {LONG:?}: {:?}", &all.changes[..all.changes.len().min(5)]);
+            let rung = self.bell.0.lock().unwrap();
+            drop(self.bell.1.wait_timeout(rung, Duration::from_millis(20)).unwrap());
+        }
+    }
+
+    fn until_told(&self, path: &Path, what: What) -> Change {
+        let taken = self.until(|taken| taken.changes.iter().any(|change| change.path == path && change.what == what));
+        taken.changes.into_iter().find(|change| change.path == path).unwrap()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.ender.end();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Events that the kernel keeps for one who does not read.
+fn kernel_queue() -> usize {
+    fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn files_that_come_change_and_go_are_told() {
+    let dir = TempDir::new().unwrap();
+    let watched = watch(dir.path(), options());
+    let path = dir.path().join(OsStr::from_bytes(b"odd\xff\nname"));
+    fs::write(&path, "1").unwrap();
+    assert!(!watched.until_told(&path, What::Created).is_directory);
+    fs::write(&path, "2").unwrap();
+    watched.until_told(&path, What::Modified);
+    let other = dir.path().join("other");
+    fs::rename(&path, &other).unwrap();
+    let both = watched.until(|taken| taken.changes.len() >= 2);
+    let what = |path: &PathBuf| both.changes.iter().find(|change| change.path == *path).map(|change| change.what);
+    assert_eq!((what(&path), what(&other)), (Some(What::Removed), Some(What::Created)));
+    fs::remove_file(&other).unwrap();
+    watched.until_told(&other, What::Removed);
+}
+
+#[test]
+fn directories_that_come_are_watched_with_what_they_hold_already() {
+    let dir = TempDir::new().unwrap();
+    fs::create_dir_all(dir.path().join("a/b")).unwrap();
+    let watched = watch(dir.path(), options());
+    assert_eq!(watched.directories, 3);
+    for round in 0..50 {
+        let deep = dir.path().join(format!("n{round}/m/o"));
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("file"), "x").unwrap();
+        watched.until_told(&deep.join("file"), What::Created);
+    }
+    // A directory that is moved is watched under its new name, and only that.
+    let moved = dir.path().join("moved");
+    fs::rename(dir.path().join("n0"), &moved).unwrap();
+    watched.until_told(&moved, What::Created);
+    fs::write(moved.join("m/o/later"), "x").unwrap();
+    watched.until_told(&moved.join("m/o/later"), What::Created);
+    // One that is moved out is not watched any more.
+    let outside = TempDir::new().unwrap();
+    fs::rename(&moved, outside.path().join("out")).unwrap();
+    watched.until_told(&moved, What::Removed);
+    fs::write(outside.path().join("out/m/o/unseen"), "x").unwrap();
+    let last = dir.path().join("last");
+    fs::write(&last, "x").unwrap();
+    let told = watched.until(|taken| taken.changes.iter().any(|change| change.path == last));
+    assert!(told.changes.iter().all(|change| !change.path.ends_with("unseen")), "{told:?}");
+}
+
+#[test]
+fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
+    let dir = TempDir::new().unwrap();
+    for sub in [".git", "target/deep", "src"] {
+        fs::create_dir_all(dir.path().join(sub)).unwrap();
+    }
+    let exclude = Patterns::anywhere(&["target".into()]).unwrap();
+    let watched = watch(dir.path(), Options { hidden: false, exclude, ..options() });
+    assert_eq!(watched.directories, 2);
+    for name in [".git/x", "target/x", "target/deep/x", ".hidden", "src/x"] {
+        fs::write(dir.path().join(name), "x").unwrap();
+    }
+    let told = watched.until(|taken| !taken.changes.is_empty());
+    assert!(told.changes.iter().all(|change| change.path == dir.path().join("src/x")), "{told:?}");
+    let flat = watch(dir.path(), Options { recursive: false, ..options() });
+    assert_eq!(flat.directories, 1);
+}
+
+#[test]
+fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
+    let dir = TempDir::new().unwrap();
+    fs::create_dir(dir.path().join("known")).unwrap();
+    let (watch, changes) = begin(dir.path(), options());
+    // Nobody reads yet: the queue of the kernel holds so many and then says that it lost some.
+    let queue = kernel_queue();
+    let (one, other) = (dir.path().join("known/a"), dir.path().join("known/b"));
+    fs::write(&one, "x").unwrap();
+    for _ in 0..queue / 2 + 10 {
+        fs::rename(&one, &other).unwrap();
+        fs::rename(&other, &one).unwrap();
+    }
+    // Lost with the rest: a directory that the watch has to find by itself.
+    fs::create_dir_all(dir.path().join("lost/deep")).unwrap();
+    let watched = run(watch, changes);
+    watched.until(|taken| taken.overflow);
+    let later = dir.path().join("lost/deep/later");
+    // Rescanned after the overflow was said: write until it is seen.
+    let end = Instant::now() + LONG;
+    loop {
+        fs::write(&later, "x").unwrap();
+        let taken = watched.changes.take(usize::MAX);
+        if taken.changes.iter().any(|change| change.path == later) {
+            break;
+        }
+        assert!(Instant::now() < end);
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn whoever_does_not_take_is_told_of_an_overflow_and_costs_no_memory() {
+    let dir = TempDir::new().unwrap();
+    let watched = watch(dir.path(), options());
+    let queue = kernel_queue();
+    // Each is one event at least: whatever the kernel still holds, more than fit were heard, or the kernel lost some.
+    for at in 0..CHANGES + queue + 10 {
+        fs::write(dir.path().join(at.to_string()), "").unwrap();
+    }
+    let taken = watched.until(|taken| taken.overflow);
+    assert!(taken.changes.len() <= CHANGES);
+}
+
+#[test]
+fn a_root_that_is_removed_or_moved_ends_the_watch() {
+    let dir = TempDir::new().unwrap();
+    let root = dir.path().join("root");
+    fs::create_dir_all(root.join("sub")).unwrap();
+    let watched = watch(&root, options());
+    fs::remove_dir_all(&root).unwrap();
+    let told = watched.until(|taken| taken.end.is_some());
+    assert_eq!(told.end, Some(End::RootRemoved));
+    assert!(told.changes.iter().any(|change| change.path == root.join("sub") && change.what == What::Removed));
+    fs::create_dir(&root).unwrap();
+    let watched = watch(&root, options());
+    fs::rename(&root, dir.path().join("elsewhere")).unwrap();
+    watched.until(|taken| taken.end == Some(End::RootRemoved));
+}
+
+#[test]
+fn a_file_is_watched_through_every_replacement() {
+    let dir = TempDir::new().unwrap();
+    let (file, beside) = (dir.path().join("file"), dir.path().join("beside"));
+    fs::write(&file, "1").unwrap();
+    let watched = watch(&file, options());
+    for round in 0..3 {
+        fs::write(&beside, round.to_string()).unwrap();
+        fs::rename(&beside, &file).unwrap();
+        watched.until_told(&file, What::Created);
+    }
+    fs::remove_file(&file).unwrap();
+    let told = watched.until(|taken| taken.changes.iter().any(|change| change.what == What::Removed));
+    assert!(told.changes.iter().all(|change| change.path == file), "{told:?}");
+}
+
+#[test]
+fn directories_beyond_the_bound_are_counted() {
+    let dir = TempDir::new().unwrap();
+    for at in 0..10 {
+        fs::create_dir(dir.path().join(at.to_string())).unwrap();
+    }
+    let watched = watch(dir.path(), Options { max_directories: 4, ..options() });
+    assert_eq!((watched.directories, watched.changes.take(1).unwatched), (4, 7));
+}
+
+#[test]
+fn no_descriptor_stays_after_a_watch() {
+    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let dir = TempDir::new().unwrap();
+    fs::create_dir_all(dir.path().join("a/b/c")).unwrap();
+    let before = count();
+    for _ in 0..200 {
+        drop(watch(dir.path(), options()));
+    }
+    // Tests beside this one open and close theirs meanwhile.
+    assert!(count() < before + 100, "{before} became {}", count());
+}
+
+#[test]
+fn a_root_behind_a_link_is_told_by_the_name_that_was_given() {
+    let dir = TempDir::new().unwrap();
+    fs::create_dir(dir.path().join("real")).unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    let watched = watch(&link, options());
+    fs::create_dir(link.join("sub")).unwrap();
+    fs::write(link.join("sub/file"), "x").unwrap();
+    watched.until_told(&link.join("sub/file"), What::Created);
+    // Another directory in its place is none of its business.
+    let refused = Watch::new(&View::beneath([dir.path().join("real")]), dir.path(), options(), &Changes::default());
+    assert_eq!(refused.unwrap_err().kind(), Kind::OutsideView);
+    let on_proc = Watch::new(&View::everything(), Path::new("/proc/self"), options(), &Changes::default());
+    assert_eq!(on_proc.unwrap_err().kind(), Kind::Unsupported);
+}
