@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use exec_server_protocol::{
     Empty, ProcessId, SessionId, command, environment,
     failure::{self, Kind},
+    fs::CloseParams,
     initialize::Ttl,
     path::{Form, PathArg},
     process as wire,
@@ -180,7 +181,7 @@ impl Client {
     }
 
     /// What the host says of itself, asked once; none from a server that does not know the question.
-    async fn info(&self) -> Result<Option<environment::InfoResult>, Error> {
+    pub(crate) async fn info(&self) -> Result<Option<environment::InfoResult>, Error> {
         let session = self.session();
         if session.peer.server.generation == Generation::V0 {
             return Ok(None);
@@ -275,6 +276,15 @@ impl Client {
     /// Leaves in order: what was taken is acknowledged, the connection closed. The session waits for its time-to-live.
     pub async fn close(self) {
         self.session().close().await;
+    }
+
+    /// Closes a file that nobody reads or writes any more, in the background.
+    pub(crate) fn close_file(&self, params: CloseParams) {
+        let client = self.clone();
+        behind(async move {
+            // It ends with the session at the latest.
+            client.request::<requests::FsClose>(&params).await.ok();
+        });
     }
 
     fn session(&self) -> &Arc<Session> {

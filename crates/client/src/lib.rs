@@ -251,8 +251,10 @@
 pub mod backend;
 mod backoff;
 mod client;
+pub mod cp;
 pub mod environment;
 pub mod error;
+pub mod fs;
 mod hearing;
 mod link;
 #[cfg(feature = "local")]

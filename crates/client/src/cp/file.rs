@@ -1,0 +1,182 @@
+//! One file from place to place.
+//!
+//! A small one is read and written in one request each. A large one goes in blocks, in order, with up to
+//! [`BLOCKS_UNDER_WAY`] reads and as many writes under way:
+//!
+//! ```text
+//! reads:  [6][7][8]…     ▶ in order ▶     writes: [2][3][4][5]     all before is written
+//! ```
+//! So of a part whose length is known, everything but the last blocks under way is there for sure, and that is where an
+//! interrupted copy goes on. For this to hold across holes, all writes before a hole are waited for.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream::FuturesOrdered};
+
+use super::{Error, MODE_KEPT, Watch, mark};
+use crate::fs::{
+    self, BLOCK, BLOCKS_UNDER_WAY, CommitOptions, CreateOptions, FileSystem, Links, Moment, ReadAt, WriteAt,
+    WriteOptions,
+};
+
+/// Up to here a file is read and written in one request.
+pub(super) const SMALL: u64 = BLOCK as u64;
+
+/// What is known of the file before it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) size: u64,
+    pub(super) mode: u32,
+    pub(super) modified: Moment,
+}
+
+/// The two places of a copy.
+pub(super) struct Copy<'a> {
+    pub(super) source: &'a dyn FileSystem,
+    pub(super) target: &'a dyn FileSystem,
+    pub(super) watch: &'a dyn Watch,
+}
+
+/// A range of the source that was read: what is in it, and where the next begins.
+struct Span {
+    pieces: Vec<(u64, Bytes)>,
+    has_hole: bool,
+    end: u64,
+}
+
+impl Copy<'_> {
+    /// Copies a file of any size; neither path has a link in it.
+    pub(super) async fn whole(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+        self.watch.begun(to, source.size);
+        if source.size <= SMALL { self.small(from, to, source).await } else { self.large(from, to, source).await }
+    }
+
+    async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+        let bytes = self.source.read_file(from, Links::Refuse).await?;
+        let len = bytes.len() as u64;
+        let options = WriteOptions {
+            links: Links::Refuse,
+            mode: Some(source.mode & MODE_KEPT),
+            modified: Some(source.modified),
+            keep: Some(mark::word(&self.source.place(), from, source, None)),
+            ..WriteOptions::default()
+        };
+        self.target.write_file(to, bytes, options).await?;
+        self.watch.moved(to, len);
+        Ok(())
+    }
+
+    async fn large(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+        let reader = self.source.open(from, Links::Refuse).await?;
+        // What was opened counts, and not what a listing said of its name.
+        let source = Source { size: reader.size(), ..source.clone() };
+        let keep = Some(mark::word(&self.source.place(), from, &source, reader.etag()));
+        let writer = self.target.create(to, CreateOptions { links: Links::Refuse, keep }).await?;
+        let begin = certain(writer.found(), source.size);
+        self.watch.moved(to, begin);
+        self.blocks(from, to, &*reader, &*writer, begin).await?;
+        let options = CommitOptions {
+            size: Some(source.size),
+            mode: Some(source.mode & MODE_KEPT),
+            modified: Some(source.modified),
+            ..CommitOptions::default()
+        };
+        writer.commit(options).await?;
+        Ok(())
+    }
+
+    async fn blocks(
+        &self,
+        from: &Path,
+        to: &Path,
+        reader: &dyn ReadAt,
+        writer: &dyn WriteAt,
+        begin: u64,
+    ) -> Result<(), Error> {
+        let size = reader.size();
+        let mut next = begin;
+        let mut reads = FuturesOrdered::new();
+        let mut writes = FuturesOrdered::new();
+        // Up to here everything was handed on; blocks that were asked for inside of a hole come back behind it.
+        let mut covered = begin;
+        loop {
+            while reads.len() < BLOCKS_UNDER_WAY && next < size {
+                let end = size.min(next + BLOCK as u64);
+                reads.push_back(span(from, reader, next, end));
+                next = end;
+            }
+            tokio::select! {
+                biased;
+                Some(written) = writes.next() => written?,
+                Some(read) = reads.next(), if writes.len() < BLOCKS_UNDER_WAY => {
+                    let read: Span = read?;
+                    if read.has_hole {
+                        // Behind a hole only when everything before it is there; see the module.
+                        while let Some(written) = writes.next().await {
+                            Result::<(), Error>::from(written)?;
+                        }
+                    }
+                    for (offset, bytes) in read.pieces {
+                        writes.push_back(write(writer, offset, bytes));
+                    }
+                    let end = read.end.min(size);
+                    self.watch.moved(to, end.saturating_sub(covered));
+                    covered = covered.max(end);
+                    next = next.max(end);
+                }
+                else => return Ok(()),
+            }
+        }
+    }
+}
+
+async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), Error> {
+    Ok(writer.write_at(offset, bytes).await?)
+}
+
+/// Reads a range, at least; a hole at its end may reach further.
+async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<Span, Error> {
+    let mut span = Span { pieces: Vec::new(), has_hole: false, end: begin };
+    while span.end < end {
+        let len = usize::try_from(end - span.end).unwrap_or(BLOCK);
+        let block = reader.read_at(span.end, len, true).await?;
+        let got = block.bytes.len() as u64;
+        if got == 0 && block.hole == 0 {
+            return Err(Error::Shrunk { path: from.to_owned() });
+        }
+        if got > 0 {
+            span.pieces.push((span.end, block.bytes));
+        }
+        span.has_hole |= block.hole > 0;
+        span.end = match (span.end + got).checked_add(block.hole) {
+            Some(end) => end,
+            None => {
+                let reason = "the server tells of a hole without an end";
+                return Err(fs::Error::new("read", from, fs::ErrorKind::InvalidData, reason).into());
+            }
+        };
+    }
+    Ok(span)
+}
+
+/// How much of a part that was found is there for sure: all but the blocks that may have been under way.
+fn certain(found: u64, size: u64) -> u64 {
+    let block = BLOCK as u64;
+    let under_way = BLOCKS_UNDER_WAY as u64 * block;
+    // Of two writers of the same part the later has the last word; a part longer than its file is none of ours.
+    if found > size { 0 } else { found.saturating_sub(under_way) / block * block }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_counts_without_the_blocks_that_were_under_way() {
+        let mib = BLOCK as u64;
+        let told = [0, 3 * mib, 8 * mib, 9 * mib, 10 * mib + 5].map(|found| certain(found, 100 * mib));
+        assert_eq!(told, [0, 0, 0, mib, 2 * mib]);
+        assert_eq!(certain(101 * mib, 100 * mib), 0);
+    }
+}

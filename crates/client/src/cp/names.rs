@@ -1,0 +1,66 @@
+//! Names in listings: which of them may become a part of a path, and the hidden ones of interrupted transfers.
+//!
+//! Pure. A listing comes from a place that may lie; whatever is joined to a path has passed here.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+/// Bytes of one name, as Linux has it.
+const NAME_MAX: usize = 255;
+
+/// Why a name is not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    /// Nothing at all.
+    #[error("it is empty")]
+    Empty,
+    /// `.` or `..`: not below the directory.
+    #[error("it is a dot segment")]
+    Dots,
+    /// It names something elsewhere.
+    #[error("it has a slash")]
+    Slash,
+    /// No file has such a name.
+    #[error("it has a NUL byte")]
+    Nul,
+    /// Longer than a name can be.
+    #[error("it is longer than {NAME_MAX} bytes")]
+    Long,
+}
+
+/// Whether a name names something directly below its directory, and nothing else.
+pub(super) fn check(name: &OsStr) -> Result<(), BadName> {
+    let bytes = name.as_bytes();
+    match bytes {
+        b"" => Err(BadName::Empty),
+        b"." | b".." => Err(BadName::Dots),
+        _ if bytes.contains(&b'/') => Err(BadName::Slash),
+        _ if bytes.contains(&0) => Err(BadName::Nul),
+        _ if bytes.len() > NAME_MAX => Err(BadName::Long),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_directly_below_a_directory_are_used() {
+        for good in [b"a".as_slice(), b"...", b".a", b"a b\n", b"\xff\xfe", b"~", b"-rf", &[b'x'; NAME_MAX]] {
+            assert_eq!(check(OsStr::from_bytes(good)), Ok(()), "{good:?}");
+        }
+        let bad = [
+            (b"".as_slice(), BadName::Empty),
+            (b".", BadName::Dots),
+            (b"..", BadName::Dots),
+            (b"../x", BadName::Slash),
+            (b"/etc/x", BadName::Slash),
+            (b"a/b", BadName::Slash),
+            (b"a\0", BadName::Nul),
+            (&[b'x'; NAME_MAX + 1], BadName::Long),
+        ];
+        for (name, why) in bad {
+            assert_eq!(check(OsStr::from_bytes(name)), Err(why), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A tree from place to place: its directories, files and links as jobs, tens of them under way.
+//!
+//! ```text
+//! stack:  [dir] ──make, list a page──▶ files, links and directories on top, the next page below them
+//! ```
+//! Last in, first out, so that what waits is bounded by the pages on the way down, however large the tree. Directories get
+//! their mode and time at the very end, from the leaves up: until then they must be writable, and every new file changes
+//! them.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+
+use super::{Error, MODE_KEPT, Place, Report, Watch, file, names};
+use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Moment, Page};
+
+/// Jobs under way: half of what a server serves a connection at a time.
+const JOBS: usize = 32;
+
+/// Large files under way: their blocks fill the line by themselves.
+const LARGE: usize = 2;
+
+/// Directories of a tree: a place that tells of more does so for ever.
+const DIRECTORIES_MAX: usize = 2_000_000;
+
+/// Bytes of a path, as Linux has it.
+const PATH_MAX: usize = 4096;
+
+/// What the target has of a directory, by name; of those alone that an interrupted copy may have brought.
+type Existing = HashMap<OsString, Entry>;
+
+/// Work that waits.
+enum Job {
+    /// Makes a directory and lists it.
+    Directory { below: PathBuf, mode: u32 },
+    /// Lists on behind a name.
+    Page { below: PathBuf, after: OsString, existing: Arc<Existing> },
+    /// Copies a file.
+    File { below: PathBuf, source: file::Source },
+    /// Makes a link.
+    Link { below: PathBuf, entry: Entry },
+}
+
+/// What a job came to.
+enum Done {
+    Listed { below: PathBuf, page: Page, existing: Arc<Existing> },
+    File { bytes: u64, was_large: bool },
+    Link,
+    Failed { error: Error, was_large: bool },
+}
+
+/// A copy of a tree.
+pub(super) struct Tree<'a> {
+    source: &'a dyn FileSystem,
+    target: &'a dyn FileSystem,
+    from: PathBuf,
+    to: PathBuf,
+    is_resumed: bool,
+    watch: &'a dyn Watch,
+}
+
+/// What changes while it goes on.
+#[derive(Default)]
+struct State {
+    stack: Vec<Job>,
+    /// Large files that wait for their turn.
+    large: VecDeque<Job>,
+    large_under_way: usize,
+    /// Every directory that was made, parents first: mode and time for the end.
+    directories: Vec<(PathBuf, u32, Moment)>,
+    report: Report,
+}
+
+impl<'a> Tree<'a> {
+    pub(super) fn new(
+        source: &'a Place,
+        target: &'a Place,
+        from: PathBuf,
+        to: PathBuf,
+        is_resumed: bool,
+        watch: &'a dyn Watch,
+    ) -> Self {
+        Self { source: &*source.files, target: &*target.files, from, to, is_resumed, watch }
+    }
+
+    /// Copies it; `root` is mode and time of its root.
+    pub(super) async fn copy(&self, root: (u32, Moment)) -> Result<Report, Error> {
+        let (mode, modified) = root;
+        let mut state = State::default();
+        state.directories.push((PathBuf::new(), mode, modified));
+        state.stack.push(Job::Directory { below: PathBuf::new(), mode });
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            while under_way.len() < JOBS
+                && let Some(job) = state.next_job()
+            {
+                under_way.push(self.run(job));
+            }
+            match under_way.next().await {
+                Some(done) => self.take(&mut state, done)?,
+                None => break,
+            }
+        }
+        self.finish(&mut state).await?;
+        Ok(state.report)
+    }
+
+    fn run(&self, job: Job) -> BoxFuture<'_, Done> {
+        async move {
+            let was_large = job.is_large();
+            let done = match job {
+                Job::Directory { below, mode } => self.directory(below, mode).await,
+                Job::Page { below, after, existing } => self.page(below, Some(after), existing).await,
+                Job::File { below, source } => self.file(&below, &source, was_large).await,
+                Job::Link { below, entry } => self.link(&below, entry).await,
+            };
+            done.unwrap_or_else(|error| Done::Failed { error, was_large })
+        }
+        .boxed()
+    }
+
+    async fn directory(&self, below: PathBuf, mode: u32) -> Result<Done, Error> {
+        let to = self.to_path(&below);
+        // Ours until the end, whatever it will be then.
+        let mode = (mode & MODE_KEPT) | 0o700;
+        let existing = match self.target.create_directory(&to, false, Links::Refuse, Some(mode)).await {
+            Ok(()) => Existing::new(),
+            Err(error) if error.kind == ErrorKind::AlreadyExists => self.existing(&to).await?,
+            Err(error) => return Err(error.into()),
+        };
+        self.page(below, None, Arc::new(existing)).await
+    }
+
+    /// Looks at a directory of the target that is there already, and at what an interrupted copy has brought into it.
+    async fn existing(&self, to: &Path) -> Result<Existing, Error> {
+        let found = self.target.metadata(to, Links::Itself).await?;
+        if found.kind != EntryKind::Directory {
+            return Err(Error::NotADirectory { path: to.to_owned() });
+        }
+        if let Some(mode) = found.mode
+            && mode & 0o700 != 0o700
+        {
+            self.target.set_metadata(to, Links::Itself, Some(mode | 0o700), None).await?;
+        }
+        let mut existing = Existing::new();
+        let mut after = None;
+        while self.is_resumed {
+            let page = self.target.list(to, after.take(), Links::Refuse).await?;
+            let Some(last) = page.entries.last() else { break };
+            after = Some(last.name.clone());
+            let files = page.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
+            existing.extend(files.map(|entry| (entry.name.clone(), entry)));
+            if !page.more {
+                break;
+            }
+        }
+        Ok(existing)
+    }
+
+    async fn page(&self, below: PathBuf, after: Option<OsString>, existing: Arc<Existing>) -> Result<Done, Error> {
+        let from = self.from_path(&below);
+        let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
+        check_page(&from, &page, after)?;
+        Ok(Done::Listed { below, page, existing })
+    }
+
+    async fn file(&self, below: &Path, source: &file::Source, was_large: bool) -> Result<Done, Error> {
+        let copy = file::Copy { source: self.source, target: self.target, watch: self.watch };
+        let to = self.to_path(below);
+        copy.whole(&self.from_path(below), &to, source).await?;
+        self.watch.done(&to, EntryKind::File);
+        Ok(Done::File { bytes: source.size, was_large })
+    }
+
+    async fn link(&self, below: &Path, entry: Entry) -> Result<Done, Error> {
+        let to = self.to_path(below);
+        self.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
+        self.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
+        self.watch.done(&to, EntryKind::Symlink);
+        Ok(Done::Link)
+    }
+
+    /// Counts what a job came to; only what ends the whole copy is an error.
+    fn take(&self, state: &mut State, done: Done) -> Result<(), Error> {
+        match done {
+            Done::Listed { below, page, existing } => self.take_page(state, &below, page, &existing)?,
+            Done::File { bytes, was_large } => {
+                state.report.files += 1;
+                state.report.bytes += bytes;
+                state.large_under_way -= usize::from(was_large);
+            }
+            Done::Link => state.report.links += 1,
+            Done::Failed { error, was_large } => {
+                if error.is_fatal() {
+                    return Err(error);
+                }
+                self.watch.failed(&error);
+                state.report.failed += 1;
+                state.large_under_way -= usize::from(was_large);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_page(&self, state: &mut State, below: &Path, page: Page, existing: &Arc<Existing>) -> Result<(), Error> {
+        if page.more
+            && let Some(last) = page.entries.last()
+        {
+            let (below, existing) = (below.to_owned(), Arc::clone(existing));
+            state.stack.push(Job::Page { below, after: last.name.clone(), existing });
+        }
+        for entry in page.entries.into_iter().rev() {
+            let below = below.join(&entry.name);
+            if self.to_path(&below).as_os_str().len() >= PATH_MAX || state.directories.len() >= DIRECTORIES_MAX {
+                return Err(Error::Listing { path: self.from_path(&below), why: "it goes on without an end" });
+            }
+            match entry.kind {
+                EntryKind::Directory => {
+                    let mode = entry.mode;
+                    state.directories.push((below.clone(), mode, entry.modified));
+                    state.stack.push(Job::Directory { below, mode });
+                }
+                EntryKind::File if existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
+                    state.report.found += 1;
+                    self.watch.begun(&below, entry.size);
+                    self.watch.moved(&below, entry.size);
+                    self.watch.done(&self.to_path(&below), EntryKind::File);
+                }
+                EntryKind::File => {
+                    let source = file::Source { size: entry.size, mode: entry.mode, modified: entry.modified };
+                    state.stack.push(Job::File { below, source });
+                }
+                EntryKind::Symlink => state.stack.push(Job::Link { below, entry }),
+                EntryKind::Other => {
+                    state.report.left_out += 1;
+                    self.watch.left_out(&self.from_path(&below));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives directories their mode and time, the deepest first: a parent that may not be entered any more comes after what is
+    /// in it, and a change inside would be a new time for it.
+    async fn finish(&self, state: &mut State) -> Result<(), Error> {
+        let mut directories = std::mem::take(&mut state.directories);
+        directories.sort_by_key(|(below, _, _)| std::cmp::Reverse(below.components().count()));
+        let mut rest = directories.as_slice();
+        while let Some((first, _, _)) = rest.first() {
+            let depth = first.components().count();
+            let level = rest.iter().take_while(|(below, _, _)| below.components().count() == depth).count();
+            let (now, later) = rest.split_at(level);
+            let sets = now.iter().map(async |(below, mode, modified)| {
+                let to = self.to_path(below);
+                let set = self.target.set_metadata(&to, Links::Itself, Some(mode & MODE_KEPT), Some(*modified)).await;
+                set.map(|()| self.watch.done(&to, EntryKind::Directory)).map_err(Error::from)
+            });
+            let mut setting = futures_util::stream::iter(sets).buffer_unordered(JOBS);
+            while let Some(set) = setting.next().await {
+                match set {
+                    Ok(()) => state.report.directories += 1,
+                    Err(error) if error.is_fatal() => return Err(error),
+                    // One that could not be made was told of already.
+                    Err(Error::File(error)) if error.kind == ErrorKind::NotFound && state.report.failed > 0 => {}
+                    Err(error) => {
+                        self.watch.failed(&error);
+                        state.report.failed += 1;
+                    }
+                }
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn from_path(&self, below: &Path) -> PathBuf {
+        join(&self.from, below)
+    }
+
+    fn to_path(&self, below: &Path) -> PathBuf {
+        join(&self.to, below)
+    }
+}
+
+impl Job {
+    fn is_large(&self) -> bool {
+        matches!(self, Self::File { source, .. } if source.size > file::SMALL)
+    }
+}
+
+impl State {
+    /// The next job whose turn it is.
+    fn next_job(&mut self) -> Option<Job> {
+        if self.large_under_way < LARGE
+            && let Some(job) = self.large.pop_front()
+        {
+            self.large_under_way += 1;
+            return Some(job);
+        }
+        while let Some(job) = self.stack.pop() {
+            if !job.is_large() {
+                return Some(job);
+            }
+            if self.large_under_way < LARGE {
+                self.large_under_way += 1;
+                return Some(job);
+            }
+            self.large.push_back(job);
+        }
+        None
+    }
+}
+
+/// Joins without a slash at the end where there is nothing to join.
+fn join(root: &Path, below: &Path) -> PathBuf {
+    if below.as_os_str().is_empty() { root.to_owned() } else { root.join(below) }
+}
+
+/// Whether what is at the target came from this entry, by an interrupted copy.
+fn is_same(source: &Entry, target: &Entry) -> bool {
+    (source.size, source.modified, source.mode & MODE_KEPT) == (target.size, target.modified, target.mode)
+}
+
+/// Looks at a page before anything is made of it: every name is one, and they go up, so that a listing that goes round in
+/// circles is known.
+fn check_page(path: &Path, page: &Page, after: Option<OsString>) -> Result<(), Error> {
+    if page.more && page.entries.is_empty() {
+        return Err(Error::Listing { path: path.to_owned(), why: "there is more, but nothing comes" });
+    }
+    let mut before = after;
+    for entry in &page.entries {
+        if let Err(why) = names::check(&entry.name) {
+            return Err(Error::Name { path: path.to_owned(), name: entry.name.clone(), why });
+        }
+        if before.is_some_and(|before| entry.name <= before) {
+            return Err(Error::Listing { path: path.to_owned(), why: "its names do not go up" });
+        }
+        before = Some(entry.name.clone());
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! What can go wrong with a file, the same here and on a server.
+//!
+//! One error with a kind to branch on; the text says what was tried, on what, and why it failed. It must not know the wire
+//! beyond the words of its failures.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use exec_server_protocol::failure;
+
+/// Why something with a file failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{operation} `{}`: {reason}", path.display())]
+pub struct Error {
+    /// What was tried, such as `read`.
+    pub operation: &'static str,
+    /// On what.
+    pub path: PathBuf,
+    /// What to branch on.
+    pub kind: ErrorKind,
+    /// What the system, or the server, said.
+    pub reason: String,
+}
+
+/// The kind of an [`Error`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no such file.
+    NotFound,
+    /// The system does not permit it.
+    PermissionDenied,
+    /// A sandbox does not permit it.
+    SandboxDenied,
+    /// It makes no sense for this file: not a regular file, a relative path, a bound exceeded.
+    InvalidInput,
+    /// There is a link in the path, and none was to be followed.
+    Symlink,
+    /// Something of that name is there already.
+    AlreadyExists,
+    /// It is a directory.
+    IsADirectory,
+    /// It, or a part of the path, is no directory.
+    NotADirectory,
+    /// The directory is not empty.
+    NotEmpty,
+    /// The file is not in the state that was asked for.
+    Changed,
+    /// It is too large for one message.
+    TooLarge,
+    /// There is no room on the disk.
+    Full,
+    /// The place cannot do it.
+    Unsupported,
+    /// The server cannot be reached any more; for what the session says, see [`crate::Error`].
+    Disconnected,
+    /// What the server answered makes no sense.
+    InvalidData,
+    /// Anything else.
+    Other,
+}
+
+impl Error {
+    pub(crate) fn new(
+        operation: &'static str,
+        path: &Path,
+        kind: ErrorKind,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self { operation, path: path.to_owned(), kind, reason: reason.into() }
+    }
+
+    /// What the system said of a file of this machine.
+    pub(crate) fn of_io(operation: &'static str, path: &Path, error: &io::Error) -> Self {
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorKind::PermissionDenied,
+            io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+            io::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
+            io::ErrorKind::IsADirectory => ErrorKind::IsADirectory,
+            io::ErrorKind::NotADirectory => ErrorKind::NotADirectory,
+            io::ErrorKind::DirectoryNotEmpty => ErrorKind::NotEmpty,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+            io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => ErrorKind::Symlink,
+            _ => ErrorKind::Other,
+        };
+        Self::new(operation, path, kind, error.to_string())
+    }
+
+    /// What a call to a server came to.
+    pub(crate) fn of_call(operation: &'static str, path: &Path, error: &crate::Error) -> Self {
+        let kind = match error {
+            crate::Error::Server { kind: Some(kind), .. } => of_word(*kind),
+            crate::Error::Server { code: failure::NOT_FOUND, .. } => ErrorKind::NotFound,
+            crate::Error::Server { code: failure::INVALID_REQUEST | failure::INVALID_PARAMS, .. } => {
+                ErrorKind::InvalidInput
+            }
+            crate::Error::Server { code: failure::METHOD_NOT_FOUND, .. } => ErrorKind::Unsupported,
+            crate::Error::Server { .. } => ErrorKind::Other,
+            crate::Error::Decode { .. } | crate::Error::Protocol(_) => ErrorKind::InvalidData,
+            _ => ErrorKind::Disconnected,
+        };
+        Self::new(operation, path, kind, error.to_string())
+    }
+}
+
+/// What the server's word means for a caller.
+fn of_word(word: failure::Kind) -> ErrorKind {
+    use failure::Kind;
+    match word {
+        Kind::NotFound | Kind::UnknownHandle => ErrorKind::NotFound,
+        Kind::PermissionDenied | Kind::Forbidden => ErrorKind::PermissionDenied,
+        Kind::InvalidInput | Kind::NotRegularFile | Kind::RelativePath | Kind::InvalidUri => ErrorKind::InvalidInput,
+        Kind::SymlinkRefused => ErrorKind::Symlink,
+        Kind::FileTooLarge => ErrorKind::TooLarge,
+        Kind::EtagMismatch => ErrorKind::Changed,
+        Kind::AlreadyExists => ErrorKind::AlreadyExists,
+        Kind::IsADirectory => ErrorKind::IsADirectory,
+        Kind::NotADirectory => ErrorKind::NotADirectory,
+        Kind::DirectoryNotEmpty => ErrorKind::NotEmpty,
+        Kind::StorageFull => ErrorKind::Full,
+        Kind::Unsupported => ErrorKind::Unsupported,
+        _ if word.as_str() == "sandboxDenied" => ErrorKind::SandboxDenied,
+        _ => ErrorKind::Other,
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind {
+            ErrorKind::NotFound => io::ErrorKind::NotFound,
+            ErrorKind::PermissionDenied | ErrorKind::SandboxDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::InvalidInput | ErrorKind::Symlink => io::ErrorKind::InvalidInput,
+            ErrorKind::AlreadyExists => io::ErrorKind::AlreadyExists,
+            ErrorKind::IsADirectory => io::ErrorKind::IsADirectory,
+            ErrorKind::NotADirectory => io::ErrorKind::NotADirectory,
+            ErrorKind::NotEmpty => io::ErrorKind::DirectoryNotEmpty,
+            ErrorKind::TooLarge => io::ErrorKind::FileTooLarge,
+            ErrorKind::Full => io::ErrorKind::StorageFull,
+            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::Disconnected => io::ErrorKind::BrokenPipe,
+            ErrorKind::InvalidData => io::ErrorKind::InvalidData,
+            ErrorKind::Changed | ErrorKind::Other => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,620 @@
+//! Files of a server.
+//!
+//! One request a call, but for large files, which go in blocks through a handle of the session: it outlives cut links, as the
+//! session does. Failure paths: a call that a cut interrupted is sent again where that is harmless; one that is not, such as a
+//! commit, ends with its outcome unknown, and the error says so.
+
+use std::{
+    borrow::Cow,
+    ffi::{OsStr, OsString},
+    fmt,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use exec_server_protocol::{
+    base64, fs as wire, limits,
+    path::{Form, PathArg},
+};
+use serde_json::value::RawValue;
+
+use super::{
+    Block, CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links,
+    Metadata, Moment, Page, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written, read_all, write_all,
+};
+use crate::{
+    Client, Generation,
+    requests::{self, Method},
+    transport::BoxFuture,
+};
+
+/// How often a call is sent again whose links break one after the other.
+const AGAIN_MAX: usize = 16;
+
+/// A server, as a place with files.
+#[derive(Clone)]
+pub struct Remote {
+    client: Client,
+    /// As the wire has it, for every call.
+    sandbox: Option<Arc<RawValue>>,
+}
+
+impl Remote {
+    /// The files that the server itself can reach.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client, sandbox: None }
+    }
+
+    /// The same within a sandbox, given as PROTOCOL.md describes it; what it denies is [`ErrorKind::SandboxDenied`].
+    #[must_use]
+    pub fn sandboxed(&self, sandbox: Box<RawValue>) -> Self {
+        Self { client: self.client.clone(), sandbox: Some(Arc::from(sandbox)) }
+    }
+
+    /// The session behind it.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn sandbox(&self) -> wire::Sandbox {
+        self.sandbox.as_ref().and_then(|sandbox| RawValue::from_string(sandbox.get().to_owned()).ok())
+    }
+
+    /// A path as this server wants it: a URI where it knows no other, or where the bytes are not UTF-8.
+    async fn path(&self, operation: &'static str, path: &Path) -> Result<PathArg, Error> {
+        let form = match (path.to_str(), self.client.server().generation) {
+            (None, _) => Form::Uri,
+            (Some(_), Generation::Reference) => {
+                let info = self.client.info().await.map_err(|error| Error::of_call(operation, path, &error))?;
+                if info.is_some() { Form::Uri } else { Form::Native }
+            }
+            (Some(_), _) => Form::Native,
+        };
+        if !path.is_absolute() {
+            return Err(Error::new(operation, path, ErrorKind::InvalidInput, "the path is not absolute"));
+        }
+        Ok(PathArg::new(form.write(path)))
+    }
+
+    async fn call<M: Method>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        params: &M::Params,
+    ) -> Result<M::Result, Error> {
+        self.client.request::<M>(params).await.map_err(|error| Error::of_call(operation, path, &error))
+    }
+
+    /// A call whose second time has the effect of the first: sent again where a cut left its outcome unknown.
+    async fn call_again<M: Method>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        params: &M::Params,
+    ) -> Result<M::Result, Error> {
+        for _ in 0..AGAIN_MAX {
+            match self.client.request::<M>(params).await {
+                Err(crate::Error::UnknownOutcome { .. }) => {}
+                answer => return answer.map_err(|error| Error::of_call(operation, path, &error)),
+            }
+        }
+        self.call::<M>(operation, path, params).await
+    }
+
+    /// Opens a handle under a name that nobody has used, and under another where a cut left open what became of it.
+    async fn handle<M: Method>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        params: impl Fn(String) -> M::Params,
+    ) -> Result<(Handle, M::Result), Error> {
+        for _ in 0..AGAIN_MAX {
+            let handle = Handle::new(self, path);
+            match self.client.request::<M>(&params(handle.handle_id.clone())).await {
+                Ok(result) => return Ok((handle, result)),
+                // Closed before the next is opened: a draft has one writer.
+                Err(crate::Error::UnknownOutcome { .. }) => handle.close(false).await?,
+                Err(error) => return Err(Error::of_call(operation, path, &error)),
+            }
+        }
+        Err(Error::new(operation, path, ErrorKind::Disconnected, "the connection breaks again and again"))
+    }
+
+    async fn metadata_of(&self, path: &Path, links: Links) -> Result<Metadata, Error> {
+        let params = wire::GetMetadataParams {
+            path: self.path("look at", path).await?,
+            follow_symlinks: follow(links),
+            sandbox: self.sandbox(),
+            of_link: links == Links::Itself,
+        };
+        let found = self.call::<requests::FsGetMetadata>("look at", path, &params).await?;
+        let target = match (found.link_target_base64, found.link_target) {
+            (Some(text), _) => Some(decode("look at", path, &text)?),
+            (None, target) => target.map(String::into_bytes),
+        };
+        let kind = match (found.is_file, found.is_directory) {
+            _ if links == Links::Itself && found.is_symlink => EntryKind::Symlink,
+            (true, _) => EntryKind::File,
+            (false, true) => EntryKind::Directory,
+            (false, false) => EntryKind::Other,
+        };
+        Ok(Metadata {
+            kind,
+            is_symlink: found.is_symlink,
+            size: found.size.unwrap_or_default(),
+            mode: found.mode,
+            modified: found.modified_at.unwrap_or_else(|| of_millis(found.modified_at_ms)),
+            created_ms: found.created_at_ms,
+            etag: found.etag,
+            link_target: target.map(OsString::from_vec),
+        })
+    }
+
+    async fn open_file(&self, path: &Path, links: Links) -> Result<File, Error> {
+        let place = self.path("open", path).await?;
+        let params = |handle_id| wire::OpenParams {
+            handle_id,
+            path: place.clone(),
+            follow_symlinks: follow(links),
+            sandbox: self.sandbox(),
+        };
+        let (handle, opened) = self.handle::<requests::FsOpen>("open", path, params).await?;
+        let size = match opened.size {
+            Some(size) => size,
+            None => self.metadata_of(path, links).await?.size,
+        };
+        Ok(File { handle, size, etag: opened.etag })
+    }
+
+    async fn begin(&self, path: &Path, options: CreateOptions) -> Result<Draft, Error> {
+        let place = self.path("create", path).await?;
+        let params = |handle_id| wire::CreateParams {
+            handle_id,
+            path: place.clone(),
+            follow_symlinks: follow(options.links),
+            sandbox: self.sandbox(),
+            keep: options.keep.clone(),
+        };
+        let (handle, created) = self.handle::<requests::FsCreate>("create", path, params).await?;
+        Ok(Draft { handle, found: created.size })
+    }
+
+    async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, Error> {
+        if bytes.len() > limits::FILE_BYTES && !options.append {
+            let draft = self.begin(path, CreateOptions { links: options.links, keep: options.keep }).await?;
+            let commit = CommitOptions {
+                size: None,
+                if_match: options.if_match,
+                mode: options.mode,
+                modified: options.modified,
+                sync: options.sync,
+            };
+            return write_all(path, Box::new(draft), bytes, commit).await;
+        }
+        let is_repeatable = options.if_match.is_none() && !options.append;
+        let params = wire::WriteFileParams {
+            path: self.path("write", path).await?,
+            data_base64: Cow::Owned(base64::encode(&bytes)),
+            follow_symlinks: follow(options.links),
+            sandbox: self.sandbox(),
+            if_match: options.if_match,
+            append: options.append,
+            offset: None,
+            fsync: options.sync,
+            mode: options.mode,
+            modified_at: options.modified,
+        };
+        let written = match is_repeatable {
+            true => self.call_again::<requests::FsWriteFile>("write", path, &params).await?,
+            false => self.call::<requests::FsWriteFile>("write", path, &params).await?,
+        };
+        Ok(Written { atomic: written.atomic, etag: written.etag })
+    }
+
+    async fn read_whole(&self, path: &Path, links: Links) -> Result<Bytes, Error> {
+        let params = wire::ReadFileParams {
+            path: self.path("read", path).await?,
+            follow_symlinks: follow(links),
+            sandbox: self.sandbox(),
+            offset: None,
+            len: None,
+            lines: None,
+        };
+        match self.call::<requests::FsReadFile>("read", path, &params).await {
+            Ok(read) => decode("read", path, &read.data_base64).map(Bytes::from),
+            Err(error) if error.kind == ErrorKind::TooLarge => {
+                read_all(Arc::new(self.open_file(path, links).await?)).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn names(&self, path: &Path) -> Result<Vec<DirectoryEntry>, Error> {
+        let params = wire::ReadDirectoryParams {
+            path: self.path("list", path).await?,
+            follow_symlinks: None,
+            sandbox: self.sandbox(),
+            details: false,
+            after_base64: None,
+        };
+        let found = self.call::<requests::FsReadDirectory>("list", path, &params).await?;
+        let entries = found.entries.into_iter();
+        let entries = entries.map(|entry| {
+            Ok(DirectoryEntry {
+                name: name(path, entry.file_name, entry.file_name_base64.as_deref())?,
+                is_directory: entry.is_directory,
+                is_file: entry.is_file,
+            })
+        });
+        entries.collect()
+    }
+
+    async fn page(&self, path: &Path, after: Option<OsString>, links: Links) -> Result<Page, Error> {
+        let params = wire::ReadDirectoryParams {
+            path: self.path("list", path).await?,
+            follow_symlinks: follow(links),
+            sandbox: self.sandbox(),
+            details: true,
+            after_base64: after.map(|name| base64::encode(name.as_bytes())),
+        };
+        let found = self.call::<requests::FsReadDirectory>("list", path, &params).await?;
+        let mut entries = Vec::with_capacity(found.entries.len());
+        for entry in found.entries {
+            let (Some(kind), Some(mode), Some(modified)) = (entry.kind, entry.mode, entry.modified_at) else {
+                let reason = format!("the server at {} does not tell mode and time of files", self.client.address());
+                return Err(Error::new("list", path, ErrorKind::Unsupported, reason));
+            };
+            let target = match (entry.link_target_base64, entry.link_target) {
+                (Some(text), _) => Some(decode("list", path, &text)?),
+                (None, target) => target.map(String::into_bytes),
+            };
+            entries.push(Entry {
+                name: name(path, entry.file_name, entry.file_name_base64.as_deref())?,
+                kind,
+                size: entry.size.unwrap_or_default(),
+                mode,
+                modified,
+                target: target.map(OsString::from_vec),
+            });
+        }
+        Ok(Page { entries, more: found.truncated })
+    }
+
+    async fn walk_tree(&self, path: &Path, options: WalkOptions) -> Result<Walk, Error> {
+        let params =
+            wire::WalkParams { path: self.path("walk", path).await?, options, sandbox: self.sandbox() };
+        let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
+        let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
+        let errors = found.errors.into_iter().map(|error| Ok((resolve("walk", path, &error.path)?, error.message)));
+        Ok(Walk {
+            entries: entries.collect::<Result<_, Error>>()?,
+            errors: errors.collect::<Result<_, Error>>()?,
+            truncated: found.truncated,
+        })
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl FileSystem for Remote {
+    fn place(&self) -> String {
+        self.client.address()
+    }
+
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+        Box::pin(self.read_whole(path, links))
+    }
+
+    fn write_file<'a>(
+        &'a self,
+        path: &'a Path,
+        bytes: Bytes,
+        options: WriteOptions,
+    ) -> BoxFuture<'a, Result<Written, Error>> {
+        Box::pin(self.write_whole(path, bytes, options))
+    }
+
+    fn create_directory<'a>(
+        &'a self,
+        path: &'a Path,
+        recursive: bool,
+        links: Links,
+        mode: Option<u32>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let params = wire::CreateDirectoryParams {
+                path: self.path("make directory", path).await?,
+                recursive: Some(recursive),
+                follow_symlinks: follow(links),
+                sandbox: self.sandbox(),
+                mode,
+            };
+            match recursive {
+                true => self.call_again::<requests::FsCreateDirectory>("make directory", path, &params).await.map(drop),
+                false => self.call::<requests::FsCreateDirectory>("make directory", path, &params).await.map(drop),
+            }
+        })
+    }
+
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>> {
+        Box::pin(self.metadata_of(path, links))
+    }
+
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>> {
+        Box::pin(async move {
+            let params =
+                wire::CanonicalizeParams { path: self.path("resolve", path).await?, sandbox: self.sandbox() };
+            let found = self.call::<requests::FsCanonicalize>("resolve", path, &params).await?;
+            resolve("resolve", path, &found.path)
+        })
+    }
+
+    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>> {
+        Box::pin(self.names(path))
+    }
+
+    fn list<'a>(
+        &'a self,
+        path: &'a Path,
+        after: Option<OsString>,
+        links: Links,
+    ) -> BoxFuture<'a, Result<Page, Error>> {
+        Box::pin(self.page(path, after, links))
+    }
+
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>> {
+        Box::pin(self.walk_tree(path, options))
+    }
+
+    fn remove<'a>(
+        &'a self,
+        path: &'a Path,
+        recursive: bool,
+        force: bool,
+        links: Links,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let params = wire::RemoveParams {
+                path: self.path("remove", path).await?,
+                recursive: Some(recursive),
+                force: Some(force),
+                follow_symlinks: follow(links),
+                sandbox: self.sandbox(),
+            };
+            match force {
+                true => self.call_again::<requests::FsRemove>("remove", path, &params).await.map(drop),
+                false => self.call::<requests::FsRemove>("remove", path, &params).await.map(drop),
+            }
+        })
+    }
+
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let params = wire::CopyParams {
+                source_path: self.path("copy", source).await?,
+                destination_path: self.path("copy", target).await?,
+                recursive,
+                sandbox: self.sandbox(),
+            };
+            self.call::<requests::FsCopy>("copy", source, &params).await.map(drop)
+        })
+    }
+
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let (target, target_base64) = match target.into_string() {
+                Ok(text) => (text, None),
+                Err(bytes) => (String::new(), Some(base64::encode(bytes.as_bytes()))),
+            };
+            let params = wire::CreateSymlinkParams {
+                path: self.path("link", path).await?,
+                target,
+                target_base64,
+                replace: true,
+                follow_symlinks: follow(links),
+                sandbox: self.sandbox(),
+            };
+            self.call_again::<requests::FsCreateSymlink>("link", path, &params).await.map(drop)
+        })
+    }
+
+    fn set_metadata<'a>(
+        &'a self,
+        path: &'a Path,
+        links: Links,
+        mode: Option<u32>,
+        modified: Option<Moment>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let params = wire::SetMetadataParams {
+                path: self.path("change", path).await?,
+                follow_symlinks: follow(links),
+                sandbox: self.sandbox(),
+                of_link: links == Links::Itself,
+                mode,
+                modified_at: modified,
+            };
+            self.call::<requests::FsSetMetadata>("change", path, &params).await.map(drop)
+        })
+    }
+
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
+        Box::pin(async move { Ok(Box::new(self.open_file(path, links).await?) as Box<dyn ReadAt>) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        path: &'a Path,
+        options: CreateOptions,
+    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
+        Box::pin(async move { Ok(Box::new(self.begin(path, options).await?) as Box<dyn WriteAt>) })
+    }
+}
+
+/// A handle of the session; closed when it is dropped.
+struct Handle {
+    remote: Remote,
+    path: PathBuf,
+    handle_id: String,
+    is_open: bool,
+}
+
+impl Handle {
+    fn new(remote: &Remote, path: &Path) -> Self {
+        Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
+    }
+
+    async fn close(mut self, discard: bool) -> Result<(), Error> {
+        self.is_open = false;
+        let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard };
+        self.remote.call::<requests::FsClose>("close", &self.path, &params).await.map(drop)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.is_open {
+            let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard: false };
+            self.remote.client.close_file(params);
+        }
+    }
+}
+
+/// A file that is read.
+struct File {
+    handle: Handle,
+    size: u64,
+    etag: Option<String>,
+}
+
+impl ReadAt for File {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn etag(&self) -> Option<&str> {
+        self.etag.as_deref()
+    }
+
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
+        Box::pin(async move {
+            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let params =
+                wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
+            let block = remote.call::<requests::FsReadBlock>("read", path, &params).await?;
+            let bytes = Bytes::from(decode("read", path, &block.chunk)?);
+            if bytes.len() > len {
+                return Err(Error::new("read", path, ErrorKind::InvalidData, "the server sent more than was asked for"));
+            }
+            Ok(Block { bytes, hole: block.hole.unwrap_or_default(), eof: block.eof })
+        })
+    }
+}
+
+/// A file that is written.
+struct Draft {
+    handle: Handle,
+    found: u64,
+}
+
+impl Draft {
+    /// Whether a commit that a cut interrupted has worked: then the file is there, with the size and the time it was to have.
+    /// Where it has not, it is tried once more.
+    async fn committed(&self, params: &wire::CommitParams) -> Option<Written> {
+        let (size, modified) = (params.size?, params.modified_at?);
+        let Handle { remote, path, .. } = &self.handle;
+        let is_there = match remote.metadata_of(path, Links::Itself).await {
+            Ok(found) if (found.kind, found.size, found.modified) == (EntryKind::File, size, modified) => Some(found),
+            _ => None,
+        };
+        match is_there {
+            Some(found) => Some(Written { atomic: true, etag: found.etag }),
+            None => {
+                let written = remote.client.request::<requests::FsCommit>(params).await.ok()?;
+                Some(Written { atomic: written.atomic, etag: written.etag })
+            }
+        }
+    }
+}
+
+impl WriteAt for Draft {
+    fn found(&self) -> u64 {
+        self.found
+    }
+
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let chunk = Cow::Owned(base64::encode(&bytes));
+            let params = wire::WriteBlockParams { handle_id: handle_id.clone(), offset, chunk };
+            remote.call::<requests::FsWriteBlock>("write", path, &params).await.map(drop)
+        })
+    }
+
+    fn commit(mut self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {
+        Box::pin(async move {
+            let params = wire::CommitParams {
+                handle_id: self.handle.handle_id.clone(),
+                if_match: options.if_match,
+                fsync: options.sync,
+                size: options.size,
+                mode: options.mode,
+                modified_at: options.modified,
+            };
+            let Handle { remote, path, .. } = &self.handle;
+            let written = match remote.client.request::<requests::FsCommit>(&params).await {
+                Ok(written) => Written { atomic: written.atomic, etag: written.etag },
+                Err(error @ crate::Error::UnknownOutcome { .. }) => {
+                    self.committed(&params).await.ok_or_else(|| Error::of_call("complete", path, &error))?
+                }
+                Err(error) => return Err(Error::of_call("complete", path, &error)),
+            };
+            self.handle.is_open = false;
+            Ok(written)
+        })
+    }
+
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.handle.close(true))
+    }
+}
+
+/// As the wire has it: said only where links are not followed.
+fn follow(links: Links) -> Option<bool> {
+    match links {
+        Links::Follow => None,
+        Links::Refuse | Links::Itself => Some(false),
+    }
+}
+
+fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, Error> {
+    base64::decode(text)
+        .map_err(|error| Error::new(operation, path, ErrorKind::InvalidData, format!("the answer is {error}")))
+}
+
+fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Error> {
+    Ok(match encoded {
+        Some(encoded) => OsStr::from_bytes(&decode("list", path, encoded)?).to_owned(),
+        None => OsString::from(text),
+    })
+}
+
+fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> Result<PathBuf, Error> {
+    told.resolve().map_err(|error| {
+        Error::new(operation, path, ErrorKind::InvalidData, format!("the server answered with a path that is none: {error}"))
+    })
+}
+
+/// Milliseconds, which is all that the reference tells.
+fn of_millis(millis: i64) -> Moment {
+    let nanos = u32::try_from(millis.rem_euclid(1000)).unwrap_or_default() * 1_000_000;
+    Moment { seconds: millis.div_euclid(1000), nanos }
+}
