@@ -26,7 +26,10 @@ pub(super) struct Words(String);
 
 impl Words {
     pub(super) fn new(place: &str, from: &Path) -> Self {
-        Self(format!("exec-server cp, interrupted; copied again from the same source, it goes on.\n{place}\n{}\n", hex(from.as_os_str().as_bytes())))
+        Self(format!(
+            "exec-server cp, interrupted; copied again from the same source, it goes on.\n{place}\n{}\n",
+            hex(from.as_os_str().as_bytes())
+        ))
     }
 
     /// Whether the mark beside this tree is of the same transfer.
@@ -48,8 +51,7 @@ impl Words {
     /// Writes the mark. Where that is not possible, the copy is one that begins anew each time.
     pub(super) async fn put(&self, files: &dyn FileSystem, tree: &Path) -> Result<(), Error> {
         let Some(mark) = beside(tree) else { return Ok(()) };
-        let options =
-            WriteOptions { links: Links::Refuse, keep: Some("mark".to_owned()), ..WriteOptions::default() };
+        let options = WriteOptions { links: Links::Refuse, keep: Some("mark".to_owned()), ..WriteOptions::default() };
         match files.write_file(&mark, Bytes::from(self.0.clone()), options).await {
             Ok(_) => Ok(()),
             Err(error) if error.kind == ErrorKind::PermissionDenied => Ok(()),

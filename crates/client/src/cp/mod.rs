@@ -153,7 +153,9 @@ impl Error {
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
-            Self::File(error) => matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData | ErrorKind::Full),
+            Self::File(error) => {
+                matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData | ErrorKind::Full)
+            }
             Self::Name { .. } | Self::Listing { .. } => true,
             Self::IsADirectory { .. }
             | Self::Special { .. }
@@ -180,11 +182,7 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
             let to = target::of_file(&source.path, target).await?;
             refuse_itself(source, target, &from, &to)?;
             let copy = file::Copy { source: &*source.files, target: &*target.files, watch };
-            let entry = file::Source {
-                size: found.size,
-                mode: found.mode.unwrap_or(0o644),
-                modified: found.modified,
-            };
+            let entry = file::Source { size: found.size, mode: found.mode.unwrap_or(0o644), modified: found.modified };
             copy.whole(&from, &to, &entry).await?;
             watch.done(&to, EntryKind::File);
             Ok(Report { files: 1, bytes: found.size, ..Report::default() })

@@ -53,7 +53,8 @@ async fn kind(target: &Place) -> Result<Option<EntryKind>, Error> {
 async fn inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
-        let error = fs::Error::new("copy", source, ErrorKind::InvalidInput, "it has no name of its own: name the target");
+        let error =
+            fs::Error::new("copy", source, ErrorKind::InvalidInput, "it has no name of its own: name the target");
         return Err(error.into());
     };
     Ok(dir.join(name))

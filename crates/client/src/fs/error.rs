@@ -63,12 +63,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    pub(crate) fn new(
-        operation: &'static str,
-        path: &Path,
-        kind: ErrorKind,
-        reason: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn new(operation: &'static str, path: &Path, kind: ErrorKind, reason: impl Into<String>) -> Self {
         Self { operation, path: path.to_owned(), kind, reason: reason.into() }
     }
 

@@ -225,12 +225,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>>;
 
     /// The entries of a directory as they are, those with names after `after`; a part of them where there are many.
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<Page, Error>>;
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>>;
 
     /// A bounded look at a tree.
     fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>>;
@@ -263,11 +258,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>>;
 
     /// Begins a file that is written in blocks, and that nobody sees before its commit.
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>>;
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>>;
 }
 
 /// A file that is read in blocks: the one that was opened, whatever becomes of its path. Dropping it closes it.

@@ -285,8 +285,7 @@ impl Remote {
     }
 
     async fn walk_tree(&self, path: &Path, options: WalkOptions) -> Result<Walk, Error> {
-        let params =
-            wire::WalkParams { path: self.path("walk", path).await?, options, sandbox: self.sandbox() };
+        let params = wire::WalkParams { path: self.path("walk", path).await?, options, sandbox: self.sandbox() };
         let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
         let errors = found.errors.into_iter().map(|error| Ok((resolve("walk", path, &error.path)?, error.message)));
@@ -350,8 +349,7 @@ impl FileSystem for Remote {
 
     fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>> {
         Box::pin(async move {
-            let params =
-                wire::CanonicalizeParams { path: self.path("resolve", path).await?, sandbox: self.sandbox() };
+            let params = wire::CanonicalizeParams { path: self.path("resolve", path).await?, sandbox: self.sandbox() };
             let found = self.call::<requests::FsCanonicalize>("resolve", path, &params).await?;
             resolve("resolve", path, &found.path)
         })
@@ -361,12 +359,7 @@ impl FileSystem for Remote {
         Box::pin(self.names(path))
     }
 
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<Page, Error>> {
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>> {
         Box::pin(self.page(path, after, links))
     }
 
@@ -450,11 +443,7 @@ impl FileSystem for Remote {
         Box::pin(async move { Ok(Box::new(self.open_file(path, links).await?) as Box<dyn ReadAt>) })
     }
 
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
         Box::pin(async move { Ok(Box::new(self.begin(path, options).await?) as Box<dyn WriteAt>) })
     }
 }
@@ -507,12 +496,16 @@ impl ReadAt for File {
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
         Box::pin(async move {
             let Handle { remote, path, handle_id, .. } = &self.handle;
-            let params =
-                wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
+            let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
             let block = remote.call::<requests::FsReadBlock>("read", path, &params).await?;
             let bytes = Bytes::from(decode("read", path, &block.chunk)?);
             if bytes.len() > len {
-                return Err(Error::new("read", path, ErrorKind::InvalidData, "the server sent more than was asked for"));
+                return Err(Error::new(
+                    "read",
+                    path,
+                    ErrorKind::InvalidData,
+                    "the server sent more than was asked for",
+                ));
             }
             Ok(Block { bytes, hole: block.hole.unwrap_or_default(), eof: block.eof })
         })
@@ -609,7 +602,12 @@ fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Er
 
 fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> Result<PathBuf, Error> {
     told.resolve().map_err(|error| {
-        Error::new(operation, path, ErrorKind::InvalidData, format!("the server answered with a path that is none: {error}"))
+        Error::new(
+            operation,
+            path,
+            ErrorKind::InvalidData,
+            format!("the server answered with a path that is none: {error}"),
+        )
     })
 }
 

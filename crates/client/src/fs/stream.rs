@@ -58,7 +58,7 @@ pub async fn write_all(
     });
     let written: Result<Vec<()>, Error> = writes.buffered(BLOCKS_UNDER_WAY).try_collect().await;
     written?;
-    let size = u64::try_from(bytes.len())
-        .map_err(|_| Error::new("write", path, ErrorKind::InvalidInput, "too many bytes"))?;
+    let size =
+        u64::try_from(bytes.len()).map_err(|_| Error::new("write", path, ErrorKind::InvalidInput, "too many bytes"))?;
     file.commit(CommitOptions { size: Some(size), ..options }).await
 }
