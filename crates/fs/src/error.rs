@@ -58,6 +58,9 @@ pub enum Trouble {
     /// The caller asked for something that makes no sense.
     #[error("{0}")]
     InvalidInput(&'static str),
+    /// The same, in words that callers compare: nothing is put before them.
+    #[error("{0}")]
+    Literal(&'static str),
     /// Neither the system nor this crate can do it.
     #[error("{0}")]
     Unsupported(&'static str),
@@ -115,7 +118,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} `{}`: {}", self.action, self.path.display(), self.trouble)
+        match &self.trouble {
+            Trouble::Literal(text) => f.write_str(text),
+            trouble => write!(f, "{} `{}`: {trouble}", self.action, self.path.display()),
+        }
     }
 }
 
@@ -133,7 +139,7 @@ impl Trouble {
             Self::TooLarge { .. } => Kind::TooLarge,
             Self::TooMany { .. } => Kind::TooMany,
             Self::EtagMismatch(_) => Kind::EtagMismatch,
-            Self::InvalidInput(_) => Kind::InvalidInput,
+            Self::InvalidInput(_) | Self::Literal(_) => Kind::InvalidInput,
             Self::Unsupported(_) => Kind::Unsupported,
             Self::Cancelled => Kind::Cancelled,
         }

@@ -1,0 +1,256 @@
+//! Copying a file, a link or a tree, on this machine.
+//!
+//! The source is examined without following its last part. Below it everything is opened from the one descriptor of the source, and
+//! no link is followed, so that nobody swaps what is copied for something else. The destination is resolved through the view, name by name.
+
+use std::{
+    collections::VecDeque,
+    ffi::OsStr,
+    fs::File,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags, SeekFrom},
+    io::Errno,
+};
+
+use crate::{
+    Cancel, Links, Result, Stat, Trouble, Type, View,
+    directory::names,
+    error::On,
+    read::require_regular,
+    view::real_path,
+    write::{Draft, Finish},
+};
+
+/// Bytes that are copied between two looks at whether anybody still waits.
+const STEP: usize = 8 << 20;
+
+/// Entries of one tree: more than any tree of source has, and an end for one that grows as fast as it is copied.
+const ENTRIES: usize = 10_000_000;
+
+/// What peers compare.
+const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath is a directory";
+
+/// Copies a file with its mode, a link as it is, or with `recursive` a directory into another, which may be there.
+pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, cancel: &Cancel) -> Result<()> {
+    let look = || -> Result<(OwnedFd, Stat), Trouble> {
+        let fd = view.open(source, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        let stat = Stat::of(fd.as_fd())?;
+        Ok((fd, stat))
+    };
+    let (fd, stat) = look().on("copy", source)?;
+    match stat.kind {
+        Type::File => copy_file(view, reopen(view, source).on("copy", source)?, destination, cancel),
+        Type::Symlink => copy_link(view, fd.as_fd(), destination),
+        Type::Directory if !recursive => Err(Trouble::Literal(NEEDS_RECURSIVE).on("copy", source)),
+        Type::Directory => {
+            let top = view.open(source, Links::Follow, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+            let top = top.on("copy", source)?;
+            refuse_itself(view, top.as_fd(), destination).on("copy", source)?;
+            copy_tree(view, &top, source, destination, cancel)
+        }
+        other => Err(Trouble::NotRegular(other.noun()).on("copy", source)),
+    }
+}
+
+fn reopen(view: &View, source: &Path) -> Result<File, Trouble> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    regular(view.open(source, Links::Follow, flags, Mode::empty())?)
+}
+
+fn regular(fd: OwnedFd) -> Result<File, Trouble> {
+    require_regular(&Stat::of(fd.as_fd())?)?;
+    crate::read::refuse_proc(fd.as_fd())?;
+    Ok(File::from(fd))
+}
+
+/// The bytes go through the same steps as those of any write: nobody sees half a copy.
+fn copy_file(view: &View, from: File, destination: &Path, cancel: &Cancel) -> Result<()> {
+    let stat = Stat::of(from.as_fd()).on("copy", destination)?;
+    // Onto itself, by whatever name: it is done.
+    if let Ok(there) = view.locate(destination, Links::Follow)
+        && Stat::of(there.as_fd()).is_ok_and(|there| there.is_same_file(&stat))
+    {
+        return Ok(());
+    }
+    let mut draft = Draft::create(view, destination, Links::Follow, None)?;
+    draft.fill(&from, cancel)?;
+    let finish = Finish { mode: Some(stat.mode), ..Finish::default() };
+    draft.commit(None, &finish, cancel).map(drop)
+}
+
+fn copy_link(view: &View, link: BorrowedFd<'_>, destination: &Path) -> Result<()> {
+    let copy = || -> Result<(), Trouble> {
+        let text = rustix::fs::readlinkat(link, "", Vec::new())?;
+        let (dir, name) = view.parent(destination, Links::Follow)?;
+        rustix::fs::symlinkat(&text, &dir, name)?;
+        Ok(())
+    };
+    copy().on("copy a link to", destination)
+}
+
+/// A directory must not be copied into itself: it would never end.
+fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Result<(), Trouble> {
+    let real_source = real_path(source)?;
+    let mut rest = PathBuf::new();
+    for ancestor in destination.ancestors() {
+        match view.locate(ancestor, Links::Follow) {
+            Ok(fd) => {
+                if real_path(fd.as_fd())?.join(&rest).starts_with(&real_source) {
+                    return Err(Trouble::InvalidInput("the destination is the source itself or lies below it"));
+                }
+                return Ok(());
+            }
+            Err(trouble) if trouble.is(Errno::NOENT) => {
+                rest = ancestor.file_name().map_or_else(PathBuf::new, PathBuf::from).join(&rest);
+            }
+            Err(trouble) => return Err(trouble),
+        }
+    }
+    Ok(())
+}
+
+fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, cancel: &Cancel) -> Result<()> {
+    crate::directory::create_directory(view, destination, Links::Follow, (true, None))?;
+    // Where the copies are, for a tree that somebody moves into itself while it is copied.
+    let made = view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).on("copy", destination)?;
+    let mut waiting = VecDeque::from([PathBuf::from(".")]);
+    let mut entries = 0;
+    while let Some(relative) = waiting.pop_front() {
+        let from = source.join(&relative);
+        let dir = below(top, &relative, OFlags::RDONLY | OFlags::DIRECTORY).on("copy", &from)?;
+        let stat = Stat::of(dir.as_fd()).on("copy", &from)?;
+        if stat.is_same_file(&made) {
+            continue;
+        }
+        for name in names(dir.as_fd(), cancel).on("copy", &from)? {
+            cancel.check().on("copy", &from)?;
+            entries += 1;
+            if entries > ENTRIES {
+                let advice = "copy it in parts";
+                return Err(Trouble::TooMany { most: ENTRIES, advice }.on("copy", source));
+            }
+            let relative = relative.join(&name);
+            if copy_entry(view, &dir, &name, (&source.join(&relative), &destination.join(&relative)), cancel)? {
+                waiting.push_back(relative);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies one entry of a tree; true where it is a directory, whose own entries are still to be copied.
+fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Path), cancel: &Cancel) -> Result<bool> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        // Somebody removed it meanwhile: it is as if it had never been there.
+        Err(Errno::NOENT) => return Ok(false),
+        Err(errno) => return Err(Trouble::from(errno).on("copy", from)),
+    };
+    match Stat::of(fd.as_fd()).on("copy", from)?.kind {
+        Type::Directory => {
+            crate::directory::create_directory(view, to, Links::Follow, (true, None))?;
+            Ok(true)
+        }
+        Type::Symlink => copy_link(view, fd.as_fd(), to).map(|()| false),
+        Type::File => {
+            let open = || -> Result<File, Trouble> {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                regular(rustix::fs::openat(dir, name, flags, Mode::empty())?)
+            };
+            copy_file(view, open().on("copy", from)?, to, cancel).map(|()| false)
+        }
+        // There is nothing in them to copy.
+        Type::Fifo | Type::Socket | Type::Device => Ok(false),
+    }
+}
+
+fn below(top: &OwnedFd, relative: &Path, flags: OFlags) -> Result<OwnedFd, Trouble> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(top, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+/// Copies what a file has now, and leaves its holes as holes. The target is empty.
+pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), Trouble> {
+    let size = Stat::of(from.as_fd())?.size;
+    let mut at = 0;
+    while at < size {
+        cancel.check()?;
+        at = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => break,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = match rustix::fs::seek(from, SeekFrom::Hole(at)) {
+            Ok(hole) => hole.min(size),
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => size,
+            Err(errno) => return Err(errno.into()),
+        };
+        let copied = copy_some(from, to, at, end.saturating_sub(at))?;
+        // It became shorter meanwhile: what is there was copied.
+        if copied == 0 {
+            return Ok(());
+        }
+        at += copied;
+    }
+    if Stat::of(to.as_fd())?.size < size {
+        to.set_len(size)?;
+    }
+    Ok(())
+}
+
+/// Copies some bytes, in the kernel where it can.
+fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, Trouble> {
+    use std::os::unix::fs::FileExt as _;
+    let len = usize::try_from(len).unwrap_or(usize::MAX).min(STEP);
+    let (mut in_at, mut out_at) = (at, at);
+    match rustix::fs::copy_file_range(from, Some(&mut in_at), to, Some(&mut out_at), len) {
+        Ok(copied) if copied > 0 => return Ok(copied as u64),
+        Ok(_) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::BADF | Errno::IO) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let mut buffer = vec![0; len.min(1 << 20)];
+    let read = from.read_at(&mut buffer, at)?;
+    to.write_all_at(&buffer[..read], at)?;
+    Ok(read as u64)
+}
+
+impl Draft {
+    /// Writes what another file has.
+    fn fill(&self, from: &File, cancel: &Cancel) -> Result<()> {
+        self.file().and_then(|file| copy_bytes(from, file, cancel)).on("copy to", self.path())
+    }
+}
+
+/// Makes a link that leads to `target`, whatever is there. With `replace` a file or link of this name goes in the same step.
+pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], replace: bool) -> Result<()> {
+    let create = || -> Result<(), Trouble> {
+        if target.is_empty() || target.contains(&0) {
+            return Err(Trouble::InvalidInput("a link leads somewhere, without a NUL byte"));
+        }
+        let target = OsStr::from_bytes(target);
+        let (dir, name) = view.parent(path, links)?;
+        match rustix::fs::symlinkat(target, &dir, name) {
+            Err(Errno::EXIST) if replace => {}
+            other => return Ok(other?),
+        }
+        let scratch = crate::target::Target::scratch_name()?;
+        rustix::fs::symlinkat(target, &dir, &scratch)?;
+        if let Err(errno) = rustix::fs::renameat(&dir, &scratch, &dir, name) {
+            // Ours, and nobody knows its name.
+            rustix::fs::unlinkat(&dir, &scratch, rustix::fs::AtFlags::empty()).ok();
+            return Err(errno.into());
+        }
+        Ok(())
+    };
+    create().on("link", path)
+}

@@ -1,0 +1,156 @@
+//! Where bytes are going: the directory and the name that a path comes to, and what is there now.
+//!
+//! Links are followed here, one by one, because a file is replaced by a rename in the directory that it is really in. What is held
+//! is the descriptor of that directory: whoever swaps a component afterwards changes nothing.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    hash::{DefaultHasher, Hash, Hasher},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+
+use crate::{
+    Links, Result, Stat, Trouble, Type, View,
+    metadata::{self, ABSENT},
+    read::{refuse_proc, require_regular},
+    view::{LINKS, link_leads_to},
+};
+
+/// Locks for names. Two writers of one name share one; so do, rarely, two of different names, which costs them a wait.
+static NAMES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
+/// A name in a directory.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) dir: OwnedFd,
+    pub(crate) name: OsString,
+    identity: (u64, u64),
+}
+
+/// A file that is there already, open for writing.
+#[derive(Debug)]
+pub(crate) struct Existing {
+    pub(crate) file: File,
+    pub(crate) stat: Stat,
+    /// A program that runs cannot be written, but it can be replaced.
+    pub(crate) is_busy: bool,
+}
+
+impl Target {
+    /// Finds the directory and the name that a path comes to.
+    pub(crate) fn find(view: &View, path: &Path, links: Links) -> Result<Self, Trouble> {
+        let mut path = PathBuf::from(path);
+        for _ in 0..LINKS {
+            let (dir, name) = view.parent(&path, links)?;
+            let identity = Stat::of(dir.as_fd()).map(|stat| (stat.device, stat.inode))?;
+            let target = Self { name: name.to_owned(), dir, identity };
+            match target.stat()? {
+                Some(stat) if stat.kind == Type::Symlink => {
+                    if links == Links::Refuse {
+                        return Err(Trouble::Symlink);
+                    }
+                    match rustix::fs::readlinkat(&target.dir, &target.name, Vec::new()) {
+                        Ok(text) => path = link_leads_to(target.dir.as_fd(), text.as_bytes())?,
+                        // It was swapped meanwhile; looked at again, it is what it is.
+                        Err(Errno::INVAL | Errno::NOENT) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
+                }
+                _ => return Ok(target),
+            }
+        }
+        Err(Errno::LOOP.into())
+    }
+
+    /// What has this name now; links are not followed.
+    pub(crate) fn stat(&self) -> Result<Option<Stat>, Trouble> {
+        match Stat::entry(self.dir.as_fd(), &self.name) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(trouble) if trouble.is(Errno::NOENT) => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// The file of this name, if there is one, open for writing; asking for that is how the system says whether it may be written.
+    pub(crate) fn existing(&self) -> Result<Option<Existing>, Trouble> {
+        let Some(seen) = self.stat()? else { return Ok(None) };
+        require_regular(&seen)?;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = |access: OFlags| rustix::fs::openat(&self.dir, &self.name, access | flags, Mode::empty());
+        let mut is_busy = false;
+        let opened = match open(OFlags::RDWR) {
+            Err(Errno::ACCESS) => open(OFlags::WRONLY),
+            Err(Errno::TXTBSY) => {
+                is_busy = true;
+                open(OFlags::RDONLY)
+            }
+            other => other,
+        };
+        let fd = match opened {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            // A link where a file was: somebody swapped it, and it is not followed.
+            Err(Errno::LOOP) => return Err(Trouble::Symlink),
+            Err(errno) => return Err(errno.into()),
+        };
+        let stat = Stat::of(fd.as_fd())?;
+        require_regular(&stat)?;
+        refuse_proc(fd.as_fd())?;
+        Ok(Some(Existing { file: File::from(fd), stat, is_busy }))
+    }
+
+    /// Keeps every other writer of this program from this name until it is dropped.
+    pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
+        let mut hasher = DefaultHasher::new();
+        (self.identity, &self.name).hash(&mut hasher);
+        let at = usize::try_from(hasher.finish() % NAMES.len() as u64).unwrap_or(0);
+        // Nothing is guarded but the order of writers.
+        NAMES[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name beside this one that nobody has.
+    pub(crate) fn scratch_name() -> Result<OsString, Trouble> {
+        let mut random = [0_u8; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        Ok(format!(".exec-server-{:016x}.tmp", u64::from_le_bytes(random)).into())
+    }
+
+    /// The name beside this one under which unfinished bytes are kept.
+    pub(crate) fn kept_name(&self, keep: &str) -> OsString {
+        let mut hasher = DefaultHasher::new();
+        (&self.name, keep).hash(&mut hasher);
+        format!(".exec-server-{:016x}.part", hasher.finish()).into()
+    }
+
+    /// Whether a name is one of those that this crate gives to what is unfinished.
+    #[must_use]
+    pub(crate) fn is_unfinished(name: &OsStr) -> bool {
+        let name = name.as_encoded_bytes();
+        name.starts_with(b".exec-server-") && (name.ends_with(b".tmp") || name.ends_with(b".part"))
+    }
+}
+
+/// Compares what is there with the state that a writer expects.
+pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>) -> Result<(), Trouble> {
+    match (existing, expected) {
+        (_, None) | (None, Some(ABSENT)) => Ok(()),
+        (Some(_), Some(ABSENT)) => Err(Trouble::EtagMismatch("it exists")),
+        (None, Some(_)) => Err(Trouble::EtagMismatch("it does not exist any more")),
+        (Some(existing), Some(etag)) => {
+            // Looked at again: the caller may have opened it before it had the lock.
+            if metadata::matches(&existing.file, &Stat::of(existing.file.as_fd())?, etag)? {
+                Ok(())
+            } else {
+                Err(Trouble::EtagMismatch("it was changed"))
+            }
+        }
+    }
+}
