@@ -32,6 +32,7 @@ use crate::{
     access::Grant,
     connection::{self, Peer},
     error::Failure,
+    files::Pool,
     incoming::Incoming,
     metrics::Metrics,
     process::{Meta, Process, lock},
@@ -177,6 +178,8 @@ pub struct Core {
     pub(crate) holders: Arc<dyn Holders>,
     /// What all connections together may hold of messages that came in.
     pub(crate) incoming: Arc<Incoming>,
+    /// Threads and memory for file work.
+    pub(crate) files: Pool,
     pub(crate) metrics: Arc<Metrics>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions that a late client may still ask for, and why they are gone.
@@ -211,6 +214,7 @@ impl Core {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
         Arc::new(Self {
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
+            files: Pool::default(),
             config,
             holders,
             metrics: Arc::default(),

@@ -5,9 +5,13 @@
 use std::io;
 
 use exec_server_holder::wire::Stage;
-use exec_server_protocol::{failure::Kind, path::PathError};
+use exec_server_protocol::{
+    failure::{INVALID_REQUEST, Kind},
+    limits,
+    path::PathError,
+};
 
-use crate::process::Meta;
+use crate::{files::Use, process::Meta};
 
 /// A request that ends in an error answer.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +86,34 @@ pub(crate) enum Failure {
     OutsideRoots { principal: String, cwd: String },
     #[error("`{principal}` may not set the variable `{name}`")]
     ForbiddenVariable { principal: String, name: String },
+    #[error("`{path}`: a path of another kind of host")]
+    ForeignPath { path: String },
+    #[error("{0}")]
+    File(#[from] exec_server_fs::Error),
+    #[error("dataBase64 is not base64 with padding")]
+    FileBase64,
+    #[error("{what}")]
+    FileInput { what: &'static str },
+    /// Words that peers compare.
+    #[error("{text}")]
+    Literal { text: &'static str },
+    #[error(
+        "more than {} bytes do not fit one message; write them in blocks with `fs/create`, `fs/writeBlock` and `fs/commit`",
+        limits::FILE_BYTES
+    )]
+    FileTooLarge,
+    #[error("handleId has more than {} bytes", limits::HANDLE_ID_BYTES)]
+    HandleName,
+    #[error("`{id}` is open already; close it first")]
+    DuplicateHandle { id: String },
+    #[error("{}", too_many_handles(*used))]
+    TooManyHandles { used: Use },
+    #[error("no file is open as `{id}`")]
+    UnknownHandle { id: String },
+    #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
+    WrongHandle { id: String, used: Use },
+    #[error("{what} failed in a way that it should not; the server's log has the details")]
+    Internal { what: &'static str },
     #[error("the audit log cannot be written, so nothing is started; try again when the disk has room")]
     AuditUnavailable,
 }
@@ -145,6 +177,16 @@ impl Failure {
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } | Self::ForbiddenVariable { .. } => Kind::Forbidden,
             Self::AuditUnavailable => Kind::AuditUnavailable,
+            Self::File(error) => file_kind(error.kind()),
+            Self::ForeignPath { .. } | Self::FileBase64 | Self::FileInput { .. } | Self::Literal { .. } => {
+                Kind::InvalidInput
+            }
+            Self::HandleName | Self::WrongHandle { .. } => Kind::InvalidInput,
+            Self::FileTooLarge => Kind::FileTooLarge,
+            Self::DuplicateHandle { .. } => Kind::DuplicateHandle,
+            Self::TooManyHandles { .. } => Kind::TooManyHandles,
+            Self::UnknownHandle { .. } => Kind::UnknownHandle,
+            Self::Internal { .. } => Kind::Internal,
         }
     }
 
@@ -152,7 +194,39 @@ impl Failure {
     pub(crate) fn code(&self) -> i64 {
         match self {
             Self::UnknownMethod { method } if method.starts_with("command/") => -32600,
+            // The reference tells a file that may not be touched from a bad request by its text alone; the kind does.
+            Self::File(error) if error.kind() == exec_server_fs::Kind::PermissionDenied => INVALID_REQUEST,
             other => other.kind().code(),
         }
+    }
+}
+
+/// The first one is what peers compare.
+fn too_many_handles(used: Use) -> String {
+    match used {
+        Use::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),
+        Use::Write => format!("at most {} drafts may be open per session", limits::OPEN_FILES),
+    }
+}
+
+fn file_kind(kind: exec_server_fs::Kind) -> Kind {
+    use exec_server_fs::Kind as File;
+    match kind {
+        File::NotFound => Kind::NotFound,
+        File::PermissionDenied => Kind::PermissionDenied,
+        File::InvalidInput => Kind::InvalidInput,
+        File::OutsideView => Kind::Forbidden,
+        File::Symlink => Kind::SymlinkRefused,
+        File::NotRegular => Kind::NotRegularFile,
+        File::TooLarge => Kind::FileTooLarge,
+        File::TooMany => Kind::ResourcesExhausted,
+        File::EtagMismatch => Kind::EtagMismatch,
+        File::AlreadyExists => Kind::AlreadyExists,
+        File::IsADirectory => Kind::IsADirectory,
+        File::NotADirectory => Kind::NotADirectory,
+        File::DirectoryNotEmpty => Kind::DirectoryNotEmpty,
+        File::StorageFull => Kind::StorageFull,
+        File::Unsupported => Kind::Unsupported,
+        File::Cancelled | File::Other => Kind::IoFailed,
     }
 }

@@ -23,6 +23,7 @@ mod descriptors;
 mod dispatch;
 mod environment;
 mod error;
+mod files;
 mod handlers;
 mod incoming;
 mod link;

@@ -27,6 +27,7 @@ use crate::{
     connection::Peer,
     core::{Config, Core, Principal, Remains},
     error::Failure,
+    files::Files,
     link::{Link, Unsent, Waiter},
     process::{Birth, Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
@@ -50,6 +51,8 @@ pub struct Session {
     pub(crate) principal: Principal,
     core: Weak<Core>,
     state: Mutex<State>,
+    /// What it has open.
+    pub(crate) files: Files,
     /// Held while the holder is being made, so that it is made once and starts keep their order.
     opening: tokio::sync::Mutex<()>,
     /// Held from the record of a start to the start, where the record comes first.
@@ -113,6 +116,7 @@ impl Session {
                 link: None,
                 over: false,
             }),
+            files: Files::default(),
             opening: tokio::sync::Mutex::default(),
             recording: tokio::sync::Mutex::default(),
         })
@@ -470,6 +474,7 @@ impl Session {
     /// Ends the session and its processes, and waits until the holder has done it.
     pub(crate) async fn end(&self) {
         lock(&self.state).over = true;
+        self.files.end();
         // A holder that is being made is waited for, or it would be nobody's.
         let opening = self.opening.lock().await;
         let link = lock(&self.state).link.clone();
@@ -500,6 +505,7 @@ impl Session {
             state.over = true;
             state.attached.clone()
         };
+        self.files.end();
         // Somebody came in the moment in which its time was over: whoever comes again is told so.
         if let Some(peer) = attached {
             peer.goodbye(1001, "session has expired; connect again");

@@ -97,6 +97,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     connection.peer.set_manners(Manners {
         ack: capabilities.ack,
         gap: capabilities.gap,
+        concurrent: capabilities.concurrent,
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
     session.attach(connection.peer.clone(), attachment, claim)?;

@@ -116,6 +116,12 @@ impl Mailbox {
         let shut = Mail { is_shut: true, ..Mail::default() };
         let rest = std::mem::replace(&mut *lock(&self.mail), shut);
         drop(rest);
+        self.tell_drained();
+    }
+
+    /// Tells whoever waits for room, and whoever is about to.
+    fn tell_drained(&self) {
+        self.drained.notify_waiters();
         self.drained.notify_one();
     }
 
@@ -151,7 +157,7 @@ impl Mailbox {
 
     pub(super) fn take(&self) -> Mail {
         let mail = std::mem::take(&mut *lock(&self.mail));
-        self.drained.notify_one();
+        self.tell_drained();
         mail
     }
 

@@ -50,6 +50,8 @@ const CLOSE_FLUSH: Duration = Duration::from_secs(5);
 pub(crate) struct Manners {
     pub(crate) ack: bool,
     pub(crate) gap: bool,
+    /// Effects of its requests may begin in any order.
+    pub(crate) concurrent: bool,
     pub(crate) ack_window_bytes: u64,
 }
 

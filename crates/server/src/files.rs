@@ -1,0 +1,209 @@
+//! What the server holds for file methods: threads for work that blocks, memory for bytes on their way, and the open files of a session.
+//!
+//! Bounds: [`Pool`] has so many jobs for all sessions and fewer for each, so that a disk that hangs for one leaves threads to the others; bytes
+//! that are read wait for room. A job that nobody waits for any more is called off, and gives its place back when it has ended, not before.
+//! Must not know paths, policies or the wire.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use exec_server_fs::{Cancel, Draft, OpenFile};
+use exec_server_protocol::limits;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{error::Failure, process::lock};
+
+/// Jobs of all sessions that run at once, each on a thread.
+const JOBS: usize = 64;
+
+/// The same of one session.
+const SESSION_JOBS: usize = 16;
+
+/// Bytes of files, in KiB, that all requests together hold between disk and answer: three of the largest and some.
+const READING_KIB: usize = 256 << 10;
+
+/// Threads and memory for file work, of the whole server.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    jobs: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { jobs: Arc::new(Semaphore::new(JOBS)), reading: Arc::new(Semaphore::new(READING_KIB)) }
+    }
+}
+
+/// Calls a job off when whoever waits for it goes.
+struct CallOff(Cancel);
+
+impl Drop for CallOff {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Pool {
+    /// Runs a job that blocks, on a thread, when there is a place for it.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        files: &Files,
+        job: impl FnOnce(&Cancel) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
+        let cancel = Cancel::new();
+        let call_off = CallOff(cancel.clone());
+        let done = tokio::task::spawn_blocking(move || {
+            let done = job(&cancel);
+            drop(places);
+            done
+        });
+        let done = done.await.map_err(|_| Failure::Internal { what: "a file operation" });
+        drop(call_off);
+        done
+    }
+
+    /// Room for so many bytes of a file; kept until they are on their way to the peer.
+    pub(crate) async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, Failure> {
+        let kib = usize::try_from(bytes.div_ceil(1024)).unwrap_or(usize::MAX).min(READING_KIB);
+        place(&self.reading, u32::try_from(kib).unwrap_or(u32::MAX)).await
+    }
+}
+
+async fn place(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
+    // Nobody closes it; if somebody did, the server would be going.
+    semaphore.clone().acquire_many_owned(many).await.map_err(|_| Failure::Draining)
+}
+
+/// A file that a session has open.
+#[derive(Clone, Debug)]
+pub(crate) enum Handle {
+    /// Its name is taken, and it is being opened.
+    Opening(Use),
+    /// For reading.
+    Reading(Arc<OpenFile>),
+    /// For writing. Two blocks of one draft go one after the other.
+    Writing(Arc<Mutex<Draft>>),
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+impl Handle {
+    fn used_for(&self) -> Use {
+        match self {
+            Self::Opening(used) => *used,
+            Self::Reading(_) => Use::Read,
+            Self::Writing(_) => Use::Write,
+        }
+    }
+}
+
+/// The open files of a session, and its turn at the pool.
+#[derive(Debug)]
+pub(crate) struct Files {
+    handles: Mutex<Handles>,
+    jobs: Arc<Semaphore>,
+    /// Whose turn it is, for a client that did not announce `concurrent`: its requests have their effect one after the other.
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Handles {
+    /// Each with the number of its opening, so that a late one does not take the name of the next.
+    by_name: BTreeMap<String, (u64, Handle)>,
+    openings: u64,
+    is_over: bool,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { handles: Mutex::default(), jobs: Arc::new(Semaphore::new(SESSION_JOBS)), turn: Arc::default() }
+    }
+}
+
+/// A name that is taken until the file is there, or until this goes.
+pub(crate) struct Opening<'a> {
+    files: &'a Files,
+    name: String,
+    number: u64,
+}
+
+impl Files {
+    /// Takes a name for a file that is about to be opened.
+    pub(crate) fn reserve(&self, name: &str, used: Use) -> Result<Opening<'_>, Failure> {
+        if name.len() > limits::HANDLE_ID_BYTES {
+            return Err(Failure::HandleName);
+        }
+        let mut handles = lock(&self.handles);
+        if handles.by_name.contains_key(name) {
+            return Err(Failure::DuplicateHandle { id: name.to_owned() });
+        }
+        let open = handles.by_name.values().filter(|(_, handle)| handle.used_for() == used).count();
+        if open >= limits::OPEN_FILES {
+            return Err(Failure::TooManyHandles { used });
+        }
+        handles.openings += 1;
+        let number = handles.openings;
+        handles.by_name.insert(name.to_owned(), (number, Handle::Opening(used)));
+        Ok(Opening { files: self, name: name.to_owned(), number })
+    }
+
+    /// The open file of this name.
+    pub(crate) fn find(&self, name: &str) -> Result<Handle, Failure> {
+        let found = lock(&self.handles).by_name.get(name).map(|(_, handle)| handle.clone());
+        found.ok_or_else(|| Failure::UnknownHandle { id: name.to_owned() })
+    }
+
+    /// Takes an open file off the table. Work that is under way on it goes on.
+    pub(crate) fn close(&self, name: &str) -> Option<Handle> {
+        lock(&self.handles).by_name.remove(name).map(|(_, handle)| handle)
+    }
+
+    /// Takes this very file off the table; another of the same name stays.
+    pub(crate) fn close_reading(&self, name: &str, file: &Arc<OpenFile>) {
+        let mut handles = lock(&self.handles);
+        let is_it = |handle: &Handle| matches!(handle, Handle::Reading(other) if Arc::ptr_eq(other, file));
+        if handles.by_name.get(name).is_some_and(|(_, handle)| is_it(handle)) {
+            handles.by_name.remove(name);
+        }
+    }
+
+    /// The session is over: everything is closed, and nothing more is opened.
+    pub(crate) fn end(&self) {
+        let mut handles = lock(&self.handles);
+        handles.is_over = true;
+        let closed = std::mem::take(&mut handles.by_name);
+        drop(handles);
+        drop(closed);
+    }
+}
+
+impl Opening<'_> {
+    /// The file is there. It is closed again where somebody closed the name meanwhile.
+    pub(crate) fn done(self, handle: Handle) {
+        let mut handles = lock(&self.files.handles);
+        let is_ours = handles.by_name.get(&self.name).is_some_and(|(number, _)| *number == self.number);
+        if is_ours && !handles.is_over {
+            handles.by_name.insert(self.name.clone(), (self.number, handle));
+        }
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let mut handles = lock(&self.files.handles);
+        let is_opening =
+            |(number, handle): &(u64, Handle)| *number == self.number && matches!(handle, Handle::Opening(_));
+        if handles.by_name.get(&self.name).is_some_and(is_opening) {
+            handles.by_name.remove(&self.name);
+        }
+    }
+}

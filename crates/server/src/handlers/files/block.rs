@@ -1,0 +1,173 @@
+//! Files block by block: `fs/open`, `fs/readBlock`, `fs/close`, and drafts: `fs/create`, `fs/writeBlock`, `fs/commit`.
+//!
+//! Open files belong to the session: they outlive a cut link, and end with the session.
+
+use std::sync::{Arc, Mutex};
+
+use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
+use exec_server_protocol::{Empty, base64, fs as wire, limits};
+
+use super::{Errand, answer, decode, from_wire, links, path, to_wire, write_result};
+use crate::{
+    error::Failure,
+    files::{Handle, Use},
+    handlers::Context,
+    process::lock,
+    pump::Reply,
+};
+
+/// `fs/open`: a regular file, for reading.
+pub(crate) async fn open(context: Context, params: wire::OpenParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/open").await;
+    answer(reply, open_file(&errand, params).await);
+}
+
+async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
+    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let opening = errand.session().files.reserve(&params.handle_id, Use::Read)?;
+    let operation = move |view: &View, _: &Cancel| {
+        let file = files::open(view, &path, links)?;
+        let etag = file.etag()?;
+        Ok((file, etag))
+    };
+    let (file, etag) = errand.run(params.sandbox.as_deref(), operation).await?;
+    let result = wire::OpenResult {
+        handle_id: params.handle_id,
+        size: Some(file.stat.size),
+        etag: Some(etag),
+        mode: Some(file.stat.mode),
+        modified_at: Some(to_wire(file.stat.modified)),
+    };
+    opening.done(Handle::Reading(Arc::new(file)));
+    Ok(result)
+}
+
+/// `fs/readBlock`: some bytes of an open file. One that fails closes it.
+pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/readBlock").await;
+    answer(reply, read_block(&errand, params).await);
+}
+
+async fn read_block(errand: &Errand, params: wire::ReadBlockParams) -> Result<wire::ReadBlockResult, Failure> {
+    let len = usize::try_from(params.len).ok().filter(|len| (1..=limits::BLOCK_BYTES).contains(len));
+    let len = len.ok_or(Failure::FileInput { what: "`len` is 1 to 1048576 bytes" })?;
+    let table = &errand.session().files;
+    let file = match table.find(&params.handle_id)? {
+        Handle::Reading(file) => file,
+        Handle::Writing(_) | Handle::Opening(_) => {
+            return Err(Failure::WrongHandle { id: params.handle_id, used: Use::Read });
+        }
+    };
+    errand.context.peer.mailbox.room_for_answers().await;
+    let (read, offset, holes) = (file.clone(), params.offset, params.holes);
+    let work = move |cancel: &Cancel| {
+        let block = read.read_block(offset, len, holes, cancel)?;
+        let hole = (block.hole > 0).then_some(block.hole);
+        Ok(wire::ReadBlockResult { chunk: base64::encode(&block.bytes), eof: block.eof, hole })
+    };
+    let block = errand.work(work).await;
+    if block.is_err() {
+        table.close_reading(&params.handle_id, &file);
+    }
+    block
+}
+
+/// `fs/close`: of a draft all that was written goes, unless it is kept.
+pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Reply) {
+    let closed = context.session.files.close(&params.handle_id);
+    if let Some(handle) = closed {
+        let close = move || {
+            if let (Handle::Writing(draft), true) = (&handle, params.discard) {
+                lock(draft).discard();
+            }
+            drop(handle);
+        };
+        // Closing may wait for a disk, but for no place among other work: there are no more of these than open files.
+        tokio::task::spawn_blocking(close).await.unwrap_or(());
+    }
+    reply.result(&Empty {});
+}
+
+/// `fs/create`: begins a draft.
+pub(crate) async fn create(context: Context, params: wire::CreateParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/create").await;
+    answer(reply, create_draft(&errand, params).await);
+}
+
+async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
+    let (path, links, keep) = (path(&params.path)?, links(params.follow_symlinks), params.keep);
+    let opening = errand.session().files.reserve(&params.handle_id, Use::Write)?;
+    let operation = move |view: &View, _: &Cancel| {
+        let draft = Draft::create(view, &path, links, keep.as_deref())?;
+        let size = draft.size()?;
+        Ok((draft, size))
+    };
+    let (draft, size) = errand.run(params.sandbox.as_deref(), operation).await?;
+    opening.done(Handle::Writing(Arc::new(Mutex::new(draft))));
+    Ok(wire::CreateResult { handle_id: params.handle_id, size })
+}
+
+/// A decoded block.
+pub(crate) struct WriteBlock {
+    handle_id: String,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>) -> Result<WriteBlock, Failure> {
+    let bytes = decode(&params.chunk)?;
+    if bytes.len() > limits::BLOCK_BYTES {
+        return Err(Failure::FileInput { what: "a block has at most 1048576 bytes" });
+    }
+    Ok(WriteBlock { handle_id: params.handle_id, offset: params.offset, bytes })
+}
+
+/// `fs/writeBlock`: some bytes of a draft.
+pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
+    let reply = match reply.park(params.bytes.len()) {
+        Ok(reply) => reply,
+        Err((reply, failure)) => return reply.fail(&failure),
+    };
+    let errand = Errand::begin(context, "fs/writeBlock").await;
+    let written = async {
+        let draft = draft(&errand, &params.handle_id)?;
+        let work = move |_: &Cancel| {
+            let draft = lock(&draft);
+            draft.write_block(params.offset, &params.bytes)?;
+            draft.size()
+        };
+        errand.work(work).await.map(|size| wire::WriteBlockResult { size })
+    };
+    answer(reply, written.await);
+}
+
+fn draft(errand: &Errand, id: &str) -> Result<Arc<Mutex<Draft>>, Failure> {
+    match errand.session().files.find(id)? {
+        Handle::Writing(draft) => Ok(draft),
+        Handle::Reading(_) | Handle::Opening(_) => Err(Failure::WrongHandle { id: id.to_owned(), used: Use::Write }),
+    }
+}
+
+/// `fs/commit`: the draft becomes the file. It is used up, unless the file was not in the expected state.
+pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/commit").await;
+    answer(reply, commit_draft(&errand, params).await);
+}
+
+async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
+    let draft = draft(errand, &params.handle_id)?;
+    let finish = Finish {
+        if_match: params.if_match,
+        fsync: params.fsync,
+        mode: params.mode,
+        modified: params.modified_at.map(from_wire),
+    };
+    let size = params.size;
+    let committed = errand.work(move |cancel| lock(&draft).commit(size, &finish, cancel)).await;
+    let is_there =
+        matches!(&committed, Err(failure) if failure.kind() == exec_server_protocol::failure::Kind::EtagMismatch);
+    if !is_there {
+        drop(errand.session().files.close(&params.handle_id));
+    }
+    committed.map(write_result)
+}

@@ -1,0 +1,196 @@
+//! Directories and names: `fs/createDirectory`, `fs/readDirectory`, `fs/walk`, `fs/remove`, `fs/copy`, `fs/createSymlink`.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::Path,
+};
+
+use exec_server_fs::{self as files, Cancel, View, Walk};
+use exec_server_protocol::{
+    Empty, base64, fs as wire, limits,
+    path::{self as paths, Form, PathArg},
+};
+
+use super::{Errand, answer, links, path, text_and_bytes, to_wire};
+use crate::{error::Failure, handlers::Context, pump::Reply};
+
+/// Entries of one answer with details: with their members they stay below the values of one message.
+const DETAILED_ENTRIES: usize = limits::VALUES / 16;
+
+/// `fs/createDirectory`.
+pub(crate) async fn create_directory(context: Context, params: wire::CreateDirectoryParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/createDirectory").await;
+    let created = async {
+        let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+        let how = (params.recursive.unwrap_or(true), params.mode);
+        let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, how);
+        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    };
+    answer(reply, created.await);
+}
+
+/// `fs/readDirectory`: as the reference lists it, or with all that is known of each entry.
+pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectoryParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/readDirectory").await;
+    answer(reply, list(&errand, params).await);
+}
+
+async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
+    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    errand.context.peer.mailbox.room_for_answers().await;
+    if !params.details {
+        let most = limits::DIRECTORY_ENTRIES;
+        let operation = move |view: &View, cancel: &Cancel| files::read_directory(view, &path, links, most, cancel);
+        let entries = errand.run(params.sandbox.as_deref(), operation).await?;
+        return Ok(wire::ReadDirectoryResult { entries: entries.iter().map(entry).collect(), truncated: false });
+    }
+    let after = params.after_base64.as_deref().map(super::decode).transpose()?.map(OsString::from_vec);
+    let operation = move |view: &View, cancel: &Cancel| {
+        files::read_details(view, &path, links, (after.as_deref(), DETAILED_ENTRIES), cancel)
+    };
+    let (details, truncated) = errand.run(params.sandbox.as_deref(), operation).await?;
+    Ok(wire::ReadDirectoryResult { entries: details.iter().map(detail).collect(), truncated })
+}
+
+fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
+    let (file_name, file_name_base64) = text_and_bytes(entry.name.as_bytes());
+    wire::DirectoryEntry {
+        file_name,
+        is_directory: entry.is_directory,
+        is_file: entry.is_file,
+        file_name_base64,
+        kind: None,
+        size: None,
+        mode: None,
+        modified_at: None,
+        link_target: None,
+        link_target_base64: None,
+    }
+}
+
+fn detail(detail: &files::Detail) -> wire::DirectoryEntry {
+    let target = detail.link_target.as_deref().map(text_and_bytes);
+    let (link_target, link_target_base64) = target.map_or((None, None), |(text, bytes)| (Some(text), bytes));
+    wire::DirectoryEntry {
+        kind: Some(match detail.stat.kind {
+            files::Type::File => wire::EntryKind::File,
+            files::Type::Directory => wire::EntryKind::Directory,
+            files::Type::Symlink => wire::EntryKind::Symlink,
+            files::Type::Fifo | files::Type::Socket | files::Type::Device => wire::EntryKind::Other,
+        }),
+        size: Some(detail.stat.size),
+        mode: Some(detail.stat.mode),
+        modified_at: Some(to_wire(detail.stat.modified)),
+        link_target,
+        link_target_base64,
+        ..entry(&detail.entry)
+    }
+}
+
+/// `fs/walk`: a bounded look at a tree. Its bounds are looked at before anything else.
+pub(crate) async fn walk(context: Context, params: wire::WalkParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/walk").await;
+    answer(reply, walk_tree(&errand, params).await);
+}
+
+async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
+    let options = params.options;
+    if options.max_directories == 0 || options.max_entries == 0 {
+        return Err(Failure::Literal { text: "filesystem walk limits must be greater than zero" });
+    }
+    let most = limits::DIRECTORY_ENTRIES as u64;
+    if options.max_depth > limits::WALK_DEPTH
+        || options.max_directories > limits::WALK_DIRECTORIES
+        || options.max_entries > most
+    {
+        let text = "filesystem walk limits exceed maximums: depth=64, directories=10000, entries=50000";
+        return Err(Failure::Literal { text });
+    }
+    let (path, form) = (path(&params.path)?, params.path.form());
+    let walk = Walk {
+        max_depth: options.max_depth,
+        max_directories: options.max_directories,
+        max_entries: options.max_entries,
+        max_bytes: limits::WALK_BYTES,
+        follow_directories: options.follow_directory_symlinks,
+        prune_hidden: options.prune_hidden_directories,
+    };
+    errand.context.peer.mailbox.room_for_answers().await;
+    let operation = move |view: &View, cancel: &Cancel| files::walk(view, &path, &walk, cancel);
+    let walked = errand.run(params.sandbox.as_deref(), operation).await?;
+    Ok(walk_result(walked, form))
+}
+
+/// What has no text is told as an error, as the reference does, and beside it how it can be named.
+fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
+    let (mut entries, mut errors) = (Vec::new(), Vec::new());
+    for (path, kind) in walked.entries {
+        if path.to_str().is_none() {
+            errors.push(walk_error(&path, "its name is not UTF-8".to_owned()));
+            continue;
+        }
+        let kind = if kind == files::Type::Directory { wire::WalkKind::Directory } else { wire::WalkKind::File };
+        entries.push(wire::WalkEntry { path: PathArg::new(form.write(&path)), kind });
+    }
+    for (path, message) in walked.errors {
+        let (text, uri) = written(&path, form);
+        errors.push(wire::WalkError { path: PathArg::new(text), message, uri });
+    }
+    wire::WalkResult { entries, errors, truncated: walked.truncated }
+}
+
+fn walk_error(path: &Path, message: String) -> wire::WalkError {
+    let lossy = path.to_string_lossy().into_owned();
+    wire::WalkError { path: PathArg::new(lossy), message, uri: Some(paths::to_uri(path)) }
+}
+
+/// A path in the form of the request, and its URI where that form cannot say it.
+pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
+    match form {
+        Form::Native if path.to_str().is_none() => {
+            let uri = paths::to_uri(path);
+            (uri.clone(), Some(uri))
+        }
+        form => (form.write(path), None),
+    }
+}
+
+/// `fs/remove`.
+pub(crate) async fn remove(context: Context, params: wire::RemoveParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/remove").await;
+    let removed = async {
+        let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+        let how = (params.recursive.unwrap_or(true), params.force.unwrap_or(true));
+        let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, how, cancel);
+        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    };
+    answer(reply, removed.await);
+}
+
+/// `fs/copy`.
+pub(crate) async fn copy(context: Context, params: wire::CopyParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/copy").await;
+    let copied = async {
+        let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
+        let recursive = params.recursive;
+        let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
+        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    };
+    answer(reply, copied.await);
+}
+
+/// `fs/createSymlink`.
+pub(crate) async fn create_symlink(context: Context, params: wire::CreateSymlinkParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/createSymlink").await;
+    let created = async {
+        let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
+        let target = match params.target_base64.as_deref() {
+            Some(text) => base64::decode(text).map_err(|_| Failure::FileBase64)?,
+            None => params.target.into_bytes(),
+        };
+        let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
+        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    };
+    answer(reply, created.await);
+}

@@ -1,0 +1,177 @@
+//! Whole files: `fs/readFile`, `fs/writeFile`, `fs/getMetadata`, `fs/setMetadata`, `fs/canonicalize`.
+
+use std::path::PathBuf;
+
+use exec_server_fs::{self as files, Finish, Links, Part, Place};
+use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
+
+use super::{Errand, answer, decode, from_wire, links, path, text_and_bytes, to_wire, write_result};
+use crate::{error::Failure, handlers::Context, pump::Reply};
+
+/// What to do with a file that is too large for one message.
+const READ_ADVICE: &str = "read it in blocks with `fs/open` and `fs/readBlock`";
+
+/// Files up to this size are opened and read in one go; larger ones wait for room in between.
+const SMALL_BYTES: u64 = 1 << 20;
+
+/// `fs/readFile`: a file, a range of it or some lines.
+pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/readFile").await;
+    answer(reply, read_file(&errand, params).await);
+}
+
+async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire::ReadFileResult, Failure> {
+    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let part = match (params.lines, params.offset, params.len) {
+        (Some(lines), None, None) => Part::Lines { first: lines.first, count: lines.count },
+        (None, offset, len) => Part::Bytes { offset: offset.unwrap_or(0), len },
+        (Some(_), _, _) => {
+            return Err(Failure::FileInput { what: "`lines` does not go together with `offset` and `len`" });
+        }
+    };
+    errand.context.peer.mailbox.room_for_answers().await;
+    let most = limits::FILE_BYTES as u64;
+    let opened = errand
+        .run(params.sandbox.as_deref(), move |view, cancel| {
+            let file = files::open(view, &path, links)?;
+            if file.expects(part, most) > SMALL_BYTES {
+                return Ok(Err(file));
+            }
+            file.read(part, most, READ_ADVICE, cancel).map(Ok)
+        })
+        .await?;
+    let content = match opened {
+        Ok(content) => read_result(&content),
+        Err(file) => {
+            let bytes = file.expects(part, most);
+            // Once as bytes, and once as text.
+            let _room = errand.context.core.files.room(bytes + bytes.div_ceil(3) * 4).await?;
+            errand
+                .work(move |cancel| file.read(part, most, READ_ADVICE, cancel).map(|content| read_result(&content)))
+                .await?
+        }
+    };
+    Ok(content)
+}
+
+fn read_result(content: &files::Content) -> wire::ReadFileResult {
+    wire::ReadFileResult {
+        data_base64: base64::encode(&content.bytes),
+        etag: Some(content.etag.clone()),
+        size: Some(content.size),
+        eof: Some(content.eof),
+    }
+}
+
+/// A decoded write.
+pub(crate) struct Write {
+    path: PathBuf,
+    links: Links,
+    sandbox: wire::Sandbox,
+    bytes: Vec<u8>,
+    place: Place,
+    finish: Finish,
+}
+
+pub(crate) fn decode_write(params: wire::WriteFileParams<'_>) -> Result<Write, Failure> {
+    let place = match (params.append, params.offset) {
+        (false, None) => Place::Whole,
+        (true, None) => Place::End,
+        (false, Some(offset)) => Place::Offset(offset),
+        (true, Some(_)) => return Err(Failure::FileInput { what: "`append` does not go together with `offset`" }),
+    };
+    let bytes = decode(&params.data_base64)?;
+    if bytes.len() > limits::FILE_BYTES {
+        return Err(Failure::FileTooLarge);
+    }
+    Ok(Write {
+        path: path(&params.path)?,
+        links: links(params.follow_symlinks),
+        sandbox: params.sandbox,
+        bytes,
+        place,
+        finish: Finish {
+            if_match: params.if_match,
+            fsync: params.fsync,
+            mode: params.mode,
+            modified: params.modified_at.map(from_wire),
+        },
+    })
+}
+
+/// `fs/writeFile`: replaces a file in one step where that can be done, or writes into it.
+pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
+    let reply = match reply.park(params.bytes.len()) {
+        Ok(reply) => reply,
+        Err((reply, failure)) => return reply.fail(&failure),
+    };
+    let errand = Errand::begin(context, "fs/writeFile").await;
+    let Write { path, links, sandbox, bytes, place, finish } = params;
+    let written = errand
+        .run(sandbox.as_deref(), move |view, cancel| {
+            files::write(view, &path, links, (place, &bytes), (&finish, cancel))
+        })
+        .await;
+    answer(reply, written.map(write_result));
+}
+
+/// `fs/getMetadata`: what a path leads to.
+pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/getMetadata").await;
+    let described = async {
+        let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
+        let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
+        errand.run(params.sandbox.as_deref(), operation).await.map(metadata_result)
+    };
+    answer(reply, described.await);
+}
+
+fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
+    let stat = metadata.stat;
+    let (link_target, link_target_base64) = match &metadata.link_target {
+        Some(target) => {
+            let (text, bytes) = text_and_bytes(target);
+            (Some(text), bytes)
+        }
+        None => (None, None),
+    };
+    wire::GetMetadataResult {
+        is_directory: stat.kind == files::Type::Directory,
+        is_file: stat.kind == files::Type::File,
+        is_symlink: metadata.is_symlink,
+        size: Some(stat.size),
+        created_at_ms: stat.created.map_or(0, files::Moment::millis),
+        modified_at_ms: stat.modified.millis(),
+        etag: metadata.etag,
+        mode: Some(stat.mode),
+        modified_at: Some(to_wire(stat.modified)),
+        links: Some(stat.links),
+        link_target,
+        link_target_base64,
+    }
+}
+
+/// `fs/setMetadata`: mode and time of modification.
+pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/setMetadata").await;
+    let changed = async {
+        let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
+        let change = (params.mode, params.modified_at.map(from_wire));
+        let operation =
+            move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, of_link, change);
+        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    };
+    answer(reply, changed.await);
+}
+
+/// `fs/canonicalize`: the same place without links.
+pub(crate) async fn canonicalize(context: Context, params: wire::CanonicalizeParams, reply: Reply) {
+    let errand = Errand::begin(context, "fs/canonicalize").await;
+    let resolved = async {
+        let path = path(&params.path)?;
+        let operation = move |view: &files::View, cancel: &files::Cancel| files::canonicalize(view, &path, cancel);
+        let real = errand.run(params.sandbox.as_deref(), operation).await?;
+        Ok(wire::CanonicalizeResult { path: PathArg::new(super::tree::written(&real, params.path.form()).0) })
+    };
+    answer(reply, resolved.await);
+}
