@@ -16,11 +16,12 @@ mod terminal;
 mod trouble;
 mod world;
 
-use std::time::Instant;
+use std::{path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo;
+use far::Far;
 use world::World;
 
 /// Options of `cargo xtask interop`.
@@ -68,6 +69,16 @@ const PARTS: &[Part] = &[
     },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
+
+/// A real sshd on loopback for as long as `run` lasts, which gets the way to make commands whose `ssh` and `scp` know it as `box`.
+pub(crate) fn beside_sshd<T>(binary: &Path, run: impl FnOnce(&dyn Fn(&str) -> Command) -> Result<T>) -> Result<T> {
+    let world = World::new(binary.to_owned(), true)?;
+    let far = Far::start(&world, "far")?;
+    let done = run(&|program| far.command(program));
+    far.stop()?;
+    world.end()?;
+    done
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {

@@ -23,6 +23,7 @@ mod interop;
 mod random;
 mod server;
 mod tidy;
+mod tree;
 mod wire;
 
 use std::process::ExitCode;

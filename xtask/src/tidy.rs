@@ -25,7 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("holder", &["log", "process", "session"]),
     ("server", &["protocol", "rpc", "session", "log", "holder", "fs"]),
     ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "fs", "server", "client"]),
-    ("client", &["protocol", "rpc", "holder", "server"]),
+    ("client", &["protocol", "rpc", "fs", "holder", "server"]),
     ("cli", &["protocol", "rpc", "session", "log", "process", "holder", "fs", "server", "client"]),
     ("chaos", &[]),
     ("xtask", &["chaos"]),

@@ -4,6 +4,7 @@
 mod access;
 mod bounds;
 mod client;
+mod copy;
 mod settings;
 mod values;
 
@@ -22,6 +23,7 @@ use exec_server_server::{
 pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
+pub(crate) use copy::{Copy, Side};
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 
@@ -34,12 +36,13 @@ Examples:
   exec-server run --connect ssh://host -- uname -a     run it on host, over your own ssh
   exec-server run --detach --name job -- make          leave it running; then:
   exec-server ps; exec-server logs -f job; exec-server attach job; exec-server wait job
+  exec-server cp -r --connect ssh://host :/srv/data .  copy a tree from host; `:` is before its paths
   exec-server serve                                    serve on a free loopback port; prints the URL
   exec-server serve --listen ws://127.0.0.1:4000 --listen unix:///run/user/1000/exec.sock
 
 Exit codes:
   0    done; for `serve`: ended by a signal, in order
-  1    no such process; for `serve`: a second signal came before the end in order was through
+  1    no such process; for `cp`: not everything was copied; for `serve`: a second signal came before the end in order was through
   2    the command line is wrong
   255  trouble of exec-server itself, or with the connection
   `run`, `attach` and `wait` end with the code of the program; see `exec-server run --help`
@@ -106,6 +109,8 @@ pub(crate) enum Command {
     Wait(Wait),
     /// Drop an ended process and what it wrote.
     Forget(Forget),
+    /// Copy files and trees to, from and between servers.
+    Cp(Copy),
     /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
     Serve(Box<Serve>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.

@@ -8,6 +8,8 @@ use crate::ids::NoProcess;
 
 /// There is no such process.
 pub(crate) const NO_PROCESS: u8 = 1;
+/// Not everything was copied.
+pub(crate) const NOT_COPIED: u8 = 1;
 /// A time limit ended the program, as `timeout` says it.
 pub(crate) const TIMED_OUT: u8 = 124;
 /// What a shell says of a program that cannot be executed, one that is not there, and one that a closed pipe ended.

@@ -32,7 +32,7 @@ const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The time-to-live of a session that has no process: what a visit may need to mend its link.
-const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
+pub(crate) const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
 
 /// A server, and everything that is needed to get in.
 pub(crate) struct Server {
@@ -53,8 +53,26 @@ impl Server {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
-        let asked = match &args.connect {
-            Some(asked) => Some(asked.clone()),
+        Self::find_as(args, args.connect.as_deref(), token.map(read_token).transpose()?)
+    }
+
+    /// The two servers of a copy, as `find` does: the source's and the target's, where they are asked for by their own flags.
+    pub(crate) fn find_two(
+        args: &args::Connect,
+        asked: [Option<&str>; 2],
+        token: Option<env_token::Waiting>,
+    ) -> anyhow::Result<[Option<Self>; 2]> {
+        if let Some(filter) = &args.log {
+            log::init(filter, args::LogFormat::Text)?;
+        }
+        let token = token.map(read_token).transpose()?;
+        let [from, to] = asked.map(|asked| asked.or(args.connect.as_deref()));
+        Ok([Self::find_as(args, from, token.clone())?, Self::find_as(args, to, token)?])
+    }
+
+    fn find_as(args: &args::Connect, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
+        let asked = match asked {
+            Some(asked) => Some(asked.to_owned()),
             None => environment::asked_by(|name| env::var_os(name))?,
         };
         let mut spec = match environment::choose(asked.as_deref())? {
@@ -71,7 +89,6 @@ impl Server {
         if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
             spec.identity = Some(Identity { cert: cert.clone(), key: key.clone() });
         }
-        let token = token.map(read_token).transpose()?;
         Ok(Some(Self { way: Way::Remote(Box::new(spec), token), recover_for: args.recover_for }))
     }
 

@@ -11,6 +11,7 @@ mod codes;
 mod completions;
 mod confine;
 mod connect;
+mod cp;
 mod detach;
 mod dial;
 mod dial_stdio;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::run(&args, token),
         Command::Wait(args) => wait::run(&args, token),
         Command::Forget(args) => forget::run(&args, token),
+        Command::Cp(args) => cp::run(&args, token),
         Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::Doctor(args) => doctor::run(&args),

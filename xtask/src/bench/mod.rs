@@ -3,6 +3,7 @@
 //! Owns rows, rounds and the printed table. A target holds when the median of interleaved ratios holds; a miss is printed and
 //! never fails a build, because other load on the machine is no defect of ours.
 
+mod copy;
 mod flow;
 mod spawn;
 mod weight;
@@ -23,7 +24,7 @@ pub(crate) struct Options {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Only these groups: spawn, memory, throughput, roundtrip.
+    /// Only these groups: spawn, memory, throughput, roundtrip, cp.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Writes `bench/results.json` too.
@@ -75,6 +76,7 @@ const GROUPS: &[(&str, Group)] = &[
     ("memory", weight::measure),
     ("throughput", flow::throughput),
     ("roundtrip", flow::roundtrip),
+    ("cp", copy::measure),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {

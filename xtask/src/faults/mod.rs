@@ -5,6 +5,7 @@
 
 mod bombs;
 mod client;
+mod copies;
 mod crash;
 mod crowds;
 mod cuts;
@@ -190,6 +191,12 @@ const RUNS: &[Run] = &[
     Run { name: "C1", what: "links are cut during `exec-server run`", how: "proxy: at any byte", run: client::cuts },
     Run { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
     Run { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },
+    Run {
+        name: "C4",
+        what: "`exec-server cp -r` is killed",
+        how: "SIGKILL, called again; up and down, 10,000 files and 2 GiB",
+        run: copies::run,
+    },
     Run { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
 ];
 

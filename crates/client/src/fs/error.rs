@@ -67,24 +67,6 @@ impl Error {
         Self { operation, path: path.to_owned(), kind, reason: reason.into() }
     }
 
-    /// What the system said of a file of this machine.
-    pub(crate) fn of_io(operation: &'static str, path: &Path, error: &io::Error) -> Self {
-        let kind = match error.kind() {
-            io::ErrorKind::NotFound => ErrorKind::NotFound,
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorKind::PermissionDenied,
-            io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
-            io::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
-            io::ErrorKind::IsADirectory => ErrorKind::IsADirectory,
-            io::ErrorKind::NotADirectory => ErrorKind::NotADirectory,
-            io::ErrorKind::DirectoryNotEmpty => ErrorKind::NotEmpty,
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
-            io::ErrorKind::Unsupported => ErrorKind::Unsupported,
-            _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => ErrorKind::Symlink,
-            _ => ErrorKind::Other,
-        };
-        Self::new(operation, path, kind, error.to_string())
-    }
-
     /// What a call to a server came to.
     pub(crate) fn of_call(operation: &'static str, path: &Path, error: &crate::Error) -> Self {
         let kind = match error {

@@ -1,6 +1,6 @@
 //! Files of a place, as objects: code that takes a [`FileSystem`] does not know where they are.
 //!
-//! [`Remote`] is a server. Places take absolute paths, native, and
+//! `Local` (with the feature `local`) is this machine, by the same code as the server's; [`Remote`] is a server. Both take absolute paths, native, and
 //! end in the same [`Error`]s. A file of any size passes in one [`FileSystem::read_file`] or [`FileSystem::write_file`]: large
 //! ones go in blocks, several of them on their way at a time. What does not fit memory is read and written by [`ReadAt`] and
 //! [`WriteAt`], or as a stream by [`read_stream`].
@@ -22,6 +22,8 @@
 //! ```
 
 pub mod error;
+#[cfg(feature = "local")]
+mod local;
 mod remote;
 mod stream;
 
@@ -35,6 +37,8 @@ use bytes::Bytes;
 
 pub use error::{Error, ErrorKind};
 pub use exec_server_protocol::fs::{EntryKind, Moment, WalkKind, WalkOptions};
+#[cfg(feature = "local")]
+pub use local::Local;
 pub use remote::Remote;
 pub use stream::{read_all, read_stream, write_all};
 

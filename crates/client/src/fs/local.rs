@@ -1,0 +1,375 @@
+//! The files of this machine, by the same code as a server's, without a server.
+//!
+//! Each call is one blocking operation on a thread for such; dropping its future calls the operation off where that leaves
+//! nothing half done. It must not know the wire.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use exec_server_fs::{self as files, Cancel, View};
+use exec_server_protocol::limits;
+use tokio::task;
+
+use super::{
+    Block, CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links,
+    Metadata, Moment, Page, ReadAt, Walk, WalkKind, WalkOptions, WriteAt, WriteOptions, Written,
+};
+use crate::transport::BoxFuture;
+
+/// What this place is called.
+const NAME: &str = "local";
+
+/// Said of a file that became too large while it was read.
+const ADVICE: &str = "read it in blocks";
+
+/// This machine, as a place with files.
+#[derive(Debug, Clone, Default)]
+pub struct Local {
+    view: Arc<View>,
+}
+
+impl Local {
+    /// Everything that this program may touch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { view: Arc::new(View::everything()) }
+    }
+
+    /// Does something where it may block.
+    fn run<'a, T: Send + 'static>(
+        &'a self,
+        operation: &'static str,
+        path: &'a Path,
+        work: impl FnOnce(&View, &Path, &Cancel) -> Result<T, files::Error> + Send + 'static,
+    ) -> BoxFuture<'a, Result<T, Error>> {
+        if !path.is_absolute() {
+            let error = Error::new(operation, path, ErrorKind::InvalidInput, "the path is not absolute");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let (view, place) = (Arc::clone(&self.view), path.to_owned());
+        Box::pin(blocking(operation, path.to_owned(), move |cancel| work(&view, &place, cancel)))
+    }
+}
+
+/// Runs work on a thread that may block, and calls it off with the future.
+async fn blocking<T: Send + 'static>(
+    operation: &'static str,
+    path: PathBuf,
+    work: impl FnOnce(&Cancel) -> Result<T, files::Error> + Send + 'static,
+) -> Result<T, Error> {
+    let cancel = Cancel::new();
+    let guard = CallOff(cancel.clone());
+    let done = task::spawn_blocking(move || work(&cancel)).await;
+    drop(guard);
+    match done {
+        Ok(done) => done.map_err(|error| of_files(operation, &error)),
+        Err(error) => Err(Error::new(operation, &path, ErrorKind::Other, error.to_string())),
+    }
+}
+
+/// Calls off what nobody waits for any more.
+struct CallOff(Cancel);
+
+impl Drop for CallOff {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl FileSystem for Local {
+    fn place(&self) -> String {
+        NAME.to_owned()
+    }
+
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+        self.run("read", path, move |view, path, cancel| {
+            let file = files::open(view, path, of_links(links))?;
+            let content = file.read(files::Part::ALL, u64::MAX - 1, ADVICE, cancel)?;
+            Ok(Bytes::from(content.bytes))
+        })
+    }
+
+    fn write_file<'a>(
+        &'a self,
+        path: &'a Path,
+        bytes: Bytes,
+        options: WriteOptions,
+    ) -> BoxFuture<'a, Result<Written, Error>> {
+        self.run("write", path, move |view, path, cancel| {
+            let place = if options.append { files::Place::End } else { files::Place::Whole };
+            let finish = files::Finish {
+                if_match: options.if_match,
+                fsync: options.sync,
+                mode: options.mode,
+                modified: options.modified.map(to_moment),
+            };
+            let written = files::write(view, path, of_links(options.links), (place, &bytes), (&finish, cancel))?;
+            Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
+        })
+    }
+
+    fn create_directory<'a>(
+        &'a self,
+        path: &'a Path,
+        recursive: bool,
+        links: Links,
+        mode: Option<u32>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.run("make directory", path, move |view, path, _| {
+            files::create_directory(view, path, of_links(links), (recursive, mode))
+        })
+    }
+
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>> {
+        self.run("look at", path, move |view, path, _| {
+            let found = files::metadata(view, path, of_links(links), links == Links::Itself)?;
+            Ok(Metadata {
+                kind: of_type(found.stat.kind),
+                is_symlink: found.is_symlink,
+                size: found.stat.size,
+                mode: Some(found.stat.mode),
+                modified: of_moment(found.stat.modified),
+                created_ms: found.stat.created.map_or(0, files::Moment::millis),
+                etag: found.etag,
+                link_target: found.link_target.map(OsString::from_vec),
+            })
+        })
+    }
+
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>> {
+        self.run("resolve", path, files::canonicalize)
+    }
+
+    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>> {
+        self.run("list", path, move |view, path, cancel| {
+            let most = limits::DIRECTORY_ENTRIES;
+            let entries = files::read_directory(view, path, files::Links::Follow, most, cancel)?.into_iter();
+            let entry = |entry: files::Entry| DirectoryEntry {
+                name: entry.name,
+                is_directory: entry.is_directory,
+                is_file: entry.is_file,
+            };
+            Ok(entries.map(entry).collect())
+        })
+    }
+
+    fn list<'a>(
+        &'a self,
+        path: &'a Path,
+        after: Option<OsString>,
+        links: Links,
+    ) -> BoxFuture<'a, Result<Page, Error>> {
+        self.run("list", path, move |view, path, cancel| {
+            let range = (after.as_deref(), limits::DIRECTORY_ENTRIES);
+            let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
+            let entry = |detail: files::Detail| Entry {
+                name: detail.entry.name,
+                kind: of_type(detail.stat.kind),
+                size: detail.stat.size,
+                mode: detail.stat.mode,
+                modified: of_moment(detail.stat.modified),
+                target: detail.link_target.map(OsString::from_vec),
+            };
+            Ok(Page { entries: details.into_iter().map(entry).collect(), more })
+        })
+    }
+
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>> {
+        let range = 1..=limits::WALK_DIRECTORIES;
+        let entries = 1..=limits::DIRECTORY_ENTRIES as u64;
+        let is_bounded = options.max_depth <= limits::WALK_DEPTH
+            && range.contains(&options.max_directories)
+            && entries.contains(&options.max_entries);
+        if !is_bounded {
+            let error = Error::new("walk", path, ErrorKind::InvalidInput, "its bounds are beyond those of a walk");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.run("walk", path, move |view, path, cancel| {
+            let walk = files::Walk {
+                max_depth: options.max_depth,
+                max_directories: options.max_directories,
+                max_entries: options.max_entries,
+                max_bytes: limits::WALK_BYTES,
+                follow_directories: options.follow_directory_symlinks,
+                prune_hidden: options.prune_hidden_directories,
+            };
+            let found = files::walk(view, path, &walk, cancel)?;
+            let kind = |kind| if kind == files::Type::Directory { WalkKind::Directory } else { WalkKind::File };
+            let entries = found.entries.into_iter().map(|(path, found)| (path, kind(found))).collect();
+            Ok(Walk { entries, errors: found.errors, truncated: found.truncated })
+        })
+    }
+
+    fn remove<'a>(
+        &'a self,
+        path: &'a Path,
+        recursive: bool,
+        force: bool,
+        links: Links,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.run("remove", path, move |view, path, cancel| {
+            files::remove(view, path, of_links(links), (recursive, force), cancel)
+        })
+    }
+
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>> {
+        let target = target.to_owned();
+        self.run("copy", source, move |view, source, cancel| files::copy(view, source, &target, recursive, cancel))
+    }
+
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+        self.run("link", path, move |view, path, _| {
+            files::create_symlink(view, path, of_links(links), target.as_bytes(), true)
+        })
+    }
+
+    fn set_metadata<'a>(
+        &'a self,
+        path: &'a Path,
+        links: Links,
+        mode: Option<u32>,
+        modified: Option<Moment>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.run("change", path, move |view, path, _| {
+            let changes = (mode, modified.map(to_moment));
+            files::set_metadata(view, path, of_links(links), links == Links::Itself, changes)
+        })
+    }
+
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
+        self.run("open", path, move |view, path, _| {
+            let file = files::open(view, path, of_links(links))?;
+            let etag = file.etag()?;
+            Ok(Box::new(File { file: Arc::new(file), etag }) as Box<dyn ReadAt>)
+        })
+    }
+
+    fn create<'a>(
+        &'a self,
+        path: &'a Path,
+        options: CreateOptions,
+    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
+        self.run("create", path, move |view, path, _| {
+            let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
+            let found = draft.size()?;
+            let path = path.to_owned();
+            Ok(Box::new(Draft { draft: Arc::new(Mutex::new(draft)), path, found }) as Box<dyn WriteAt>)
+        })
+    }
+}
+
+/// A file that is read.
+struct File {
+    file: Arc<files::OpenFile>,
+    etag: String,
+}
+
+impl ReadAt for File {
+    fn size(&self) -> u64 {
+        self.file.stat.size
+    }
+
+    fn etag(&self) -> Option<&str> {
+        Some(&self.etag)
+    }
+
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
+        let file = Arc::clone(&self.file);
+        Box::pin(blocking("read", self.file.path().to_owned(), move |cancel| {
+            let block = file.read_block(offset, len, holes, cancel)?;
+            Ok(Block { bytes: Bytes::from(block.bytes), hole: block.hole, eof: block.eof })
+        }))
+    }
+}
+
+/// A file that is written.
+struct Draft {
+    draft: Arc<Mutex<files::Draft>>,
+    path: PathBuf,
+    found: u64,
+}
+
+impl WriteAt for Draft {
+    fn found(&self) -> u64 {
+        self.found
+    }
+
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
+        let draft = Arc::clone(&self.draft);
+        let write = move |_: &Cancel| lock(&draft).write_block(offset, &bytes);
+        Box::pin(blocking("write", self.path.clone(), write))
+    }
+
+    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {
+        Box::pin(blocking("complete", self.path.clone(), move |cancel| {
+            let finish = files::Finish {
+                if_match: options.if_match,
+                fsync: options.sync,
+                mode: options.mode,
+                modified: options.modified.map(to_moment),
+            };
+            let written = lock(&self.draft).commit(options.size, &finish, cancel)?;
+            Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
+        }))
+    }
+
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(blocking("give up", self.path.clone(), move |_| {
+            lock(&self.draft).discard();
+            Ok(())
+        }))
+    }
+}
+
+fn lock(draft: &Mutex<files::Draft>) -> MutexGuard<'_, files::Draft> {
+    draft.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of_links(links: Links) -> files::Links {
+    match links {
+        Links::Follow => files::Links::Follow,
+        Links::Refuse | Links::Itself => files::Links::Refuse,
+    }
+}
+
+fn of_type(kind: files::Type) -> EntryKind {
+    match kind {
+        files::Type::File => EntryKind::File,
+        files::Type::Directory => EntryKind::Directory,
+        files::Type::Symlink => EntryKind::Symlink,
+        files::Type::Fifo | files::Type::Socket | files::Type::Device => EntryKind::Other,
+    }
+}
+
+fn of_moment(moment: files::Moment) -> Moment {
+    Moment { seconds: moment.seconds, nanos: moment.nanos }
+}
+
+fn to_moment(moment: Moment) -> files::Moment {
+    files::Moment { seconds: moment.seconds, nanos: moment.nanos }
+}
+
+/// What the operations on files say, as places say it.
+fn of_files(operation: &'static str, error: &files::Error) -> Error {
+    let kind = match error.kind() {
+        files::Kind::NotFound => ErrorKind::NotFound,
+        files::Kind::PermissionDenied | files::Kind::OutsideView => ErrorKind::PermissionDenied,
+        files::Kind::InvalidInput | files::Kind::NotRegular | files::Kind::TooMany => ErrorKind::InvalidInput,
+        files::Kind::Symlink => ErrorKind::Symlink,
+        files::Kind::TooLarge => ErrorKind::TooLarge,
+        files::Kind::EtagMismatch => ErrorKind::Changed,
+        files::Kind::AlreadyExists => ErrorKind::AlreadyExists,
+        files::Kind::IsADirectory => ErrorKind::IsADirectory,
+        files::Kind::NotADirectory => ErrorKind::NotADirectory,
+        files::Kind::DirectoryNotEmpty => ErrorKind::NotEmpty,
+        files::Kind::StorageFull => ErrorKind::Full,
+        files::Kind::Unsupported => ErrorKind::Unsupported,
+        files::Kind::Cancelled | files::Kind::Other => ErrorKind::Other,
+    };
+    Error::new(operation, &error.path, kind, error.trouble.to_string())
+}
