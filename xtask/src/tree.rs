@@ -137,7 +137,13 @@ pub(crate) fn compare(left: &Path, right: &Path) -> Result<u64> {
     }
     ensure!(a.len() == b.len(), "{} has {} bytes, not {}", shown(right), b.len(), a.len());
     let is_sparse = |found: &fs::Metadata| found.blocks() * 512 + (1 << 20) < found.len();
-    ensure!(is_sparse(&a) == is_sparse(&b), "{} has other holes: {} blocks, not {}", shown(right), b.blocks(), a.blocks());
+    ensure!(
+        is_sparse(&a) == is_sparse(&b),
+        "{} has other holes: {} blocks, not {}",
+        shown(right),
+        b.blocks(),
+        a.blocks()
+    );
     same_bytes(left, right)?;
     Ok(a.len())
 }

@@ -62,9 +62,8 @@ async fn place(side: &Side, server: Option<&Server>, flag: &str) -> anyhow::Resu
             Ok((Place { files: Arc::new(fs::Local::new()), path }, None))
         }
         Side::There(path) => {
-            let server = server.ok_or_else(|| {
-                anyhow!("`:{}` is on a server: pass `--connect URL` or `{flag} URL`", path.display())
-            })?;
+            let server = server
+                .ok_or_else(|| anyhow!("`:{}` is on a server: pass `--connect URL` or `{flag} URL`", path.display()))?;
             let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
             let path = there(&client, path).await?;
             Ok((Place { files: Arc::new(fs::Remote::new(client.clone())), path }, Some(client)))

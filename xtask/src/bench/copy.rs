@@ -93,15 +93,16 @@ impl Place<'_> {
             target: Some(1.0),
             note: rounds.figures(&format!("ms for {files} files")),
         };
-        Ok(vec![row("cp -r of small files to a server / scp -r", &up), row("cp -r of small files from a server / scp -r", &down)])
+        Ok(vec![
+            row("cp -r of small files to a server / scp -r", &up),
+            row("cp -r of small files from a server / scp -r", &down),
+        ])
     }
 
     fn copy(&self, source: &Path, source_here: bool, target: &Path, target_here: bool) -> Command {
         let path = |path: &Path, is_here: bool| format!("{}{}", if is_here { "" } else { ":" }, path.display());
         let mut command = Command::new(self.binary);
-        command
-            .args(["cp", "-r", "--connect", self.url])
-            .args([path(source, source_here), path(target, target_here)]);
+        command.args(["cp", "-r", "--connect", self.url]).args([path(source, source_here), path(target, target_here)]);
         command
     }
 }

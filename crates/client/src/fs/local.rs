@@ -158,12 +158,7 @@ impl FileSystem for Local {
         })
     }
 
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<Page, Error>> {
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>> {
         self.run("list", path, move |view, path, cancel| {
             let range = (after.as_deref(), limits::DIRECTORY_ENTRIES);
             let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
@@ -249,11 +244,7 @@ impl FileSystem for Local {
         })
     }
 
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
         self.run("create", path, move |view, path, _| {
             let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
             let found = draft.size()?;
