@@ -88,6 +88,14 @@ methods! {
     FsCommit "fs/commit" Harmful fs::CommitParams => fs::CommitResult;
     FsSetMetadata "fs/setMetadata" Harmless fs::SetMetadataParams => fs::SetMetadataResult;
     FsCreateSymlink "fs/createSymlink" Harmful fs::CreateSymlinkParams => fs::CreateSymlinkResult;
+    // With pages it has a name, and a second one of that name is refused; without it tells the same again.
+    FsSearch "fs/search" Harmless fs::SearchParams => fs::SearchResult;
+    // A page that was answered and lost is not told again.
+    FsSearchNext "fs/searchNext" Harmful fs::SearchNextParams => fs::SearchResult;
+    FsGlob "fs/glob" Harmless fs::GlobParams => fs::GlobResult;
+    // Both end with their connection: whoever goes on has to look at everything anyway.
+    FsWatch "fs/watch" Harmful fs::WatchParams => fs::WatchResult;
+    FsWatchNext "fs/watchNext" Harmful fs::WatchNextParams => fs::WatchNextResult;
     CommandExec "command/exec" Harmful command::ExecParams => command::ExecResult;
     CommandExecWrite "command/exec/write" Harmful command::WriteParams<'static> => command::WriteResult;
     CommandExecTerminate "command/exec/terminate" Harmless command::TerminateParams => command::TerminateResult;

@@ -90,6 +90,10 @@ pub struct ServerCapabilities {
     /// `fs/create`, `fs/writeBlock`, `fs/commit`, `fs/setMetadata` and `fs/createSymlink` are served, and the members that PROTOCOL.md
     /// marks as additions in the reference's file methods.
     pub files: bool,
+    /// `fs/search`, `fs/searchNext` and `fs/glob` are served.
+    pub search: bool,
+    /// `fs/watch` and `fs/watchNext` are served.
+    pub watch: bool,
     /// Binary dialects the server speaks.
     pub dialects: Vec<String>,
     /// Unacknowledged bytes after which a client should acknowledge.
@@ -121,6 +125,8 @@ impl ServerCapabilities {
             forget: true,
             limits_hit: true,
             files: true,
+            search: true,
+            watch: true,
             dialects: Vec::new(),
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::default(),

@@ -97,9 +97,10 @@ kinds! {
     AuditUnavailable "auditUnavailable" INTERNAL "The audit log cannot be written, and by the operator's choice nothing starts unrecorded.";
     ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
     NotFound "notFound" NOT_FOUND "There is no such file or directory.";
-    UnknownHandle "unknownHandle" NOT_FOUND "The session has no open file of this name.";
-    DuplicateHandle "duplicateHandle" INVALID_REQUEST "The session has an open file of this name already.";
-    TooManyHandles "tooManyHandles" INVALID_REQUEST "The session has as many open files as it may have.";
+    UnknownHandle "unknownHandle" NOT_FOUND "There is no open file, search or watch of this name.";
+    DuplicateHandle "duplicateHandle" INVALID_REQUEST "There is an open file, search or watch of this name already.";
+    TooManyHandles "tooManyHandles" INVALID_REQUEST "There are as many open files, searches or watches as there may be.";
+    InvalidPattern "invalidPattern" INVALID_PARAMS "A regular expression or a glob cannot be read.";
     InvalidInput "invalidInput" INVALID_REQUEST "The request makes no sense for this file, or exceeds a bound of its method.";
     SymlinkRefused "symlinkRefused" INVALID_REQUEST "The path contains a symbolic link, and the request follows none.";
     NotRegularFile "notRegularFile" INVALID_REQUEST "It is a FIFO, a socket, a device or a file of the kernel, and has no bytes to give or take.";

@@ -6,14 +6,18 @@ use serde_json::value::RawValue;
 pub use draft::*;
 pub use file::*;
 pub use handle::*;
+pub use search::*;
 pub use tree::*;
 pub use walk::*;
+pub use watch::*;
 
 mod draft;
 mod file;
 mod handle;
+mod search;
 mod tree;
 mod walk;
+mod watch;
 
 /// The sandbox of a request as it came; whoever enforces it reads it. What cannot be enforced is refused.
 pub type Sandbox = Option<Box<RawValue>>;

@@ -130,3 +130,72 @@ pub const WALK_DIRECTORIES: u64 = 10_000;
 
 /// Bytes of a walk's answer, counted as 64 and its text for each item.
 pub const WALK_BYTES: usize = 4 * MIB;
+
+/// Searches and globs of one connection that are under way, each a thread; beyond it the answer is `tooManyHandles`.
+pub const SEARCHES: usize = 8;
+
+/// Watches of one connection, each a thread.
+pub const WATCHES: usize = 16;
+
+/// Searches of all connections of a server, and as many watches: they bound its threads.
+pub const SEARCHES_OF_SERVER: usize = 128;
+
+/// Matching lines of a search, where it does not say how many.
+pub const SEARCH_MATCHES: u64 = 1000;
+
+/// Matching lines that a search may ask for.
+pub const SEARCH_MATCHES_MAX: u64 = 1_000_000;
+
+/// Bytes of a line that are told, where a search does not say how many.
+pub const SEARCH_LINE_BYTES: u64 = KIB as u64;
+
+/// Bytes of a line that a search may ask for.
+pub const SEARCH_LINE_BYTES_MAX: u64 = 64 * KIB as u64;
+
+/// Files that are larger are passed over, where a search does not say which.
+pub const SEARCH_FILE_BYTES: u64 = 1024 * MIB as u64;
+
+/// Lines of context on either side.
+pub const SEARCH_CONTEXT: u64 = 100;
+
+/// Bytes of the results of one `fs/search` or `fs/glob`, counted as 64 and its text for each.
+pub const SEARCH_BYTES: usize = 4 * MIB;
+
+/// Bytes of the results of a search that is told in pages.
+pub const SEARCH_PAGED_BYTES: usize = 256 * MIB;
+
+/// Bytes of one page, or a line more. Two of them and what is being sent is all that a search keeps for a slow reader.
+pub const SEARCH_PAGE_BYTES: usize = 128 * KIB;
+
+/// Paths of one `fs/glob`, where it does not say how many.
+pub const GLOB_RESULTS: u64 = 1000;
+
+/// Entries that a search or a glob looks at.
+pub const SCAN_ENTRIES: u64 = 1_000_000;
+
+/// Levels that a search or a glob goes down, where it does not say how many.
+pub const SCAN_DEPTH: u64 = 64;
+
+/// Levels that it may ask for: each holds a descriptor.
+pub const SCAN_DEPTH_MAX: u64 = 256;
+
+/// How long a search or a glob may take, where it does not say how long.
+pub const SCAN_TIME: Duration = Duration::from_secs(60);
+
+/// How long it may ask for.
+pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Directories of one watch, where it does not say how many.
+pub const WATCHED_DIRECTORIES: u64 = 8192;
+
+/// Directories that a watch may ask for; the host has a bound of its own for all.
+pub const WATCHED_DIRECTORIES_MAX: u64 = 65_536;
+
+/// Changes in one answer.
+pub const WATCH_CHANGES: u64 = 4096;
+
+/// How long changes are gathered after the first one, where it is not said.
+pub const WATCH_SETTLE: Duration = Duration::from_millis(50);
+
+/// How long may be asked for.
+pub const WATCH_SETTLE_MAX: Duration = Duration::from_secs(10);

@@ -97,6 +97,11 @@ fn method_schema(name: &str, generator: &mut SchemaGenerator) -> Option<(Schema,
         "command/exec" => pair::<command::ExecParams, command::ExecResult>(generator),
         "command/exec/write" => pair::<command::WriteParams<'_>, command::WriteResult>(generator),
         "command/exec/terminate" => pair::<command::TerminateParams, command::TerminateResult>(generator),
+        "fs/search" => pair::<fs::SearchParams, fs::SearchResult>(generator),
+        "fs/searchNext" => pair::<fs::SearchNextParams, fs::SearchResult>(generator),
+        "fs/glob" => pair::<fs::GlobParams, fs::GlobResult>(generator),
+        "fs/watch" => pair::<fs::WatchParams, fs::WatchResult>(generator),
+        "fs/watchNext" => pair::<fs::WatchNextParams, fs::WatchNextResult>(generator),
         _ => return None,
     })
 }
