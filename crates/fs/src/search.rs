@@ -286,7 +286,8 @@ impl Search<'_> {
         }
         match (self.tell)(line) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Cut::Cancelled),
+            // Whoever hears has gone, or waited with us until the time was over.
+            ControlFlow::Break(()) => Err(self.stop.check().map_or(Cut::Cancelled, Cut::from)),
         }
     }
 }

@@ -159,6 +159,12 @@ impl Changes {
         state.waiting.is_empty() && !state.overflow && state.end.is_none()
     }
 
+    /// Whether nothing more will come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.lock().end.is_some()
+    }
+
     fn note(&self, path: PathBuf, what: What, is_directory: bool) {
         let mut state = self.lock();
         if let Some(known) = state.waiting.get_mut(&path) {
@@ -176,7 +182,13 @@ impl Changes {
         self.lock().forget();
     }
 
-    fn unwatched(&self, count: u64) {
+    /// Directories that are not watched because of a bound.
+    #[must_use]
+    pub fn unwatched(&self) -> u64 {
+        self.lock().unwatched
+    }
+
+    fn add_unwatched(&self, count: u64) {
         self.lock().unwatched += count;
     }
 
@@ -374,7 +386,7 @@ impl Watch {
             Ok(dir) => {
                 match self.watch(dir.as_fd(), relative.to_owned()) {
                     Ok(()) => self.watch_below(dir, relative, changes, true),
-                    Err(_) => changes.unwatched(1),
+                    Err(_) => changes.add_unwatched(1),
                 }
                 true
             }
@@ -430,17 +442,17 @@ impl Watch {
             })
         });
         // Too deep or too many to look at: there may be more that nobody watches.
-        changes.unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
+        changes.add_unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
     }
 
     fn watch_entry(&mut self, entry: &Entry<'_>, path: PathBuf, changes: &Changes) -> bool {
         if self.directories.len() >= self.options.max_directories {
-            changes.unwatched(1);
+            changes.add_unwatched(1);
             return false;
         }
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
         let watched = self.watch(dir.as_fd(), path);
-        changes.unwatched(u64::from(watched.is_err()));
+        changes.add_unwatched(u64::from(watched.is_err()));
         watched.is_ok()
     }
 
