@@ -44,6 +44,7 @@ use crate::{
     incoming::Share,
     process::lock,
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
+    seekers::Seekers,
     session::Session,
     trace,
 };
@@ -69,6 +70,8 @@ pub(crate) struct Peer {
     /// For logs and for the prefix of the malformed-message answer.
     pub(crate) label: Arc<str>,
     pub(crate) mailbox: Arc<Mailbox>,
+    /// Searches and watches, which end with the connection.
+    pub(crate) seekers: Seekers,
     manners: Mutex<Manners>,
     /// `initialized` came: events may be pushed.
     listening: AtomicBool,
@@ -159,6 +162,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         id,
         label: label.as_str().into(),
         mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone()),
+        seekers: Seekers::default(),
         manners: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
@@ -280,6 +284,7 @@ impl Connection {
 
     async fn end(self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
+        self.peer.seekers.end();
         match &self.stage {
             Stage::Fresh => {}
             Stage::Implicit(session) => session.end().await,

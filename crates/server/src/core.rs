@@ -36,6 +36,7 @@ use crate::{
     incoming::Incoming,
     metrics::Metrics,
     process::{Meta, Process, lock},
+    seekers::Places,
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
@@ -180,6 +181,8 @@ pub struct Core {
     pub(crate) incoming: Arc<Incoming>,
     /// Threads and memory for file work.
     pub(crate) files: Pool,
+    /// Places for searches and watches.
+    pub(crate) seekers: Places,
     pub(crate) metrics: Arc<Metrics>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions that a late client may still ask for, and why they are gone.
@@ -215,6 +218,7 @@ impl Core {
         Arc::new(Self {
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             files: Pool::default(),
+            seekers: Places::default(),
             config,
             holders,
             metrics: Arc::default(),

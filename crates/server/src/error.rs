@@ -108,7 +108,13 @@ pub(crate) enum Failure {
     DuplicateHandle { id: String },
     #[error("{}", too_many_handles(*used))]
     TooManyHandles { used: Use },
-    #[error("no file is open as `{id}`")]
+    #[error("{source}")]
+    Pattern { source: exec_server_fs::PatternError },
+    #[error("there are too many {what} already, at most {most} of a connection; close some and try again")]
+    TooManySeekers { what: &'static str, most: usize },
+    #[error("{what}: the host is out of resources: {source}")]
+    Host { what: &'static str, source: io::Error },
+    #[error("nothing is open as `{id}`")]
     UnknownHandle { id: String },
     #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
     WrongHandle { id: String, used: Use },
@@ -184,7 +190,9 @@ impl Failure {
             Self::HandleName | Self::WrongHandle { .. } => Kind::InvalidInput,
             Self::FileTooLarge => Kind::FileTooLarge,
             Self::DuplicateHandle { .. } => Kind::DuplicateHandle,
-            Self::TooManyHandles { .. } => Kind::TooManyHandles,
+            Self::TooManyHandles { .. } | Self::TooManySeekers { .. } => Kind::TooManyHandles,
+            Self::Pattern { .. } => Kind::InvalidPattern,
+            Self::Host { .. } => Kind::ResourcesExhausted,
             Self::UnknownHandle { .. } => Kind::UnknownHandle,
             Self::Internal { .. } => Kind::Internal,
         }

@@ -13,6 +13,7 @@ pub mod core;
 pub mod door;
 pub mod listen;
 pub mod metrics;
+mod seekers;
 pub mod session;
 pub mod state_dir;
 pub mod tls;

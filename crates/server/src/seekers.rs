@@ -424,7 +424,8 @@ mod tests {
         seekers.close("s");
         thread.join().unwrap();
         assert!(seekers.find("s").is_none());
-        let timed = Search::new(Stop::within(Duration::ZERO), true, Form::Native, seekers.place_to_search(&server).unwrap());
+        let timed =
+            Search::new(Stop::within(Duration::ZERO), true, Form::Native, seekers.place_to_search(&server).unwrap());
         while timed.tell(line()).is_continue() {}
     }
 

@@ -1,9 +1,11 @@
 //! `fs/*`: what each method does with the files of this host. The work itself is [`exec_server_fs`]'s; here params become its arguments and
 //! its answers results.
 //!
-//! Every operation goes through [`Errand::run`]: in its turn, on a thread of the pool, beneath the roots of its principal. Must not know how a path is resolved.
+//! Every operation goes through [`Errand::run`]: in its turn, on a thread of the pool, beneath the roots of its principal. What takes long, and
+//! is bounded by its own rules, goes through [`Errand::launch`]: on a thread of its own, with the same [`Sight`]. Must not know how a path is resolved.
 
 pub(crate) mod block;
+pub(crate) mod seek;
 pub(crate) mod tree;
 pub(crate) mod whole;
 
@@ -25,7 +27,20 @@ struct Errand {
     context: Context,
     method: &'static str,
     /// Held until it is answered, for a client whose requests have their effect one after the other.
-    _turn: Option<OwnedMutexGuard<()>>,
+    turn: Option<OwnedMutexGuard<()>>,
+}
+
+/// What of this host's files a request sees: the one place that says so, for whichever thread looks.
+struct Sight {
+    roots: Vec<PathBuf>,
+}
+
+impl Sight {
+    /// Shows the files to some work, on the thread that calls this.
+    fn show<T>(&self, work: impl FnOnce(&View) -> T) -> T {
+        let view = if self.roots.is_empty() { View::everything() } else { View::beneath(&self.roots) };
+        work(&view)
+    }
 }
 
 impl Errand {
@@ -33,7 +48,17 @@ impl Errand {
     async fn begin(context: Context, method: &'static str) -> Self {
         let turn = context.session.files.turn.clone();
         let turn = if context.peer.manners().concurrent { None } else { Some(turn.lock_owned().await) };
-        Self { context, method, _turn: turn }
+        Self { context, method, turn }
+    }
+
+    /// One that changes nothing and asks for what is there already: it waits for nobody.
+    fn out_of_turn(context: Context, method: &'static str) -> Self {
+        Self { context, method, turn: None }
+    }
+
+    /// Lets the next one begin before this one is answered.
+    fn give_turn_away(&mut self) {
+        self.turn = None;
     }
 
     fn session(&self) -> &Session {
@@ -46,16 +71,29 @@ impl Errand {
         sandbox: Option<&RawValue>,
         operation: impl FnOnce(&View, &Cancel) -> files::Result<T> + Send + 'static,
     ) -> Result<T, Failure> {
+        let sight = self.sight(sandbox)?;
+        let job = move |cancel: &Cancel| sight.show(|view| operation(view, cancel));
+        let done = self.context.core.files.run(&self.session().files, job).await?;
+        done.map_err(|error| self.failed(error))
+    }
+
+    /// Begins work that takes long, on a thread of its own. Who calls this has a place for it, and a word that ends it.
+    fn launch(
+        &self,
+        sandbox: Option<&RawValue>,
+        work: impl FnOnce(Result<&View, Failure>) + Send + 'static,
+    ) -> Result<(), Failure> {
+        let sight = self.sight(sandbox)?;
+        let thread = std::thread::Builder::new().name("exec-server-seek".to_owned());
+        let launched = thread.spawn(move || sight.show(|view| work(Ok(view))));
+        launched.map(drop).map_err(|source| Failure::Host { what: "start a thread", source })
+    }
+
+    fn sight(&self, sandbox: Option<&RawValue>) -> Result<Sight, Failure> {
         if sandbox.is_some_and(confines) {
             return Err(Failure::NotEnforceable { what: "sandbox" });
         }
-        let roots = self.context.grant.rights().roots.clone();
-        let job = move |cancel: &Cancel| {
-            let view = if roots.is_empty() { View::everything() } else { View::beneath(&roots) };
-            operation(&view, cancel)
-        };
-        let done = self.context.core.files.run(&self.session().files, job).await?;
-        done.map_err(|error| self.failed(error))
+        Ok(Sight { roots: self.context.grant.rights().roots.clone() })
     }
 
     /// Runs work on a file that is open already.

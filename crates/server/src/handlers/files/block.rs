@@ -72,8 +72,9 @@ async fn read_block(errand: &Errand, params: wire::ReadBlockParams) -> Result<wi
     block
 }
 
-/// `fs/close`: of a draft all that was written goes, unless it is kept.
+/// `fs/close`: of a draft all that was written goes, unless it is kept; a search or a watch is called off.
 pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Reply) {
+    context.peer.seekers.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
     if let Some(handle) = closed {
         let close = move || {

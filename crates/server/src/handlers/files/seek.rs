@@ -1,13 +1,7 @@
 //! `fs/search`, `fs/searchNext`, `fs/glob`, `fs/watch`, `fs/watchNext`: work that takes long, on threads of its own. What is found waits in
 //! [`Seekers`](crate::seekers::Seekers) until it is asked for; all of it ends with the connection.
 
-use std::{
-    ops::ControlFlow,
-    os::unix::ffi::OsStrExt as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use exec_server_fs::{
     PathPattern, Patterns, Stop, View, glob as globbing,
@@ -16,7 +10,7 @@ use exec_server_fs::{
     watch::{self as watching, End, Ender, Taken, Watch, What},
 };
 use exec_server_protocol::{
-    Empty, fs as wire, limits,
+    fs as wire, limits,
     path::{Form, PathArg},
 };
 use tokio::sync::oneshot;
@@ -70,8 +64,7 @@ fn run_search(
     params: &wire::SearchParams,
     search: &Search,
 ) -> Result<searching::Outcome, Refused> {
-    let reading =
-        searching::Reading { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
+    let reading = searching::Reading { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
     let pattern = searching::Pattern::new(&params.pattern, reading)?;
     let filter = Filter { include: Patterns::anywhere(&params.include)?, ..filter(&params.scan)? };
     let bounds = bounds(params);
