@@ -5,6 +5,7 @@ mod access;
 mod bounds;
 mod client;
 mod copy;
+mod files;
 mod settings;
 mod values;
 
@@ -24,6 +25,7 @@ pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand,
 pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
 pub(crate) use copy::{Copy, Side};
+pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 
@@ -111,6 +113,8 @@ pub(crate) enum Command {
     Forget(Forget),
     /// Copy files and trees to, from and between servers.
     Cp(Copy),
+    /// Look at, search, watch and change the files of a server.
+    Fs(Files),
     /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
     Serve(Box<Serve>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.

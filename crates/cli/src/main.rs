@@ -18,6 +18,7 @@ mod dial_stdio;
 mod doctor;
 mod env_token;
 mod forget;
+mod fs;
 mod ids;
 mod kernel;
 mod kill;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Wait(args) => wait::run(&args, token),
         Command::Forget(args) => forget::run(&args, token),
         Command::Cp(args) => cp::run(&args, token),
+        Command::Fs(args) => fs::run(&args, token),
         Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::Doctor(args) => doctor::run(&args),

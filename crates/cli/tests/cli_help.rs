@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use cli_common::{Home, finish_child, finish_with_input, read_until, spawn, text};
 
-const COMMANDS: [&str; 11] =
-    ["doctor", "run", "ps", "logs", "attach", "kill", "wait", "forget", "cp", "serve", "dial-stdio"];
+const COMMANDS: [&str; 12] =
+    ["doctor", "run", "ps", "logs", "attach", "kill", "wait", "forget", "cp", "fs", "serve", "dial-stdio"];
 
 #[test]
 fn every_command_has_examples_and_exit_codes() {

@@ -36,6 +36,8 @@ pub enum ErrorKind {
     SandboxDenied,
     /// It makes no sense for this file: not a regular file, a relative path, a bound exceeded.
     InvalidInput,
+    /// A regular expression or a glob cannot be read.
+    InvalidPattern,
     /// There is a link in the path, and none was to be followed.
     Symlink,
     /// Something of that name is there already.
@@ -91,6 +93,7 @@ fn of_word(word: failure::Kind) -> ErrorKind {
         Kind::NotFound | Kind::UnknownHandle => ErrorKind::NotFound,
         Kind::PermissionDenied | Kind::Forbidden => ErrorKind::PermissionDenied,
         Kind::InvalidInput | Kind::NotRegularFile | Kind::RelativePath | Kind::InvalidUri => ErrorKind::InvalidInput,
+        Kind::InvalidPattern => ErrorKind::InvalidPattern,
         Kind::SymlinkRefused => ErrorKind::Symlink,
         Kind::FileTooLarge => ErrorKind::TooLarge,
         Kind::EtagMismatch => ErrorKind::Changed,
@@ -110,7 +113,7 @@ impl From<Error> for io::Error {
         let kind = match error.kind {
             ErrorKind::NotFound => io::ErrorKind::NotFound,
             ErrorKind::PermissionDenied | ErrorKind::SandboxDenied => io::ErrorKind::PermissionDenied,
-            ErrorKind::InvalidInput | ErrorKind::Symlink => io::ErrorKind::InvalidInput,
+            ErrorKind::InvalidInput | ErrorKind::InvalidPattern | ErrorKind::Symlink => io::ErrorKind::InvalidInput,
             ErrorKind::AlreadyExists => io::ErrorKind::AlreadyExists,
             ErrorKind::IsADirectory => io::ErrorKind::IsADirectory,
             ErrorKind::NotADirectory => io::ErrorKind::NotADirectory,

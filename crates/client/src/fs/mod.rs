@@ -25,6 +25,7 @@ pub mod error;
 #[cfg(feature = "local")]
 mod local;
 mod remote;
+mod seek;
 mod stream;
 
 use std::{
@@ -36,10 +37,14 @@ use std::{
 use bytes::Bytes;
 
 pub use error::{Error, ErrorKind};
-pub use exec_server_protocol::fs::{EntryKind, Moment, WalkKind, WalkOptions};
+pub use exec_server_protocol::fs::{
+    ChangeKind, Cut, EntryKind, GlobParams, Moment, ScanParams, ScanSummary, SearchParams, SearchSummary, WalkKind,
+    WalkOptions, WatchEnd, WatchParams,
+};
 #[cfg(feature = "local")]
 pub use local::Local;
 pub use remote::Remote;
+pub use seek::{Change, Changes, Found, Glob, Search, Watch};
 pub use stream::{read_all, read_stream, write_all};
 
 use crate::transport::BoxFuture;

@@ -60,12 +60,12 @@ impl Remote {
         &self.client
     }
 
-    fn sandbox(&self) -> wire::Sandbox {
+    pub(super) fn sandbox(&self) -> wire::Sandbox {
         self.sandbox.as_ref().and_then(|sandbox| RawValue::from_string(sandbox.get().to_owned()).ok())
     }
 
     /// A path as this server wants it: a URI where it knows no other, or where the bytes are not UTF-8.
-    async fn path(&self, operation: &'static str, path: &Path) -> Result<PathArg, Error> {
+    pub(super) async fn path(&self, operation: &'static str, path: &Path) -> Result<PathArg, Error> {
         let form = match (path.to_str(), self.client.server().generation) {
             (None, _) => Form::Uri,
             (Some(_), Generation::Reference) => {
@@ -80,7 +80,7 @@ impl Remote {
         Ok(PathArg::new(form.write(path)))
     }
 
-    async fn call<M: Method>(
+    pub(super) async fn call<M: Method>(
         &self,
         operation: &'static str,
         path: &Path,
@@ -449,15 +449,15 @@ impl FileSystem for Remote {
 }
 
 /// A handle of the session; closed when it is dropped.
-struct Handle {
-    remote: Remote,
-    path: PathBuf,
-    handle_id: String,
-    is_open: bool,
+pub(super) struct Handle {
+    pub(super) remote: Remote,
+    pub(super) path: PathBuf,
+    pub(super) handle_id: String,
+    pub(super) is_open: bool,
 }
 
 impl Handle {
-    fn new(remote: &Remote, path: &Path) -> Self {
+    pub(super) fn new(remote: &Remote, path: &Path) -> Self {
         Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
     }
 
@@ -588,7 +588,7 @@ fn follow(links: Links) -> Option<bool> {
     }
 }
 
-fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, Error> {
+pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, Error> {
     base64::decode(text)
         .map_err(|error| Error::new(operation, path, ErrorKind::InvalidData, format!("the answer is {error}")))
 }
@@ -600,7 +600,7 @@ fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Er
     })
 }
 
-fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> Result<PathBuf, Error> {
+pub(super) fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> Result<PathBuf, Error> {
     told.resolve().map_err(|error| {
         Error::new(
             operation,

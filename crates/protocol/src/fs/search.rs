@@ -59,6 +59,36 @@ pub struct SearchParams {
     pub sandbox: Sandbox,
 }
 
+impl SearchParams {
+    /// Looks for a pattern with the defaults of everything else.
+    pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
+        Self {
+            path,
+            pattern: pattern.into(),
+            literal: false,
+            ignore_case: false,
+            word: false,
+            include: Vec::new(),
+            scan: ScanParams::default(),
+            before: None,
+            after: None,
+            max_matches: None,
+            max_per_file: None,
+            max_line_bytes: None,
+            max_file_bytes: None,
+            pages: false,
+            sandbox: None,
+        }
+    }
+}
+
+impl GlobParams {
+    /// Looks for a pattern with the defaults of everything else.
+    pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
+        Self { path, pattern: pattern.into(), scan: ScanParams::default(), max_results: None, sandbox: None }
+    }
+}
+
 /// What of a tree is looked at: the members that `fs/search` and `fs/glob` share.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -35,6 +35,21 @@ pub struct WatchParams {
     pub sandbox: Sandbox,
 }
 
+impl WatchParams {
+    /// Watches with the defaults of everything else.
+    pub fn new(path: PathArg, handle_id: impl Into<String>) -> Self {
+        Self {
+            handle_id: handle_id.into(),
+            path,
+            recursive: None,
+            hidden: None,
+            exclude: Vec::new(),
+            max_directories: None,
+            sandbox: None,
+        }
+    }
+}
+
 /// Result of `fs/watch`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

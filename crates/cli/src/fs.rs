@@ -1,0 +1,247 @@
+//! `exec-server fs`: the files of a server, from the command line. Here: the way to one, and how names and troubles are said.
+//! Must not know the wire.
+
+mod grep;
+mod list;
+mod watch;
+
+use std::{
+    env,
+    future::Future,
+    io::{self, IsTerminal as _},
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, anyhow};
+use exec_server_client::{
+    Client,
+    fs::{Error, ErrorKind, FileSystem as _, Links, Remote, read_stream},
+    protocol::{initialize::Ttl, path::PathArg},
+};
+use futures_util::StreamExt as _;
+
+use crate::{
+    args::{self, FilesCommand},
+    codes,
+    connect::{self, Server, VISIT_TTL_MS},
+    env_token, ids, runtime, say,
+};
+
+/// Does what was asked for.
+pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        FilesCommand::Ls(args) => visit(&args.connect, token, |place| list::ls(place, args)),
+        FilesCommand::Cat(args) => visit(&args.connect, token, |place| cat(place, args)),
+        FilesCommand::Stat(args) => visit(&args.connect, token, |place| list::stat(place, args)),
+        FilesCommand::Tree(args) => visit(&args.connect, token, |place| list::tree(place, args)),
+        FilesCommand::Grep(args) => visit(&args.connect, token, |place| grep::run(place, args)),
+        FilesCommand::Watch(args) => visit(&args.connect, token, |place| watch::run(place, args)),
+        FilesCommand::Rm(args) => visit(&args.connect, token, |place| rm(place, args)),
+        FilesCommand::Mkdir(args) => visit(&args.connect, token, |place| mkdir(place, args)),
+    }
+}
+
+/// A server's files, and where relative paths begin.
+struct Place {
+    files: Remote,
+    base: PathBuf,
+}
+
+impl Place {
+    fn path(&self, path: &Path) -> PathBuf {
+        // The last slash asks for a directory, and the dot for nothing.
+        self.base.join(path).components().collect()
+    }
+}
+
+/// How a command ended that had trouble with its output or its connection.
+enum Ended {
+    /// Nobody reads standard output any more.
+    ClosedPipe,
+    Trouble(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Ended {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Trouble(error)
+    }
+}
+
+type Done = Result<u8, Ended>;
+
+/// Goes to the server, does it, and leaves nothing there.
+fn visit<F: Future<Output = Done>>(
+    args: &args::Connect,
+    token: Option<env_token::Waiting>,
+    work: impl FnOnce(Arc<Place>) -> F,
+) -> anyhow::Result<ExitCode> {
+    runtime::block_on(async {
+        let (server, base) = match Server::find(args, token)? {
+            Some(server) => (server, None),
+            None => {
+                let here = env::current_dir().context("find the working directory")?;
+                (Server::per_user(args)?, Some(here))
+            }
+        };
+        let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+        let base = match base {
+            Some(base) => base,
+            None => directory(&client).await?,
+        };
+        let place = Arc::new(Place { files: Remote::new(client.clone()), base });
+        let done = work(place).await;
+        connect::end(&client).await;
+        match done {
+            Ok(code) => Ok(ExitCode::from(code)),
+            Err(Ended::ClosedPipe) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
+            Err(Ended::Trouble(error)) => Err(error),
+        }
+    })
+}
+
+/// The server's own directory.
+async fn directory(client: &Client) -> anyhow::Result<PathBuf> {
+    let info = client.environment_info().await.context("ask for the server's directory")?;
+    let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not tell its own directory; pass absolute paths"))?;
+    PathArg::new(cwd).resolve().context("read the server's directory")
+}
+
+async fn cat(place: Arc<Place>, args: &args::Cat) -> Done {
+    let mut troubles = Troubles::default();
+    for path in &args.paths {
+        let file = match place.files.open(&place.path(path), Links::Follow).await {
+            Ok(file) => file,
+            Err(error) => {
+                troubles.add(error)?;
+                continue;
+            }
+        };
+        let mut chunks = read_stream(Arc::from(file));
+        while let Some(chunk) = chunks.next().await {
+            match chunk {
+                Ok(bytes) => put(&bytes)?,
+                Err(error) => {
+                    troubles.add(error)?;
+                    break;
+                }
+            }
+        }
+    }
+    Ok(troubles.code())
+}
+
+async fn rm(place: Arc<Place>, args: &args::Rm) -> Done {
+    let mut troubles = Troubles::default();
+    for path in &args.paths {
+        let removed = place.files.remove(&place.path(path), args.recursive, args.force, Links::Follow).await;
+        troubles.note(removed)?;
+    }
+    Ok(troubles.code())
+}
+
+async fn mkdir(place: Arc<Place>, args: &args::Mkdir) -> Done {
+    let mut troubles = Troubles::default();
+    for path in &args.paths {
+        let made = place.files.create_directory(&place.path(path), args.parents, Links::Follow, args.mode).await;
+        troubles.note(made)?;
+    }
+    Ok(troubles.code())
+}
+
+/// What could not be done: said at once, counted for the code.
+#[derive(Debug, Default)]
+struct Troubles {
+    count: usize,
+}
+
+impl Troubles {
+    /// Says it and goes on; a connection that is gone ends all.
+    fn add(&mut self, error: Error) -> Result<(), Ended> {
+        if error.kind == ErrorKind::Disconnected {
+            return Err(Ended::Trouble(error.into()));
+        }
+        self.count += 1;
+        say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
+        Ok(())
+    }
+
+    fn note<T>(&mut self, done: Result<T, Error>) -> Result<Option<T>, Ended> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(error) => self.add(error).map(|()| None),
+        }
+    }
+
+    fn code(&self) -> u8 {
+        if self.count == 0 { 0 } else { codes::NOT_COPIED }
+    }
+}
+
+/// Data on standard output.
+fn put(bytes: &[u8]) -> Result<(), Ended> {
+    match say::data(bytes) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Ended::ClosedPipe),
+        Err(error) => Err(Ended::Trouble(anyhow::Error::new(error).context("write standard output"))),
+    }
+}
+
+/// One object of JSON on a line of its own.
+fn put_json(value: &serde_json::Value) -> Result<(), Ended> {
+    put(format!("{value}\n").as_bytes())
+}
+
+/// Bytes for whoever reads: as they are, but on a terminal nothing that steers it.
+fn shown(bytes: &[u8], is_terminal: bool) -> Vec<u8> {
+    if is_terminal { ids::clean(&String::from_utf8_lossy(bytes)).into_bytes() } else { bytes.to_vec() }
+}
+
+fn is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// A path below a root, as the user wrote the root: nothing before it where he wrote none.
+fn as_asked(path: &Path, root: &Path, asked: Option<&Path>) -> PathBuf {
+    let Ok(below) = path.strip_prefix(root) else { return path.to_owned() };
+    match asked {
+        None => below.to_owned(),
+        Some(asked) if below.as_os_str().is_empty() => asked.to_owned(),
+        Some(asked) => asked.join(below),
+    }
+}
+
+/// A path in JSON: text, and base64 where that does not say it.
+fn put_path(object: &mut serde_json::Map<String, serde_json::Value>, key: &str, path: &Path) {
+    let bytes = path.as_os_str().as_bytes();
+    object.insert(key.to_owned(), String::from_utf8_lossy(bytes).into());
+    if std::str::from_utf8(bytes).is_err() {
+        object.insert(format!("{key}Base64"), exec_server_protocol::base64::encode(bytes).into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{as_asked, shown};
+
+    #[test]
+    fn paths_are_told_as_they_were_asked_for() {
+        let told = |path: &str, asked: Option<&str>| {
+            as_asked(Path::new(path), Path::new("/srv/app"), asked.map(Path::new)).display().to_string()
+        };
+        assert_eq!(told("/srv/app/src/a", None), "src/a");
+        assert_eq!(told("/srv/app/src/a", Some("app")), "app/src/a");
+        assert_eq!(told("/srv/app", Some("../app")), "../app");
+        assert_eq!(told("/elsewhere", Some("app")), "/elsewhere");
+    }
+
+    #[test]
+    fn only_a_terminal_is_spared_what_steers_it() {
+        assert_eq!(shown(b"a\x1b[2J\n", true), b"a\\u{1b}[2J\\n");
+        assert_eq!(shown(b"a\x1b\xff", false), b"a\x1b\xff");
+    }
+}

@@ -1,0 +1,213 @@
+//! `fs grep`: lines that match, as grep prints them.
+
+use std::{
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use exec_server_client::{
+    fs::{Cut, Error, ErrorKind, Found, SearchParams, SearchSummary},
+    protocol::{base64, path::PathArg},
+};
+use serde_json::{Map, Value, json};
+
+use super::{Done, Ended, Place, as_asked, is_terminal, put, put_json, put_path, shown};
+use crate::{args, codes, ids, say};
+
+/// Nothing matched.
+const NO_MATCH: u8 = 1;
+
+/// What clap says of a wrong command line; the pattern is a part of it.
+const USAGE: u8 = 2;
+
+/// Bytes of a line that are printed.
+const LINE_BYTES: u64 = 64 << 10;
+
+pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
+    let here = [PathBuf::from(".")];
+    let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
+    let (mut matches, mut has_failed) = (0, false);
+    for path in paths {
+        let asked = (!args.paths.is_empty()).then_some(path.as_path());
+        match one(&place, args, path, asked, args.max_matches.saturating_sub(matches)).await {
+            Ok(found) => matches += found,
+            Err(Trouble::Ended(ended)) => return Err(ended),
+            Err(Trouble::File(error)) if error.kind == ErrorKind::Disconnected => {
+                return Err(Ended::Trouble(error.into()));
+            }
+            Err(Trouble::File(error)) => {
+                say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
+                if error.kind == ErrorKind::InvalidPattern {
+                    return Ok(USAGE);
+                }
+                has_failed = true;
+            }
+        }
+    }
+    Ok(match (has_failed, matches) {
+        (true, _) => codes::TROUBLE,
+        (false, 0) => NO_MATCH,
+        (false, _) => 0,
+    })
+}
+
+enum Trouble {
+    File(Error),
+    Ended(Ended),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<Ended> for Trouble {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
+}
+
+/// Searches one path; how many lines match.
+async fn one(place: &Place, args: &args::Grep, path: &Path, asked: Option<&Path>, most: u64) -> Result<u64, Trouble> {
+    let full = place.path(path);
+    let mut search = place.files.search(&full, params(args, most)).await?;
+    let mut printer = Printer { args, is_terminal: is_terminal(), last: None };
+    while let Some(found) = search.next().await? {
+        let mut text = Vec::new();
+        for line in found {
+            let told = as_asked(&line.path, &full, asked);
+            // A file that was asked for without anything below it has no name to strip.
+            let told = if told.as_os_str().is_empty() { path.to_owned() } else { told };
+            printer.print(&mut text, &told, &line);
+        }
+        put(&text)?;
+    }
+    let Some(summary) = search.summary() else { return Ok(0) };
+    say_what_is_missing(summary);
+    if args.json {
+        put_json(&json!({ "summary": summary }))?;
+    }
+    Ok(summary.matches)
+}
+
+fn params(args: &args::Grep, most: u64) -> SearchParams {
+    let mut params = SearchParams::new(PathArg::new("/"), args.pattern.clone());
+    (params.literal, params.ignore_case, params.word) = (args.fixed_strings, args.ignore_case, args.word_regexp);
+    params.before = args.before_context.or(args.context);
+    params.after = args.after_context.or(args.context);
+    params.max_matches = Some(most);
+    params.max_per_file = if args.files_with_matches { Some(1) } else { args.max_count };
+    params.max_line_bytes = Some(LINE_BYTES);
+    for glob in &args.glob {
+        match glob.strip_prefix('!') {
+            Some(excluded) => params.scan.exclude.push(excluded.to_owned()),
+            None => params.include.push(glob.clone()),
+        }
+    }
+    params.scan.hidden = args.hidden;
+    params.scan.ignore_rules = Some(!args.no_ignore);
+    let timeout = args.timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    // As long as a server lets it: whoever waits here can end it.
+    params.scan.timeout_ms = Some(timeout.unwrap_or(u64::MAX));
+    params
+}
+
+struct Printer<'a> {
+    args: &'a args::Grep,
+    is_terminal: bool,
+    /// File and number of the line before.
+    last: Option<(PathBuf, u64)>,
+}
+
+impl Printer<'_> {
+    fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &Found) {
+        let args = self.args;
+        if args.json {
+            text.extend_from_slice(format!("{}\n", line_json(path, line)).as_bytes());
+            return;
+        }
+        if args.files_with_matches {
+            if !line.is_context {
+                text.extend_from_slice(&shown(path.as_os_str().as_bytes(), self.is_terminal));
+                text.push(b'\n');
+            }
+            return;
+        }
+        let has_context = args.context.or(args.before_context).or(args.after_context).is_some_and(|lines| lines > 0);
+        let is_next = self.last.as_ref().is_none_or(|(last, number)| last == path && number + 1 == line.line);
+        if has_context && !is_next {
+            text.extend_from_slice(b"--\n");
+        }
+        self.last = Some((path.to_owned(), line.line));
+        let mark = if line.is_context { b'-' } else { b':' };
+        text.extend_from_slice(&shown(path.as_os_str().as_bytes(), self.is_terminal));
+        text.push(mark);
+        if args.line_number {
+            text.extend_from_slice(line.line.to_string().as_bytes());
+            text.push(mark);
+        }
+        if line.cut.is_some_and(|(before, _)| before > 0) {
+            text.extend_from_slice(b"[...]");
+        }
+        text.extend_from_slice(&shown(&line.text, self.is_terminal));
+        if line.cut.is_some_and(|(before, all)| before + (line.text.len() as u64) < all) {
+            text.extend_from_slice(b"[...]");
+        }
+        text.push(b'\n');
+    }
+}
+
+fn line_json(path: &Path, line: &Found) -> Value {
+    let mut object = Map::new();
+    put_path(&mut object, "path", path);
+    object.insert("line".to_owned(), json!(line.line));
+    object.insert("offset".to_owned(), json!(line.offset));
+    object.insert("text".to_owned(), String::from_utf8_lossy(&line.text).into());
+    if std::str::from_utf8(&line.text).is_err() {
+        object.insert("textBase64".to_owned(), base64::encode(&line.text).into());
+    }
+    object.insert("spans".to_owned(), json!(line.spans));
+    object.insert("context".to_owned(), json!(line.is_context));
+    if let Some((skipped, all)) = line.cut {
+        object.insert("skippedBytes".to_owned(), json!(skipped));
+        object.insert("lineBytes".to_owned(), json!(all));
+    }
+    Value::Object(object)
+}
+
+/// Says what was not searched, or not told; binary files alone are no news.
+fn say_what_is_missing(summary: &SearchSummary) {
+    for error in &summary.scan.errors {
+        say::talk(format_args!(
+            "exec-server: search `{}`: {}",
+            ids::clean(error.path.as_str()),
+            ids::clean(&error.message)
+        ));
+    }
+    let more = summary.scan.error_count.saturating_sub(summary.scan.errors.len() as u64);
+    if more > 0 {
+        say::talk(format_args!("exec-server: {more} more could not be searched"));
+    }
+    for (count, what) in [(summary.large, "too large"), (summary.long_lines, "with lines that are too long")] {
+        if count > 0 {
+            say::talk(format_args!("exec-server: files {what}, not searched to their end: {count}"));
+        }
+    }
+    if summary.scan.truncated {
+        let cuts: Vec<&str> = summary.scan.truncated_by.iter().map(|cut| cut_word(*cut)).collect();
+        say::talk(format_args!("exec-server: there may be more; the bound that was met: {}", cuts.join(", ")));
+    }
+}
+
+pub(super) fn cut_word(cut: Cut) -> &'static str {
+    match cut {
+        Cut::Cancelled => "called off",
+        Cut::Time => "time",
+        Cut::Depth => "depth",
+        Cut::Entries => "entries",
+        Cut::Results => "number of results",
+        Cut::Bytes => "bytes of results",
+    }
+}

@@ -1,0 +1,340 @@
+//! `fs ls`, `fs stat`, `fs tree`: what is there.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use exec_server_client::{
+    fs::{Cut, EntryKind, Error, FileSystem as _, GlobParams, Links, Metadata, Moment, ScanSummary},
+    protocol::{fs::ScanParams, path::PathArg},
+};
+use exec_server_server::wall_clock;
+use serde_json::{Map, Value, json};
+
+use super::{Done, Ended, Place, Troubles, as_asked, grep::cut_word, is_terminal, put, put_json, put_path, shown};
+use crate::{args, codes, ids, say};
+
+/// Names that a tree may have.
+const TREE_NAMES: u64 = 50_000;
+
+/// One name of a listing.
+struct Row {
+    name: PathBuf,
+    kind: EntryKind,
+    size: u64,
+    mode: u32,
+    modified: Moment,
+    target: Option<OsString>,
+}
+
+pub(super) async fn ls(place: Arc<Place>, args: &args::Ls) -> Done {
+    let mut troubles = Troubles::default();
+    let here = [PathBuf::from(".")];
+    let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
+    let mut is_first = true;
+    for path in paths {
+        let Some(rows) = troubles.note(rows(&place, path, args.all).await)? else { continue };
+        if args.json {
+            put_json(&rows.iter().map(row_json).collect())?;
+            continue;
+        }
+        if paths.len() > 1 && !args.null {
+            let gap = if is_first { "" } else { "\n" };
+            put(&[gap.as_bytes(), &shown(path.as_os_str().as_bytes(), is_terminal()), b":\n"].concat())?;
+        }
+        is_first = false;
+        put(&listing(&rows, args))?;
+    }
+    Ok(troubles.code())
+}
+
+/// What is in a directory; a file is a listing of itself.
+async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> {
+    let full = place.path(path);
+    let found = place.files.metadata(&full, Links::Follow).await;
+    let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);
+    if !is_directory {
+        // A link that leads nowhere is there itself.
+        let found = place.files.metadata(&full, Links::Itself).await.or(found)?;
+        return Ok(vec![Row {
+            name: path.to_owned(),
+            kind: found.kind,
+            size: found.size,
+            mode: found.mode.unwrap_or_default(),
+            modified: found.modified,
+            target: found.link_target,
+        }]);
+    }
+    let (mut rows, mut after) = (Vec::new(), None);
+    loop {
+        let page = place.files.list(&full, after, Links::Follow).await?;
+        after = page.entries.last().map(|entry| entry.name.clone());
+        for entry in page.entries {
+            if all || !entry.name.as_bytes().starts_with(b".") {
+                let (name, target) = (PathBuf::from(entry.name), entry.target);
+                let (kind, size, mode, modified) = (entry.kind, entry.size, entry.mode, entry.modified);
+                rows.push(Row { name, kind, size, mode, modified, target });
+            }
+        }
+        if !page.more || after.is_none() {
+            return Ok(rows);
+        }
+    }
+}
+
+fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
+    let is_terminal = is_terminal();
+    let width = rows.iter().map(|row| row.size.to_string().len()).max().unwrap_or_default();
+    let mut text = Vec::new();
+    for row in rows {
+        if args.long {
+            let (mode, time) = (mode_text(row.kind, row.mode), time_text(row.modified.seconds));
+            text.extend_from_slice(format!("{mode} {:>width$} {time} ", row.size).as_bytes());
+        }
+        text.extend_from_slice(&shown(row.name.as_os_str().as_bytes(), is_terminal && !args.null));
+        if let (true, Some(target)) = (args.long, &row.target) {
+            text.extend_from_slice(b" -> ");
+            text.extend_from_slice(&shown(target.as_bytes(), is_terminal));
+        }
+        text.push(if args.null { 0 } else { b'\n' });
+    }
+    text
+}
+
+fn row_json(row: &Row) -> Value {
+    let mut object = Map::new();
+    put_path(&mut object, "name", &row.name);
+    object.insert("kind".to_owned(), json!(row.kind));
+    object.insert("size".to_owned(), json!(row.size));
+    object.insert("mode".to_owned(), json!(row.mode));
+    object.insert("modifiedAtMs".to_owned(), json!(millis(row.modified)));
+    if let Some(target) = &row.target {
+        put_path(&mut object, "target", Path::new(target));
+    }
+    Value::Object(object)
+}
+
+pub(super) async fn stat(place: Arc<Place>, args: &args::Stat) -> Done {
+    let mut troubles = Troubles::default();
+    let links = if args.dereference { Links::Follow } else { Links::Itself };
+    for path in &args.paths {
+        let full = place.path(path);
+        // Only the end of the path is meant itself; links on the way to it are followed.
+        let full = match (links, full.parent(), full.file_name()) {
+            (Links::Itself, Some(parent), Some(name)) => match place.files.canonicalize(parent).await {
+                Ok(parent) => parent.join(name),
+                Err(_) => full,
+            },
+            _ => full,
+        };
+        let Some(found) = troubles.note(place.files.metadata(&full, links).await)? else { continue };
+        if args.json {
+            put_json(&stat_json(path, &found))?;
+        } else {
+            put(&stat_text(path, &found))?;
+        }
+    }
+    Ok(troubles.code())
+}
+
+fn stat_json(path: &Path, found: &Metadata) -> Value {
+    let mut object = Map::new();
+    put_path(&mut object, "path", path);
+    object.insert("kind".to_owned(), json!(found.kind));
+    object.insert("size".to_owned(), json!(found.size));
+    object.insert("mode".to_owned(), json!(found.mode));
+    object.insert("modifiedAtMs".to_owned(), json!(millis(found.modified)));
+    object.insert("createdAtMs".to_owned(), json!(found.created_ms));
+    object.insert("etag".to_owned(), json!(found.etag));
+    if let Some(target) = &found.link_target {
+        put_path(&mut object, "target", Path::new(target));
+    }
+    Value::Object(object)
+}
+
+fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
+    let is_terminal = is_terminal();
+    let mut text = shown(path.as_os_str().as_bytes(), is_terminal);
+    if let Some(target) = &found.link_target {
+        text.extend_from_slice(b" -> ");
+        text.extend_from_slice(&shown(target.as_bytes(), is_terminal));
+    }
+    let mode = found.mode.map_or_else(String::new, |mode| format!("{} ({:04o})", mode_text(found.kind, mode), mode));
+    let lines = [
+        ("kind", kind_word(found.kind).to_owned()),
+        ("size", found.size.to_string()),
+        ("mode", mode),
+        ("modified", time_text(found.modified.seconds)),
+        ("etag", found.etag.as_deref().map(ids::clean).unwrap_or_default()),
+    ];
+    for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
+        text.extend_from_slice(format!("\n  {name:<8} {value}").as_bytes());
+    }
+    text.push(b'\n');
+    text
+}
+
+pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
+    let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
+    let full = place.path(&path);
+    let scan = ScanParams {
+        hidden: args.all,
+        ignore_rules: Some(args.ignore_rules),
+        max_depth: args.depth,
+        ..ScanParams::default()
+    };
+    let params = GlobParams { scan, max_results: Some(TREE_NAMES), ..GlobParams::new(PathArg::new("/"), "**") };
+    let mut troubles = Troubles::default();
+    let Some(found) = troubles.note(place.files.glob(&full, params).await)? else { return Ok(troubles.code()) };
+    if !args.json {
+        put(&[&shown(path.as_os_str().as_bytes(), is_terminal()), b"\n".as_slice()].concat())?;
+    }
+    let asked = args.path.as_deref();
+    let depth = |path: &Path| path.strip_prefix(&full).unwrap_or(path).iter().count();
+    let lines = branches(&found.entries.iter().map(|(path, ..)| depth(path)).collect::<Vec<_>>());
+    let mut text = Vec::new();
+    for ((entry, kind, size, modified), line) in found.entries.iter().zip(lines) {
+        if args.json {
+            let mut object = Map::new();
+            put_path(&mut object, "path", &as_asked(entry, &full, asked));
+            object.insert("kind".to_owned(), json!(kind));
+            object.insert("size".to_owned(), json!(size));
+            object.insert("modifiedAtMs".to_owned(), json!(modified));
+            text.extend_from_slice(format!("{}\n", Value::Object(object)).as_bytes());
+            continue;
+        }
+        text.extend_from_slice(line.as_bytes());
+        text.extend_from_slice(&shown(entry.file_name().unwrap_or_default().as_bytes(), is_terminal()));
+        text.extend_from_slice(match kind {
+            EntryKind::Directory => b"/\n",
+            EntryKind::Symlink => b"@\n",
+            EntryKind::File | EntryKind::Other => b"\n",
+        });
+    }
+    put(&text)?;
+    said_if_cut(&found.summary, args.depth, &mut troubles)
+}
+
+/// The lines before each name, of a tree whose paths come in order, a directory before what is in it. Looked at from the last to
+/// the first, so that each knows which of its levels go on behind it.
+fn branches(depths: &[usize]) -> Vec<String> {
+    let mut goes_on: Vec<bool> = Vec::new();
+    let mut lines: Vec<String> = depths
+        .iter()
+        .rev()
+        .map(|depth| {
+            goes_on.resize(*depth, false);
+            let mut line = String::new();
+            for (at, goes_on) in goes_on.iter().enumerate() {
+                line.push_str(match (at + 1 == *depth, goes_on) {
+                    (true, true) => "├── ",
+                    (true, false) => "└── ",
+                    (false, true) => "│   ",
+                    (false, false) => "    ",
+                });
+            }
+            if let Some(last) = goes_on.last_mut() {
+                *last = true;
+            }
+            line
+        })
+        .collect();
+    lines.reverse();
+    lines
+}
+
+/// Says what a tree does not show. The depth that was asked for is no cut.
+fn said_if_cut(summary: &ScanSummary, depth: Option<u64>, troubles: &mut Troubles) -> Result<u8, Ended> {
+    for error in &summary.errors {
+        say::talk(format_args!(
+            "exec-server: look into `{}`: {}",
+            ids::clean(error.path.as_str()),
+            ids::clean(&error.message)
+        ));
+    }
+    let cuts: Vec<&str> = summary
+        .truncated_by
+        .iter()
+        .filter(|cut| !(depth.is_some() && **cut == Cut::Depth))
+        .map(|cut| cut_word(*cut))
+        .collect();
+    if !cuts.is_empty() {
+        say::talk(format_args!("exec-server: not all is shown; the bound that was met: {}", cuts.join(", ")));
+    }
+    let is_whole = cuts.is_empty() && summary.error_count == 0;
+    Ok(if is_whole { troubles.code() } else { codes::NOT_COPIED })
+}
+
+fn millis(moment: Moment) -> i64 {
+    moment.seconds.saturating_mul(1000).saturating_add(i64::from(moment.nanos / 1_000_000))
+}
+
+fn kind_word(kind: EntryKind) -> &'static str {
+    match kind {
+        EntryKind::File => "file",
+        EntryKind::Directory => "directory",
+        EntryKind::Symlink => "symlink",
+        EntryKind::Other => "other",
+    }
+}
+
+/// As `ls -l` writes it.
+fn mode_text(kind: EntryKind, mode: u32) -> String {
+    let first = match kind {
+        EntryKind::File => '-',
+        EntryKind::Directory => 'd',
+        EntryKind::Symlink => 'l',
+        EntryKind::Other => '?',
+    };
+    let bit = |shift: u32, letter: char| if mode & (1 << shift) == 0 { '-' } else { letter };
+    let special = |execute: u32, extra: u32, small: char| match (mode & (1 << execute) != 0, mode & (1 << extra) != 0) {
+        (true, true) => small,
+        (false, true) => small.to_ascii_uppercase(),
+        (true, false) => 'x',
+        (false, false) => '-',
+    };
+    [
+        first,
+        bit(8, 'r'),
+        bit(7, 'w'),
+        special(6, 11, 's'),
+        bit(5, 'r'),
+        bit(4, 'w'),
+        special(3, 10, 's'),
+        bit(2, 'r'),
+        bit(1, 'w'),
+        special(0, 9, 't'),
+    ]
+    .iter()
+    .collect()
+}
+
+/// A moment of the wall clock in UTC.
+fn time_text(seconds: i64) -> String {
+    wall_clock::show_seconds(u64::try_from(seconds).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use exec_server_client::fs::EntryKind;
+
+    use super::{branches, mode_text};
+
+    #[test]
+    fn modes_read_as_everywhere() {
+        assert_eq!(mode_text(EntryKind::File, 0o644), "-rw-r--r--");
+        assert_eq!(mode_text(EntryKind::Directory, 0o1777), "drwxrwxrwt");
+        assert_eq!(mode_text(EntryKind::File, 0o4711), "-rws--x--x");
+        assert_eq!(mode_text(EntryKind::Symlink, 0o777), "lrwxrwxrwx");
+    }
+
+    #[test]
+    fn a_tree_is_drawn_with_its_branches() {
+        // a, a/b, a/b/x, a/c, d
+        assert_eq!(branches(&[1, 2, 3, 2, 1]), ["├── ", "│   ├── ", "│   │   └── ", "│   └── ", "└── "]);
+        assert_eq!(branches(&[1, 2]), ["└── ", "    └── "]);
+    }
+}
