@@ -15,6 +15,7 @@ use std::{
 };
 
 use libc::{c_char, c_int, c_long, c_void};
+use exec_server_sandbox::InChild;
 use rustix::process::Pid;
 
 use crate::spawn::{Stage, User};
@@ -54,6 +55,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) user: Option<&'a User>,
     /// Resource and limit.
     pub(crate) limits: &'a [(u32, u64)],
+    pub(crate) sandbox: Option<&'a InChild>,
 }
 
 /// A child that has executed its program.
@@ -220,9 +222,11 @@ extern "C" fn child_main(shared: *mut c_void) -> c_int {
 fn drop_result(_result: Result<usize, c_int>) {}
 
 /// Everything before exec, in an order that matters: the groups first, so that nothing is ever outside them; the session
-/// before the terminal; descriptors before the limit that could forbid their numbers; limits while we may still set them;
+/// before the terminal; descriptors before the sandbox, which may hide the null device, and before the limit that could forbid
+/// their numbers; the sandbox before its own descriptors are closed; limits while we may still set them;
 /// the user before the parent-death signal, which a change of user disarms, and before the working directory, which is
-/// entered with its rights; the empty mask last, when no handler of the parent is left to run.
+/// entered with its rights and as the sandbox shows it; the empty mask when no handler of the parent is left to run; the filter of
+/// system calls last.
 fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)> {
     let at = |stage: Stage| move |errno: c_int| (stage, errno);
     enter_cgroups(launch.cgroups).map_err(at(Stage::Cgroup))?;
@@ -230,6 +234,9 @@ fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)
     place_descriptors(launch).map_err(at(Stage::Descriptors))?;
     if launch.terminal {
         call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0]).map_err(at(Stage::Terminal))?;
+    }
+    if let Some(sandbox) = launch.sandbox {
+        sandbox.enter().map_err(at(Stage::Sandbox))?;
     }
     close_others(launch.keep).map_err(at(Stage::CloseRange))?;
     set_limits(launch).map_err(at(Stage::Limits))?;
@@ -248,7 +255,8 @@ fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)
     if let Some(umask) = launch.umask {
         drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0]));
     }
-    reset_signals().map_err(at(Stage::Signals))
+    reset_signals().map_err(at(Stage::Signals))?;
+    launch.sandbox.map_or(Ok(()), |sandbox| sandbox.seal().map_err(at(Stage::Sandbox)))
 }
 
 /// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.

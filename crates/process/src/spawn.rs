@@ -10,6 +10,8 @@ use std::{
     ptr,
 };
 
+use exec_server_sandbox::{InChild, Kit};
+
 use crate::{
     child::Child,
     launch::{Failure, Launch},
@@ -84,6 +86,8 @@ pub struct Spawn {
     pub user: Option<User>,
     /// Other limits of the child: the number of a resource (`RLIMIT_…`) and its soft and hard limit in one.
     pub limits: Vec<(u32, u64)>,
+    /// What the child is confined to; applied before its program begins, or there is no child.
+    pub sandbox: Option<Kit>,
 }
 
 /// The user that a child runs as.
@@ -176,6 +180,8 @@ pub enum Stage {
     Cgroup = 10,
     /// Becoming another user.
     User = 11,
+    /// Confining itself.
+    Sandbox = 12,
 }
 
 impl std::fmt::Display for Stage {
@@ -192,6 +198,7 @@ impl std::fmt::Display for Stage {
             Self::Exec => "program",
             Self::Cgroup => "control groups",
             Self::User => "user",
+            Self::Sandbox => "sandbox",
         })
     }
 }
@@ -225,6 +232,7 @@ impl Spawn {
             cgroups: Vec::new(),
             user: None,
             limits: Vec::new(),
+            sandbox: None,
         }
     }
 
@@ -247,6 +255,7 @@ impl Spawn {
         }
         let cgroups = self.cgroups.iter().map(|fd| Source::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
         let extra = raise_extra(&self.extra_fds, floor)?;
+        let sandbox = self.sandbox.as_ref().map(|kit| Confined::new(kit, floor)).transpose()?;
 
         let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
         // What `sh` gets for a script without an interpreter line: its name, the script, the script's arguments.
@@ -268,6 +277,7 @@ impl Spawn {
             cgroups: &cgroups.iter().map(Source::as_raw).collect::<Vec<_>>(),
             user: self.user.as_ref(),
             limits: &self.limits,
+            sandbox: sandbox.as_ref().map(|confined| &confined.in_child),
         };
         match launch.run() {
             Ok(started) => Ok(Child::started(started, streams.into_ours())),
@@ -280,6 +290,23 @@ impl Spawn {
             }
             Err(Failure::Child { stage, source }) => Err(SpawnError::Setup { stage, source }),
         }
+    }
+}
+
+/// A sandbox with its descriptors at numbers that nothing overwrites.
+struct Confined<'a> {
+    in_child: InChild,
+    /// Kept open until the child has them.
+    _sources: [Option<Source<'a>>; 3],
+}
+
+impl<'a> Confined<'a> {
+    fn new(kit: &'a Kit, floor: RawFd) -> Result<Self, SpawnError> {
+        let [user, mounts, rules] = kit.descriptors();
+        let raise = |fd: Option<&'a OwnedFd>| fd.map(|fd| Source::borrow(fd, floor)).transpose();
+        let sources = [raise(user)?, raise(mounts)?, raise(rules)?];
+        let in_child = kit.in_child(sources.each_ref().map(|source| source.as_ref().map(Source::as_raw)));
+        Ok(Self { in_child, _sources: sources })
     }
 }
 

@@ -1,0 +1,259 @@
+//! Makes the mounts of a script in a namespace of their own.
+//!
+//! Runs in a process of one thread that exists for this alone: it leaves the namespaces that it is in. Paths are opened with links
+//! refused, so that a name that is swapped meanwhile is an error and never another place. Whoever gets the descriptors holds the
+//! namespace; nobody has to be in it.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    process::{DumpableBehavior, getegid, geteuid, set_dumpable_behavior},
+};
+
+use crate::{
+    script::{Script, Step},
+    system,
+};
+
+/// Where the empty tree is mounted before it becomes the root: a directory that every host has.
+const STAGE: &str = "/proc";
+
+/// A view that was made.
+#[derive(Debug)]
+pub struct Built {
+    /// The user namespace that owns it, where rights of root were needed and there were none.
+    pub user: Option<OwnedFd>,
+    /// Its mount namespace.
+    pub mounts: OwnedFd,
+    /// Its root directory; paths are resolved from it with `RESOLVE_IN_ROOT`.
+    pub root: OwnedFd,
+}
+
+/// A step that did not work.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct BuildError {
+    /// What was tried, and on what.
+    pub what: String,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+trait Doing<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, BuildError>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, BuildError> {
+        self.map_err(|source| BuildError { what: what(), source: source.into() })
+    }
+}
+
+/// Leaves the caller's namespaces for new ones and makes the view in them. The process can do nothing else afterwards.
+pub fn build(script: &Script) -> Result<Built, BuildError> {
+    let user = enter_namespaces()?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mounts =
+        rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).doing(|| "open the mount namespace".to_owned())?;
+    keep_private().doing(|| "keep mounts to ourselves".to_owned())?;
+    let null = system::place(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
+    let copies = copy_sources(script)?;
+    let mut builder = Builder { trees: BTreeMap::new(), null, mask: None };
+    if script.is_empty_tree {
+        builder.begin_empty()?;
+    } else if script.is_read_only {
+        let root = system::place(CWD, Path::new("/")).doing(|| "open `/`".to_owned())?;
+        let read_only = libc::MOUNT_ATTR_RDONLY;
+        system::set_attributes(root.as_fd(), read_only, true).doing(|| "make `/` read-only".to_owned())?;
+    }
+    for (step, copy) in script.steps.iter().zip(copies) {
+        builder.take(step, copy)?;
+    }
+    builder.freeze()?;
+    let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .doing(|| "open the view".to_owned())?;
+    if script.is_empty_tree {
+        // The working directory is where the old root is mounted, which is over the new one.
+        rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).doing(|| "let go of the old root".to_owned())?;
+    }
+    Ok(Built { user, mounts, root })
+}
+
+/// A mount namespace as it is with rights of root; otherwise with a user namespace in which we are who we are.
+fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
+    let unshare = |flags: libc::c_int| system::io_call(libc::SYS_unshare, [flags as usize, 0, 0, 0, 0, 0]);
+    match unshare(libc::CLONE_NEWNS) {
+        Ok(_) => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+        Err(error) => return Err(error).doing(|| "make a mount namespace".to_owned()),
+    }
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).doing(|| "make a user and a mount namespace".to_owned())?;
+    // The files of a process that is not dumpable belong to root.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).doing(|| "open our own files in `/proc`".to_owned())?;
+    let maps = [
+        ("setgroups", "deny".to_owned()),
+        ("gid_map", format!("{gid} {gid} 1")),
+        ("uid_map", format!("{uid} {uid} 1")),
+    ];
+    for (name, text) in maps {
+        fs::write(format!("/proc/self/{name}"), text).doing(|| format!("write `/proc/self/{name}`"))?;
+    }
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "close our own files in `/proc`".to_owned())?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open("/proc/self/ns/user", flags, Mode::empty())
+        .doing(|| "open the user namespace".to_owned())
+        .map(Some)
+}
+
+fn keep_private() -> rustix::io::Result<()> {
+    use rustix::mount::{MountPropagationFlags, mount_change};
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+}
+
+/// A copy for each bind, in the order of the steps, before anything is changed or covered.
+fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
+    let copy = |step: &Step| {
+        let Step::Bind { path, is_read_only, .. } = step else { return Ok(None) };
+        let what = || format!("copy `{}`", path.display());
+        let place = system::place(CWD, path).doing(what)?;
+        let tree = system::clone_tree(place.as_fd()).doing(what)?;
+        if *is_read_only {
+            let read_only = libc::MOUNT_ATTR_RDONLY;
+            system::set_attributes(tree.as_fd(), read_only, true)
+                .doing(|| format!("make `{}` read-only", path.display()))?;
+        }
+        Ok(Some(tree))
+    };
+    script.steps.iter().map(copy).collect()
+}
+
+struct Builder {
+    /// Trees of ours in memory, by where they are mounted.
+    trees: BTreeMap<PathBuf, OwnedFd>,
+    null: OwnedFd,
+    /// The first empty directory that covers another; the others are copies of it.
+    mask: Option<OwnedFd>,
+}
+
+impl Builder {
+    fn begin_empty(&mut self) -> Result<(), BuildError> {
+        let what = || "make an empty tree".to_owned();
+        let tree = system::tmpfs(c"0755").doing(what)?;
+        let stage = system::place(CWD, Path::new(STAGE)).doing(what)?;
+        system::attach(tree.as_fd(), stage.as_fd()).doing(what)?;
+        rustix::process::fchdir(&tree).doing(what)?;
+        rustix::process::pivot_root(".", ".").doing(|| "make the empty tree the root".to_owned())?;
+        self.trees.insert(PathBuf::from("/"), tree);
+        Ok(())
+    }
+
+    fn take(&mut self, step: &Step, copy: Option<OwnedFd>) -> Result<(), BuildError> {
+        match step {
+            Step::Bind { path, is_dir, has_place, .. } => {
+                let what = || format!("mount `{}`", path.display());
+                let Some(copy) = copy else { return Ok(()) };
+                let place = if *has_place { system::place(CWD, path) } else { self.make_place(path, *is_dir) };
+                system::attach(copy.as_fd(), place.doing(what)?.as_fd()).doing(what)
+            }
+            Step::MaskDir { path, is_open } => self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display())),
+            Step::MaskFile { path } => self.mask_file(path).doing(|| format!("cover `{}`", path.display())),
+            Step::Terminals { path } => {
+                self.make_terminals(path).doing(|| format!("make terminals in `{}`", path.display()))
+            }
+            Step::Link { path, target } => {
+                self.make_link(path, target).doing(|| format!("make the link `{}`", path.display()))
+            }
+        }
+    }
+
+    fn mask_dir(&mut self, path: &Path, is_open: bool) -> io::Result<()> {
+        let place = system::place(CWD, path)?;
+        if is_open {
+            let tree = system::tmpfs(c"0755")?;
+            system::attach(tree.as_fd(), place.as_fd())?;
+            self.trees.insert(path.to_owned(), tree);
+            return Ok(());
+        }
+        let tree = match &self.mask {
+            Some(mask) => system::clone_tree(mask.as_fd())?,
+            None => system::tmpfs(c"0000")?,
+        };
+        system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)?;
+        system::attach(tree.as_fd(), place.as_fd())?;
+        self.mask.get_or_insert(tree);
+        Ok(())
+    }
+
+    /// A device on a mount without devices cannot be opened, whatever rights one has.
+    fn mask_file(&self, path: &Path) -> io::Result<()> {
+        let place = system::place(CWD, path)?;
+        let cover = system::clone_tree(self.null.as_fd())?;
+        let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+        system::set_attributes(cover.as_fd(), attributes, false)?;
+        system::attach(cover.as_fd(), place.as_fd())
+    }
+
+    fn make_terminals(&self, path: &Path) -> io::Result<()> {
+        let place = self.make_place(path, true)?;
+        system::attach(system::terminals()?.as_fd(), place.as_fd())
+    }
+
+    /// The tree of ours that a path lies in, and the rest of the path.
+    fn tree_of<'a>(&self, path: &'a Path) -> io::Result<(BorrowedFd<'_>, &'a Path)> {
+        let found = path.ancestors().skip(1).find_map(|above| self.trees.get_key_value(above));
+        let (above, tree) = found.ok_or(io::ErrorKind::NotFound)?;
+        let rest = path.strip_prefix(above).map_err(io::Error::other)?;
+        Ok((tree.as_fd(), rest))
+    }
+
+    fn make_place(&self, path: &Path, is_dir: bool) -> io::Result<OwnedFd> {
+        let (tree, rest) = self.tree_of(path)?;
+        self.make_parents(tree, rest)?;
+        let made = if is_dir {
+            rustix::fs::mkdirat(tree, rest, Mode::from_raw_mode(0o755))
+        } else {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            rustix::fs::openat(tree, rest, flags, Mode::from_raw_mode(0o444)).map(drop)
+        };
+        match made {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => system::place(tree, rest),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn make_link(&self, path: &Path, target: &Path) -> io::Result<()> {
+        let (tree, rest) = self.tree_of(path)?;
+        self.make_parents(tree, rest)?;
+        match rustix::fs::symlinkat(target, tree, rest) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn make_parents(&self, tree: BorrowedFd<'_>, rest: &Path) -> io::Result<()> {
+        let parents: Vec<&Path> = rest.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
+        for dir in parents.into_iter().rev() {
+            match rustix::fs::mkdirat(tree, dir, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more is made in our trees.
+    fn freeze(&self) -> Result<(), BuildError> {
+        for (path, tree) in &self.trees {
+            let read_only = libc::MOUNT_ATTR_RDONLY;
+            system::set_attributes(tree.as_fd(), read_only, false).doing(|| format!("finish `{}`", path.display()))?;
+        }
+        Ok(())
+    }
+}

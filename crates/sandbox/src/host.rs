@@ -1,0 +1,37 @@
+//! What this host can enforce, found out by asking the kernel. It changes nothing.
+
+use std::fs;
+
+use crate::landlock;
+
+/// What this host can enforce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// The release of Landlock.
+    pub landlock: Option<u32>,
+    /// Whether system calls can be filtered.
+    pub seccomp: bool,
+    /// Whether mount namespaces can be made, so far as settings tell.
+    pub namespaces: bool,
+}
+
+impl Host {
+    /// Asks the kernel.
+    pub fn look() -> Self {
+        let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let is_root = rustix::process::geteuid().is_root();
+        let is_off = setting("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")
+            || setting("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
+            || setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
+        Self {
+            landlock: landlock::abi(),
+            seccomp: setting("/proc/sys/kernel/seccomp/actions_avail").is_some(),
+            namespaces: is_root || !is_off,
+        }
+    }
+
+    /// Whether every policy can be enforced for processes.
+    pub fn is_complete(self) -> bool {
+        self.landlock.is_some() && self.seccomp && self.namespaces
+    }
+}

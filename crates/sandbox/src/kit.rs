@@ -1,0 +1,215 @@
+//! What a child applies to itself between clone and exec, prepared by somebody else.
+//!
+//! A [`Kit`] is made where the policy is known and can be handed to another process by its descriptors. [`InChild`] is the part that runs
+//! in the child: raw system calls alone, no memory, no lock.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd},
+    path::Path,
+};
+
+use libc::{c_int, sock_filter};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+
+use crate::{
+    build::Built,
+    filter, landlock,
+    rules::{Access, Rules},
+    script::{self, Purpose},
+    system::{address, call},
+};
+
+/// Capabilities over files, users, signals and low ports; all others reach around a view.
+const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
+
+/// Numbers of capabilities, those of the next years included.
+const CAPABILITIES: usize = 64;
+
+/// `_LINUX_CAPABILITY_VERSION_3`: two words for each set.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// How a kit confines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Applied {
+    /// Files are restricted.
+    pub files: bool,
+    /// It has a view.
+    pub view: bool,
+    /// The network is restricted.
+    pub network: bool,
+}
+
+/// All that a child needs to be confined.
+#[derive(Debug)]
+pub struct Kit {
+    user: Option<OwnedFd>,
+    mounts: Option<OwnedFd>,
+    rules: OwnedFd,
+    applied: Applied,
+}
+
+/// Why a kit could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum KitError {
+    /// The kernel has no Landlock.
+    #[error("this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`")]
+    NoLandlock,
+    /// A rule was not taken.
+    #[error("allow `{}`: {source}", path.display())]
+    Rule {
+        /// For what.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Kit {
+    /// Whether a process under these rules needs a view besides.
+    pub fn needs_view(rules: &Rules, purpose: Purpose, is_network_restricted: bool) -> bool {
+        // A socket's path is no file to Landlock: where a process may connect, ours must not be in sight. And before its third
+        // release it did not know that a file can be cut short.
+        let knows_truncate = landlock::abi().is_some_and(|abi| abi >= 3);
+        !is_network_restricted || !knows_truncate || script::fitted(rules, purpose).narrows()
+    }
+
+    /// Makes the kit for rules, with the view that was made for them.
+    pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Option<Built>) -> Result<Self, KitError> {
+        let abi = landlock::abi().ok_or(KitError::NoLandlock)?;
+        let is_about_files = purpose != Purpose::WholeSystem;
+        let refused = |path: &Path| {
+            let path = path.to_owned();
+            move |source: io::Error| KitError::Rule { path, source }
+        };
+        let set = landlock::Ruleset::new(abi, is_about_files).map_err(refused(Path::new("/")))?;
+        let granted = script::fitted(rules, purpose);
+        let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
+        for (path, rule) in granted {
+            // The terminals of a view are its own; without one they are everybody's.
+            if view.is_none() && !rules.rules.contains_key(path) && path == Path::new(script::TERMINALS) {
+                continue;
+            }
+            let from = view.as_ref().map_or(CWD, |view| view.root.as_fd());
+            let place = open_in(from, path, view.is_some());
+            let place = match place {
+                Ok(place) => place,
+                // Gone since the policy was read: nothing is left to be granted.
+                Err(rustix::io::Errno::NOENT) => continue,
+                Err(error) => return Err(refused(path)(error.into())),
+            };
+            set.allow(place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
+        }
+        let applied = Applied { files: is_about_files, view: view.is_some(), network: is_network_restricted };
+        let (user, mounts) = view.map_or((None, None), |view| (view.user, Some(view.mounts)));
+        Ok(Self { user, mounts, rules: set.into_fd(), applied })
+    }
+
+    /// How it confines.
+    pub fn applied(&self) -> Applied {
+        self.applied
+    }
+
+    /// For another process: a byte that says which descriptors there are, and they.
+    pub fn parts(&self) -> (u8, Vec<BorrowedFd<'_>>) {
+        let Applied { files, view, network } = self.applied;
+        let flags = [self.user.is_some(), view, files, network];
+        let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
+        let fds = self.user.iter().chain(&self.mounts).chain([&self.rules]);
+        (flags, fds.map(|fd| fd.as_fd()).collect())
+    }
+
+    /// The other way round; nothing where they do not fit together.
+    pub fn from_parts(flags: u8, fds: Vec<OwnedFd>) -> Option<Self> {
+        let [has_user, view, files, network] = [0, 1, 2, 3].map(|at| flags >> at & 1 == 1);
+        let mut fds = fds.into_iter();
+        let user = if has_user { Some(fds.next()?) } else { None };
+        let mounts = if view { Some(fds.next()?) } else { None };
+        let rules = fds.next()?;
+        let is_whole = fds.next().is_none() && flags < 16 && (view || !has_user);
+        is_whole.then_some(Self { user, mounts, rules, applied: Applied { files, view, network } })
+    }
+
+    /// Its descriptors: user namespace, mount namespace, rules.
+    pub fn descriptors(&self) -> [Option<&OwnedFd>; 3] {
+        [self.user.as_ref(), self.mounts.as_ref(), Some(&self.rules)]
+    }
+
+    /// The part for the child, with the numbers that the descriptors have there.
+    pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> InChild {
+        let [user, mounts, rules] = numbers;
+        InChild { user, mounts, rules, filter: filter::program(self.applied.network) }
+    }
+}
+
+fn open_in(from: BorrowedFd<'_>, path: &Path, is_view: bool) -> rustix::io::Result<OwnedFd> {
+    let mut resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    if is_view {
+        resolve |= ResolveFlags::IN_ROOT;
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::io::retry_on_intr(|| rustix::fs::openat2(from, path, flags, Mode::empty(), resolve))
+}
+
+/// What runs in the child.
+#[derive(Debug)]
+pub struct InChild {
+    user: Option<RawFd>,
+    mounts: Option<RawFd>,
+    rules: Option<RawFd>,
+    filter: Vec<sock_filter>,
+}
+
+impl InChild {
+    /// Enters the view, lets go of rights and keeps the rules. Before descriptors are closed and the user is changed.
+    pub fn enter(&self) -> Result<(), c_int> {
+        for (namespace, kind) in [(self.user, libc::CLONE_NEWUSER), (self.mounts, libc::CLONE_NEWNS)] {
+            if let Some(fd) = namespace {
+                call(libc::SYS_setns, [fd as usize, kind as usize, 0, 0, 0, 0])?;
+            }
+        }
+        drop_capabilities()?;
+        call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
+        if let Some(rules) = self.rules {
+            call(libc::SYS_landlock_restrict_self, [rules as usize, 0, 0, 0, 0, 0])?;
+        }
+        Ok(())
+    }
+
+    /// Filters system calls from here on. Last before exec.
+    pub fn seal(&self) -> Result<(), c_int> {
+        let program = libc::sock_fprog { len: self.filter.len() as u16, filter: self.filter.as_ptr().cast_mut() };
+        // SECCOMP_SET_MODE_FILTER.
+        call(libc::SYS_seccomp, [1, 0, address(&raw const program), 0, 0, 0]).map(drop)
+    }
+}
+
+/// Lets go of all capabilities but those over files, users and signals, for good.
+fn drop_capabilities() -> Result<(), c_int> {
+    // Version and process; then effective, permitted and inheritable of the lower and the upper half.
+    let header: [u32; 2] = [CAPABILITY_VERSION, 0];
+    let mut sets = [0_u32; 6];
+    call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0])?;
+    let has_any = sets.iter().any(|set| *set != 0);
+    for number in 0..CAPABILITIES {
+        if KEPT_CAPABILITIES >> number & 1 == 0 {
+            match call(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, number, 0, 0, 0, 0]) {
+                // Numbers beyond the last that the kernel knows.
+                Err(libc::EINVAL) => break,
+                // One without any capability may not, and gains none: `no_new_privs` is set next.
+                Err(libc::EPERM) if !has_any => break,
+                other => other?,
+            };
+        }
+    }
+    if !has_any {
+        return Ok(());
+    }
+    let kept = [KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32];
+    for (half, kept) in sets.chunks_exact_mut(3).zip(kept) {
+        half[0] &= kept;
+        half[1] &= kept;
+        half[2] = 0;
+    }
+    call(libc::SYS_capset, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0]).map(drop)
+}

@@ -1,0 +1,94 @@
+//! Rules that the kernel keeps for a thread and all it becomes: Landlock. It must not know where rules come from.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd, OwnedFd},
+};
+
+use crate::{
+    rules::Access,
+    system::{address, call, fd_call, io_call},
+};
+
+const READ: u64 = EXECUTE | READ_FILE | READ_DIR;
+const EXECUTE: u64 = 1 << 0;
+const WRITE_FILE: u64 = 1 << 1;
+const READ_FILE: u64 = 1 << 2;
+const READ_DIR: u64 = 1 << 3;
+const MAKE_CHAR: u64 = 1 << 6;
+const MAKE_BLOCK: u64 = 1 << 11;
+/// Moving and linking between directories, since 2.
+const REFER: u64 = 1 << 13;
+/// Since 3.
+const TRUNCATE: u64 = 1 << 14;
+/// Control calls on devices, since 5.
+const IOCTL_DEV: u64 = 1 << 15;
+/// Everything of the first release.
+const FIRST: u64 = (1 << 13) - 1;
+/// What makes sense for something that is no directory.
+const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+/// Abstract sockets and signals stay among those with the same rules, since 6.
+const SCOPES: u64 = 3;
+
+/// The release of Landlock that the kernel has; nothing where it has none or it is switched off.
+pub(crate) fn abi() -> Option<u32> {
+    // LANDLOCK_CREATE_RULESET_VERSION.
+    let version = call(libc::SYS_landlock_create_ruleset, [0, 0, 1, 0, 0, 0]).ok()?;
+    u32::try_from(version).ok().filter(|version| *version > 0)
+}
+
+/// The kernel's `landlock_path_beneath_attr`.
+#[repr(C, packed)]
+struct Beneath {
+    allowed: u64,
+    parent: i32,
+}
+
+/// A set of rules before it is kept.
+pub(crate) struct Ruleset {
+    fd: OwnedFd,
+    handled: u64,
+}
+
+impl Ruleset {
+    /// Denies every access to files that this kernel can deny, where files are restricted.
+    pub(crate) fn new(abi: u32, is_about_files: bool) -> io::Result<Self> {
+        let mut handled = FIRST;
+        for (since, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
+            if abi >= since {
+                handled |= right;
+            }
+        }
+        let handled = if is_about_files { handled } else { 0 };
+        // Files, network, scopes; an older kernel takes a shorter one.
+        let request: [u64; 3] = [handled, 0, if abi >= 6 { SCOPES } else { 0 }];
+        let size = match abi {
+            ..4 => 8,
+            4..6 => 16,
+            6.. => 24,
+        };
+        let fd = fd_call(libc::SYS_landlock_create_ruleset, [address(request.as_ptr()), size, 0, 0, 0, 0])?;
+        Ok(Self { fd, handled })
+    }
+
+    /// Allows an access to what a descriptor stands for and everything below.
+    pub(crate) fn allow(&self, place: BorrowedFd<'_>, access: Access, is_dir: bool) -> io::Result<()> {
+        let wanted = match access {
+            Access::Read => READ,
+            Access::Write => self.handled & !(MAKE_CHAR | MAKE_BLOCK),
+            Access::Deny => return Ok(()),
+        };
+        let allowed = wanted & self.handled & if is_dir { u64::MAX } else { OF_FILES };
+        if allowed == 0 {
+            return Ok(());
+        }
+        let rule = Beneath { allowed, parent: place.as_raw_fd() };
+        // LANDLOCK_RULE_PATH_BENEATH.
+        let args = [self.fd.as_raw_fd() as usize, 1, address(&raw const rule), 0, 0, 0];
+        io_call(libc::SYS_landlock_add_rule, args).map(drop)
+    }
+
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}

@@ -1,0 +1,40 @@
+//! Turns a policy about files and the network into what the kernel enforces: Landlock, mounts and a filter of system calls.
+//!
+//! The crate owns what a policy means and how it is applied. It knows nothing of the wire, of sessions or of a runtime.
+//!
+//! ```text
+//!  Policy ── resolve(scope) ──▶ Rules ──┬── decide(path) ─────────────▶ an answer, for error texts
+//!                                       ├── Script ── build ──▶ Built:  a mount namespace and its root
+//!                                       └── Ruleset (Landlock) ──┐
+//!                                                Kit: namespace ─┴──▶ applied by a child between clone and exec
+//! ```
+//!
+//! - [`Policy`] is what somebody asked for; [`Policy::resolve`] finds out what it means on this host now: [`Rules`], paths without
+//!   links, the longest of which decides.
+//! - A view is a mount namespace in which only what the rules grant can be reached, read-only where they say so. A process that
+//!   is single-threaded and will end builds it ([`build`]) from a [`Script`]; whoever holds its descriptors keeps it alive and can
+//!   resolve paths in it without being in it.
+//! - Landlock denies nothing inside of what it allows, so a policy that does needs a view; and a view alone does not keep a process
+//!   from reaching into another one, so a process always gets Landlock, too ([`Kit`]).
+//! - What cannot be enforced is an error that says what is missing; nothing is ever left out in silence.
+
+#![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]
+
+mod build;
+mod filter;
+mod glob;
+mod host;
+mod kit;
+mod landlock;
+mod paths;
+mod policy;
+mod rules;
+mod script;
+mod system;
+
+pub use build::{BuildError, Built, build};
+pub use host::Host;
+pub use kit::{Applied, InChild, Kit, KitError};
+pub use policy::{Entry, Place, Policy, PolicyError, Scope};
+pub use rules::{Access, Denied, Rule, Rules};
+pub use script::{Purpose, Script};

@@ -1,0 +1,358 @@
+//! What somebody asked for, and its reading on this host: names of places become paths, patterns become what they match, links
+//! are followed, and what is protected without being asked is added.
+
+use std::{
+    fs, io,
+    io::Read as _,
+    path::{Component, Path, PathBuf},
+};
+
+use crate::{
+    glob, paths,
+    rules::{Access, Rule, Rules},
+};
+
+/// What programs of the system need to run.
+const MINIMAL: [&str; 11] = [
+    "/bin",
+    "/sbin",
+    "/usr",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/opt",
+    "/nix/store",
+    "/run/current-system/sw",
+];
+
+/// Rules of one policy: each may be a mount, and a table of mounts is copied with every namespace.
+const RULES_MAX: usize = 2000;
+
+/// Bytes of a `.git` file that are looked at; it holds one path.
+const GIT_FILE_MAX: u64 = 8192;
+
+/// What an entry is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// A file or directory by its absolute path.
+    Path(PathBuf),
+    /// Everything that a pattern matches; relative to the working directory unless it begins with a slash.
+    Pattern(String),
+    /// `/`.
+    Root,
+    /// What programs of the system need to run.
+    Minimal,
+    /// The project roots, or a path below each of them.
+    ProjectRoots(Option<PathBuf>),
+    /// The directory for temporary files of the server.
+    Tmpdir,
+    /// `/tmp`.
+    SlashTmp,
+    /// Something that this release does not know, by its name.
+    Unknown(String),
+}
+
+/// One grant or denial.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// What it is about.
+    pub place: Place,
+    /// What is allowed there.
+    pub access: Access,
+}
+
+/// Which files may be touched.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Policy {
+    /// Grants and denials; what none covers is denied.
+    pub entries: Vec<Entry>,
+    /// How deep patterns are searched.
+    pub scan_depth: Option<usize>,
+}
+
+/// What a policy is read against.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Scope {
+    /// Where relative patterns begin.
+    pub cwd: Option<PathBuf>,
+    /// The project roots; absent where nobody said which.
+    pub roots: Option<Vec<PathBuf>>,
+    /// The directory for temporary files.
+    pub tmpdir: Option<PathBuf>,
+    /// What nobody is ever granted.
+    pub hidden: Vec<PathBuf>,
+}
+
+/// Why a policy means nothing that can be enforced.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// It has to be known where something begins.
+    #[error("`{what}` needs a working directory, and the sandbox has none")]
+    NeedsCwd {
+        /// The entry.
+        what: String,
+    },
+    /// It cannot be kept to.
+    #[error("{what}")]
+    NotEnforceable {
+        /// What, and why.
+        what: String,
+    },
+}
+
+impl Policy {
+    /// Whether a search has to be made each time it is read.
+    pub fn has_patterns(&self) -> bool {
+        self.entries.iter().any(|entry| matches!(entry.place, Place::Pattern(_)))
+    }
+
+    /// Finds out what it means now.
+    pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
+        let mut rules = Rules::default();
+        // Also those that do not exist: a `.git` that an entry names is not protected unasked.
+        let mut named = Vec::new();
+        for entry in &self.entries {
+            for path in self.paths(entry, scope)? {
+                let path = paths::normalized(&path);
+                grant(&mut rules, &path, entry.access)?;
+                named.push(path);
+            }
+        }
+        protect_git(&mut rules, &named)?;
+        for hidden in &scope.hidden {
+            rules.stamp(hidden);
+            if let Ok(traced) = paths::trace(hidden) {
+                rules.cut(&traced.real, traced.is_dir);
+            }
+        }
+        Ok(rules)
+    }
+
+    fn paths(&self, entry: &Entry, scope: &Scope) -> Result<Vec<PathBuf>, PolicyError> {
+        Ok(match &entry.place {
+            Place::Path(path) => vec![path.clone()],
+            Place::Root => vec![PathBuf::from("/")],
+            Place::SlashTmp => vec![PathBuf::from("/tmp")],
+            Place::Minimal => MINIMAL.iter().map(PathBuf::from).collect(),
+            Place::Tmpdir => scope.tmpdir.iter().cloned().collect(),
+            Place::Pattern(pattern) => self.matching(pattern, scope)?,
+            Place::ProjectRoots(below) => {
+                let Some(roots) = &scope.roots else {
+                    return Err(PolicyError::NeedsCwd { what: "project_roots".to_owned() });
+                };
+                let below = below.as_deref().unwrap_or(Path::new(""));
+                if below.is_absolute() || below.components().any(|part| part == Component::ParentDir) {
+                    let what = format!("the subpath `{}` leads out of the project roots", below.display());
+                    return Err(PolicyError::NotEnforceable { what });
+                }
+                roots.iter().map(|root| root.join(below)).collect()
+            }
+            Place::Unknown(name) if entry.access == Access::Deny => {
+                let what = format!("this release does not know the place `{name}`, so it cannot deny it");
+                return Err(PolicyError::NotEnforceable { what });
+            }
+            Place::Unknown(_) => Vec::new(),
+        })
+    }
+
+    fn matching(&self, pattern: &str, scope: &Scope) -> Result<Vec<PathBuf>, PolicyError> {
+        let absolute = if pattern.starts_with('/') {
+            pattern.to_owned()
+        } else {
+            let cwd = scope.cwd.as_ref().ok_or_else(|| PolicyError::NeedsCwd { what: pattern.to_owned() })?;
+            let Some(cwd) = cwd.to_str() else {
+                let what = format!("a pattern below `{}`, which is not UTF-8", cwd.display());
+                return Err(PolicyError::NotEnforceable { what });
+            };
+            // Signs of the directory's own name are no pattern.
+            let cwd: String = cwd.chars().flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] }).collect();
+            format!("{cwd}/{pattern}")
+        };
+        if absolute.split('/').any(|part| part == "..") {
+            let what = format!("the pattern `{pattern}` has a part `..`");
+            return Err(PolicyError::NotEnforceable { what });
+        }
+        glob::find(&absolute, self.scan_depth).map_err(|glob::TooMuch| PolicyError::NotEnforceable {
+            what: format!("the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"),
+        })
+    }
+}
+
+/// Adds one place as it is now; what does not exist changes nothing.
+fn grant(rules: &mut Rules, path: &Path, access: Access) -> Result<(), PolicyError> {
+    rules.stamp(path);
+    let Ok(traced) = paths::trace(path) else { return Ok(()) };
+    if access != Access::Deny {
+        rules.links.extend(traced.links);
+    }
+    rules.add(traced.real, Rule { access, is_dir: traced.is_dir });
+    if rules.rules.len() > RULES_MAX {
+        let what = format!("the policy is about more than {RULES_MAX} files and directories");
+        return Err(PolicyError::NotEnforceable { what });
+    }
+    Ok(())
+}
+
+/// What a repository's own configuration runs is run by its user, outside of any sandbox: so it stays read-only.
+fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> {
+    let roots: Vec<PathBuf> = rules
+        .rules
+        .iter()
+        .filter(|(_, rule)| rule.access == Access::Write && rule.is_dir)
+        .map(|(path, _)| path.clone())
+        .collect();
+    for root in roots {
+        let git = root.join(".git");
+        let is_named = rules.rules.contains_key(&git) || named.iter().any(|path| paths::reach(path) == git);
+        if is_named {
+            continue;
+        }
+        rules.stamp(&git);
+        let Ok(meta) = fs::symlink_metadata(&git) else { continue };
+        if meta.is_symlink() {
+            let what = format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());
+            return Err(PolicyError::NotEnforceable { what });
+        }
+        rules.add(git.clone(), Rule { access: Access::Read, is_dir: meta.is_dir() });
+        if meta.is_file() {
+            protect_git_elsewhere(rules, &git);
+        }
+    }
+    Ok(())
+}
+
+/// The directories that a `.git` file leads to, where they can be written otherwise.
+fn protect_git_elsewhere(rules: &mut Rules, git: &Path) {
+    let base = git.parent().unwrap_or(Path::new("/"));
+    let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim()))) else {
+        return;
+    };
+    let common = read_line(&dir.join("commondir")).map(|path| dir.join(path.trim()));
+    for dir in [Some(dir), common].into_iter().flatten() {
+        rules.stamp(&dir);
+        if let Ok(traced) = paths::trace(&dir)
+            && rules.access(&traced.real) == Access::Write
+            && !rules.rules.contains_key(&traced.real)
+        {
+            rules.add(traced.real, Rule { access: Access::Read, is_dir: traced.is_dir });
+        }
+    }
+}
+
+fn read_line(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|file| file.take(GIT_FILE_MAX).read_to_string(&mut text));
+    let is_file = |_: usize| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
+    read.ok().filter(|&read| is_file(read)).and_then(|_| text.lines().next().map(str::to_owned))
+}
+
+impl From<io::Error> for PolicyError {
+    fn from(error: io::Error) -> Self {
+        Self::NotEnforceable { what: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn policy(entries: &[(Place, Access)]) -> Policy {
+        let entries = entries.iter().map(|(place, access)| Entry { place: place.clone(), access: *access }).collect();
+        Policy { entries, scan_depth: None }
+    }
+
+    fn base() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().canonicalize().expect("real path");
+        (dir, path)
+    }
+
+    #[test]
+    fn git_below_a_writable_root_is_read_only_unless_named() {
+        let (_dir, base) = base();
+        for path in ["w/.git", "w/sub/.git", "v/.git", "store/worktrees/x"] {
+            fs::create_dir_all(base.join(path)).expect("directory");
+        }
+        fs::create_dir(base.join("tree")).expect("directory");
+        fs::write(base.join("tree/.git"), "gitdir: ../store/worktrees/x\n").expect("file");
+        fs::write(base.join("store/worktrees/x/commondir"), "../..\n").expect("file");
+        let path = |name: &str| Place::Path(base.join(name));
+        let asked = policy(&[
+            (path("w"), Access::Write),
+            (path("v"), Access::Write),
+            (path("v/.git"), Access::Write),
+            (path("tree"), Access::Write),
+            (path("store"), Access::Write),
+        ]);
+        let rules = asked.resolve(&Scope::default()).expect("rules");
+        let access = |name: &str| rules.access(&base.join(name));
+        assert_eq!(access("w/.git/config"), Access::Read);
+        assert_eq!(access("w/.github"), Access::Write);
+        assert_eq!(access("w/sub/.git/config"), Access::Write);
+        assert_eq!(access("v/.git/config"), Access::Write);
+        assert_eq!(access("tree/.git"), Access::Read);
+        assert_eq!(access("store/worktrees/x/HEAD"), Access::Read);
+        assert!(rules.is_fresh());
+        fs::remove_dir(base.join("w/.git")).expect("removed");
+        assert!(!rules.is_fresh());
+    }
+
+    #[test]
+    fn a_link_called_git_is_refused_where_it_could_be_replaced() {
+        let (_dir, base) = base();
+        symlink("/", base.join(".git")).expect("link");
+        let asked = policy(&[(Place::Path(base.clone()), Access::Write)]);
+        assert!(matches!(asked.resolve(&Scope::default()), Err(PolicyError::NotEnforceable { .. })));
+    }
+
+    #[test]
+    fn aliases_lead_to_the_root_and_are_kept() {
+        let (_dir, base) = base();
+        fs::create_dir(base.join("real")).expect("directory");
+        symlink("real", base.join("alias")).expect("link");
+        let asked = policy(&[(Place::Path(base.join("alias")), Access::Write)]);
+        let rules = asked.resolve(&Scope::default()).expect("rules");
+        assert_eq!(rules.decide(&base.join("alias/x"), Access::Write), Ok(()));
+        assert_eq!(rules.decide(&base.join("real/x"), Access::Write), Ok(()));
+        let denied = crate::Denied { path: base.join("x"), wanted: Access::Read };
+        assert_eq!(rules.decide(&base.join("alias/../x"), Access::Read), Err(denied));
+        assert_eq!(rules.links.get(&base.join("alias")).map(PathBuf::as_path), Some(Path::new("real")));
+    }
+
+    #[test]
+    fn roots_and_patterns_need_what_they_begin_at() {
+        let roots = policy(&[(Place::ProjectRoots(None), Access::Write)]);
+        let pattern = policy(&[(Place::Pattern("**/*.env".into()), Access::Deny)]);
+        for asked in [&roots, &pattern] {
+            assert!(matches!(asked.resolve(&Scope::default()), Err(PolicyError::NeedsCwd { .. })));
+        }
+        let (_dir, base) = base();
+        fs::write(base.join("a.env"), "").expect("file");
+        let none = Scope { cwd: Some(base.clone()), roots: Some(Vec::new()), ..Scope::default() };
+        assert_eq!(roots.resolve(&none).expect("rules").access(&base), Access::Deny);
+        let rules = pattern.resolve(&none).expect("rules");
+        assert_eq!(rules.rules.keys().collect::<Vec<_>>(), [&base.join("a.env")]);
+        let out = policy(&[(Place::ProjectRoots(Some("../x".into())), Access::Read)]);
+        assert!(matches!(out.resolve(&none), Err(PolicyError::NotEnforceable { .. })));
+    }
+
+    #[test]
+    fn what_is_hidden_stays_so_and_what_is_unknown_is_not_denied_in_silence() {
+        let (_dir, base) = base();
+        fs::create_dir_all(base.join("state/sub")).expect("directories");
+        let asked = policy(&[
+            (Place::Root, Access::Read),
+            (Place::Path(base.join("state/sub")), Access::Write),
+            (Place::Unknown("later".into()), Access::Write),
+        ]);
+        let scope = Scope { hidden: vec![base.join("state")], ..Scope::default() };
+        let rules = asked.resolve(&scope).expect("rules");
+        assert_eq!(rules.access(&base.join("state/sub/x")), Access::Deny);
+        let unknown = policy(&[(Place::Unknown("later".into()), Access::Deny)]);
+        assert!(matches!(unknown.resolve(&scope), Err(PolicyError::NotEnforceable { .. })));
+    }
+}

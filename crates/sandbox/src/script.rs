@@ -1,0 +1,259 @@
+//! Which mounts make a view out of rules, as a list of steps in order. It must not make any of them.
+//!
+//! Where `/` is granted the view is this host's own tree, read-only unless it may be written; else it is an empty tree in memory with
+//! places for what is granted. On it lie, outer ones first: copies of granted directories (read-only or not), and masks over
+//! what is denied inside of them. A grant inside of a mask gets a place in the mask. All copies are taken before anything is changed.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::rules::{Access, Rule, Rules};
+
+/// Devices that a program may expect and that give away nothing.
+const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+
+/// Where terminals are; those of a view are its own.
+pub(crate) const TERMINALS: &str = "/dev/pts";
+
+/// Links that programs expect in `/dev`.
+const DEVICE_LINKS: [(&str, &str); 5] = [
+    ("/dev/ptmx", "pts/ptmx"),
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
+
+/// Whom a view is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// A process: it gets `/proc` and a few devices.
+    Process,
+    /// A process whose files are not restricted but for what is hidden: it keeps all devices.
+    WholeSystem,
+    /// Operations on files by somebody outside of the view: no device and nothing of `/proc`.
+    Files,
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Puts a copy of what is at the path there.
+    Bind { path: PathBuf, is_read_only: bool, is_dir: bool, has_place: bool },
+    /// Covers a directory with an empty one, or with one that has places for grants.
+    MaskDir { path: PathBuf, is_open: bool },
+    /// Covers a file with one that cannot be opened.
+    MaskFile { path: PathBuf },
+    /// Makes a place for terminals of the view's own.
+    Terminals { path: PathBuf },
+    /// Makes a link in a tree of ours.
+    Link { path: PathBuf, target: PathBuf },
+}
+
+/// A view as a list of steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// Begins with an empty tree instead of this host's.
+    pub(crate) is_empty_tree: bool,
+    /// Makes this host's tree read-only.
+    pub(crate) is_read_only: bool,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// The rules for a purpose: what it always gets, and never.
+pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
+    let mut rules = rules.clone();
+    let has_own = |rules: &Rules, path: &str| rules.rules.keys().any(|at| at.starts_with(path));
+    let dir = |access| Rule { access, is_dir: true };
+    match purpose {
+        Purpose::WholeSystem => {}
+        Purpose::Files => {
+            for place in ["/proc", "/dev"] {
+                if place == "/proc" || !has_own(&rules, place) {
+                    rules.cut(Path::new(place), true);
+                }
+            }
+        }
+        Purpose::Process => {
+            if !rules.rules.contains_key(Path::new("/dev")) {
+                rules.add("/dev".into(), dir(Access::Deny));
+            }
+            for device in DEVICES.iter().filter(|device| Path::new(device).exists()) {
+                rules.rules.entry(device.into()).or_insert(Rule { access: Access::Write, is_dir: false });
+            }
+            rules.rules.entry(TERMINALS.into()).or_insert(dir(Access::Write));
+            rules.rules.entry("/proc".into()).or_insert(dir(Access::Read));
+            rules.links.extend(DEVICE_LINKS.map(|(path, target)| (path.into(), target.into())));
+        }
+    }
+    rules
+}
+
+impl Script {
+    /// The view that rules ask for.
+    pub fn new(rules: &Rules, purpose: Purpose) -> Self {
+        let has_own_terminals = purpose == Purpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
+        let rules = fitted(rules, purpose);
+        let root = rules.access(Path::new("/"));
+        let mut steps = Vec::new();
+        for (path, rule) in rules.rules.iter().filter(|(path, _)| *path != Path::new("/")) {
+            let (around, is_dir) = (rules.around(path), rule.is_dir);
+            let is_read_only = rule.access == Access::Read;
+            match (rule.access, around) {
+                (Access::Deny, Access::Deny) => {}
+                (Access::Deny, _) if is_dir => {
+                    let is_open = rules.rules.iter().any(|(inner, inside)| {
+                        inner != path && inner.starts_with(path) && inside.access != Access::Deny
+                    }) || rules.links.keys().any(|link| link.parent() == Some(path));
+                    steps.push(Step::MaskDir { path: path.clone(), is_open });
+                }
+                (Access::Deny, _) => steps.push(Step::MaskFile { path: path.clone() }),
+                (access, around) if access == around => {}
+                (_, Access::Deny) if has_own_terminals && path == Path::new(TERMINALS) => {
+                    steps.push(Step::Terminals { path: path.clone() });
+                }
+                (_, around) => {
+                    let has_place = around != Access::Deny;
+                    steps.push(Step::Bind { path: path.clone(), is_read_only, is_dir, has_place });
+                }
+            }
+        }
+        // A link that lies in what is granted is there already.
+        let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
+        let links = rules.links.iter().filter(|(path, _)| is_ours(path));
+        steps.extend(links.map(|(path, target)| Step::Link { path: path.clone(), target: target.clone() }));
+        Self { is_empty_tree: root == Access::Deny, is_read_only: root == Access::Read, steps }
+    }
+
+    /// The first directory that is covered by an empty one, for whoever wants to know its file system.
+    pub fn mask(&self) -> Option<&Path> {
+        self.steps.iter().find_map(|step| match step {
+            Step::MaskDir { path, is_open: false } => Some(path.as_path()),
+            _ => None,
+        })
+    }
+
+    /// As bytes, for the process that makes the mounts.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![u8::from(self.is_empty_tree) | u8::from(self.is_read_only) << 1];
+        let mut step = |kind: u8, flags: [bool; 3], texts: [&Path; 2]| {
+            let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
+            out.extend([kind, flags]);
+            for text in texts {
+                let bytes = text.as_os_str().as_bytes();
+                out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
+                out.extend(bytes);
+            }
+        };
+        let none = Path::new("");
+        for each in &self.steps {
+            match each {
+                Step::Bind { path, is_read_only, is_dir, has_place } => {
+                    step(1, [*is_read_only, *is_dir, *has_place], [path, none]);
+                }
+                Step::MaskDir { path, is_open } => step(2, [*is_open, false, false], [path, none]),
+                Step::MaskFile { path } => step(3, [false; 3], [path, none]),
+                Step::Link { path, target } => step(4, [false; 3], [path, target]),
+                Step::Terminals { path } => step(5, [false; 3], [path, none]),
+            }
+        }
+        out
+    }
+
+    /// The other way round; nothing where the bytes are no script.
+    pub fn decode(mut bytes: &[u8]) -> Option<Self> {
+        fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+            let (taken, rest) = bytes.split_at_checked(count)?;
+            *bytes = rest;
+            Some(taken)
+        }
+        fn text(bytes: &mut &[u8]) -> Option<PathBuf> {
+            let count = u32::from_le_bytes(take(bytes, 4)?.try_into().ok()?);
+            Some(OsStr::from_bytes(take(bytes, usize::try_from(count).ok()?)?).into())
+        }
+        let first = *take(&mut bytes, 1)?.first()?;
+        let mut steps = Vec::new();
+        while !bytes.is_empty() {
+            let &[kind, flags] = take(&mut bytes, 2)? else { return None };
+            let flag = |at: u8| flags >> at & 1 == 1;
+            let (path, target) = (text(&mut bytes)?, text(&mut bytes)?);
+            steps.push(match kind {
+                1 => Step::Bind { path, is_read_only: flag(0), is_dir: flag(1), has_place: flag(2) },
+                2 => Step::MaskDir { path, is_open: flag(0) },
+                3 => Step::MaskFile { path },
+                4 => Step::Link { path, target },
+                5 => Step::Terminals { path },
+                _ => return None,
+            });
+        }
+        Some(Self { is_empty_tree: first & 1 == 1, is_read_only: first & 2 == 2, steps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(list: &[(&str, Access)]) -> Rules {
+        let mut rules = Rules::default();
+        for (path, access) in list {
+            rules.add(PathBuf::from(path), Rule { access: *access, is_dir: !path.ends_with(".env") });
+        }
+        rules
+    }
+
+    #[test]
+    fn a_script_has_a_mount_for_each_change_of_access_and_survives_its_bytes() {
+        let mut rules = rules(&[
+            ("/", Access::Read),
+            ("/usr", Access::Read),
+            ("/w", Access::Write),
+            ("/w/.git", Access::Read),
+            ("/w/a.env", Access::Deny),
+            ("/w/deep", Access::Deny),
+            ("/w/deep/out", Access::Write),
+        ]);
+        rules.links.insert("/w/deep/alias".into(), "out".into());
+        let script = Script::new(&rules, Purpose::WholeSystem);
+        let bind = |path: &str, is_read_only, has_place| Step::Bind { path: path.into(), is_read_only, is_dir: true, has_place };
+        assert_eq!(
+            script.steps,
+            [
+                bind("/w", false, true),
+                bind("/w/.git", true, true),
+                Step::MaskFile { path: "/w/a.env".into() },
+                Step::MaskDir { path: "/w/deep".into(), is_open: true },
+                bind("/w/deep/out", false, false),
+                Step::Link { path: "/w/deep/alias".into(), target: "out".into() },
+            ]
+        );
+        assert!(script.is_read_only && !script.is_empty_tree);
+        let bytes = script.encode();
+        assert_eq!(Script::decode(&bytes), Some(script));
+        for cut in 0..bytes.len() {
+            // Some cuts fall between steps; none makes it panic.
+            Script::decode(&bytes[..cut]);
+        }
+    }
+
+    #[test]
+    fn without_a_root_the_tree_is_empty_but_for_the_grants() {
+        let script = Script::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), Purpose::Files);
+        assert!(script.is_empty_tree);
+        assert_eq!(script.steps, [Step::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]);
+    }
+
+    #[test]
+    fn files_never_reach_proc_and_processes_get_devices() {
+        let whole = rules(&[("/", Access::Read), ("/proc/1", Access::Write)]);
+        let files = Script::new(&whole, Purpose::Files);
+        assert!(files.steps.contains(&Step::MaskDir { path: "/proc".into(), is_open: false }), "{files:?}");
+        let process = Script::new(&whole, Purpose::Process);
+        assert!(process.steps.contains(&Step::MaskDir { path: "/dev".into(), is_open: true }), "{process:?}");
+        let null = Step::Bind { path: "/dev/null".into(), is_read_only: false, is_dir: false, has_place: false };
+        assert!(process.steps.contains(&null), "{process:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! System calls without a wrapper, each as one small function. It must not know why they are made.
+//!
+//! None of them allocates or takes a lock, so that a child between clone and exec may use those that it needs.
+
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+};
+
+use libc::{c_int, c_long};
+
+/// One raw system call; the error number is read at once.
+pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
+    let [a, b, c, d, e, f] = args;
+    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if result == -1 {
+        // SAFETY: the address of this thread's `errno` is always valid.
+        return Err(unsafe { *libc::__errno_location() });
+    }
+    Ok(result as usize)
+}
+
+/// A pointer as an argument of [`call`]. The provenance is exposed because the kernel reads through it.
+pub(crate) fn address<T>(pointer: *const T) -> usize {
+    pointer.expose_provenance()
+}
+
+/// The same for callers that deal in `io::Error`.
+pub(crate) fn io_call(number: c_long, args: [usize; 6]) -> io::Result<usize> {
+    call(number, args).map_err(io::Error::from_raw_os_error)
+}
+
+/// A call whose answer is a new descriptor of ours.
+pub(crate) fn fd_call(number: c_long, args: [usize; 6]) -> io::Result<OwnedFd> {
+    let fd = io_call(number, args)?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A detached copy of the mounts at and below what a descriptor stands for.
+pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::AT_EMPTY_PATH as usize | libc::AT_RECURSIVE as usize | 1 | libc::O_CLOEXEC as usize;
+    fd_call(libc::SYS_open_tree, [at.as_raw_fd() as usize, address(c"".as_ptr()), flags, 0, 0, 0])
+}
+
+/// Mounts what a descriptor stands for on what another stands for.
+pub(crate) fn attach(tree: BorrowedFd<'_>, at: BorrowedFd<'_>) -> io::Result<()> {
+    // MOVE_MOUNT_F_EMPTY_PATH and MOVE_MOUNT_T_EMPTY_PATH.
+    let (empty, flags) = (address(c"".as_ptr()), 0x4 | 0x40);
+    io_call(libc::SYS_move_mount, [tree.as_raw_fd() as usize, empty, at.as_raw_fd() as usize, empty, flags, 0]).map(drop)
+}
+
+/// Sets attributes (`MOUNT_ATTR_…`) of a mount, and of those below it if asked.
+pub(crate) fn set_attributes(mount: BorrowedFd<'_>, attributes: u64, is_recursive: bool) -> io::Result<()> {
+    // The kernel's `mount_attr`: to set, to clear, propagation, user namespace.
+    let request: [u64; 4] = [attributes, 0, 0, 0];
+    let flags = libc::AT_EMPTY_PATH | if is_recursive { libc::AT_RECURSIVE } else { 0 };
+    let fd = mount.as_raw_fd() as usize;
+    let args = [fd, address(c"".as_ptr()), flags as usize, address(request.as_ptr()), size_of_val(&request), 0];
+    io_call(libc::SYS_mount_setattr, args).map(drop)
+}
+
+/// A new, detached file system of a kind that needs no disk, with options.
+pub(crate) fn new_tree(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
+    // FSCONFIG_SET_STRING and FSCONFIG_CMD_CREATE; FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC are 1.
+    let context = fd_call(libc::SYS_fsopen, [address(kind.as_ptr()), 1, 0, 0, 0, 0])?;
+    let fd = context.as_raw_fd() as usize;
+    for (key, value) in options {
+        io_call(libc::SYS_fsconfig, [fd, 1, address(key.as_ptr()), address(value.as_ptr()), 0, 0])?;
+    }
+    io_call(libc::SYS_fsconfig, [fd, 6, 0, 0, 0, 0])?;
+    fd_call(libc::SYS_fsmount, [fd, 1, attributes as usize, 0, 0, 0])
+}
+
+/// One in memory whose root has this mode.
+pub(crate) fn tmpfs(mode: &CStr) -> io::Result<OwnedFd> {
+    let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    new_tree(c"tmpfs", &[(c"mode", mode), (c"size", c"1m")], attributes)
+}
+
+/// One of terminals that belong to nobody else.
+pub(crate) fn terminals() -> io::Result<OwnedFd> {
+    let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+    new_tree(c"devpts", &[(c"mode", c"620"), (c"ptmxmode", c"666")], attributes)
+}
+
+/// Opens a path for its place alone, links refused anywhere in it, from a directory or (absolute) from the root.
+pub(crate) fn place(from: BorrowedFd<'_>, path: &std::path::Path) -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, ResolveFlags};
+    let path = if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::io::retry_on_intr(|| rustix::fs::openat2(from, path, flags, Mode::empty(), resolve)).map_err(Into::into)
+}
