@@ -5,8 +5,11 @@
 //! Failure paths: a message that is none, or one that has no place here, costs the controller its connection and the
 //! session nothing.
 
+use std::os::fd::OwnedFd;
+
 use exec_server_log::SLOTS;
 use exec_server_process::Size;
+use exec_server_sandbox::Kit;
 use exec_server_session::Attach;
 use rustix::process::Resource;
 
@@ -24,7 +27,7 @@ const FREE_FDS: u64 = 64;
 
 impl<S: Spawner> Holder<S> {
     /// Obeys one message.
-    pub(crate) fn dispatch(&mut self, message: &[u8]) {
+    pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.lose() };
         match message {
             ToHolder::Hello { .. } => self.cx.controller.lose(),
@@ -35,7 +38,11 @@ impl<S: Spawner> Holder<S> {
                 self.handle_attachment();
             }
             ToHolder::SetTtl { ttl_ms } => self.lease.set_ttl(ttl(ttl_ms)),
-            ToHolder::Start { req, spec } => self.start(req, spec),
+            ToHolder::Start { req, spec } => self.start(req, spec, None),
+            ToHolder::StartConfined { req, kit, spec } => match Kit::from_parts(kit, fds) {
+                Some(kit) => self.start(req, spec, Some(kit)),
+                None => self.cx.controller.lose(),
+            },
             ToHolder::Write { req, slot, key, total, offset, data } => {
                 let part = Part { req: Some(req), key, total, offset, data: data.to_vec(), at: 0 };
                 self.write(slot, part);
@@ -79,8 +86,8 @@ impl<S: Spawner> Holder<S> {
         self.handle_attachment();
     }
 
-    fn start(&mut self, req: u32, spec: StartSpec) {
-        match self.spawn(spec) {
+    fn start(&mut self, req: u32, spec: StartSpec, sandbox: Option<Kit>) {
+        match self.spawn(spec, sandbox) {
             Ok(process) => {
                 let started = FromHolder::Started { req, slot: process.slot, pid: process.pid };
                 self.cx.send_with(&started, process.pidfd());
@@ -92,7 +99,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    fn spawn(&mut self, spec: StartSpec) -> Result<Process, StartFailure> {
+    fn spawn(&mut self, spec: StartSpec, sandbox: Option<Kit>) -> Result<Process, StartFailure> {
         // The lowest: the control block costs a page per 32 slots in use.
         let slot = (0..SLOTS).find(|slot| !self.processes.contains_key(slot));
         let slot = slot.ok_or_else(|| StartFailure::exhausted("slots"))?;
@@ -100,6 +107,7 @@ impl<S: Spawner> Holder<S> {
             return Err(StartFailure::exhausted("descriptors"));
         }
         let mut spawn = process::describe(&spec, self.nofile, &self.confine, self.cx.is_exclusive)?;
+        spawn.sandbox = sandbox;
         let group = self.cx.groups.take().map_err(|error| StartFailure::io("control group", &error))?;
         let child = match group.as_ref().map_or_else(|| Ok(Vec::new()), Group::doors) {
             Ok(doors) => {

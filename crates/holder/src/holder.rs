@@ -16,7 +16,7 @@ use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Process, Source};
 use crate::roll::{self, Enrolled};
-use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
+use crate::wire::{FromHolder, OLDEST_VERSION, SANDBOXES, Status, TTL_NONE, VERSION};
 use crate::{Config, Confine, Spawner, end, reap};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
@@ -197,8 +197,9 @@ impl<S: Spawner> Holder<S> {
             if !self.may_work() || self.ending.is_some() {
                 break;
             }
-            let Some(datagram) = self.cx.controller.recv(&mut buf) else { break };
-            self.dispatch(datagram.bytes(&buf));
+            let Some(mut datagram) = self.cx.controller.recv(&mut buf) else { break };
+            let fds = std::mem::take(&mut datagram.fds);
+            self.dispatch(datagram.bytes(&buf), fds);
         }
         self.buf = buf;
     }
@@ -233,7 +234,7 @@ impl<S: Spawner> Holder<S> {
             Ttl::None => TTL_NONE,
         };
         let welcome = FromHolder::Welcome {
-            version: VERSION,
+            version: SANDBOXES,
             epoch,
             ttl_ms,
             detached_ms: detached_ns / 1_000_000,

@@ -330,6 +330,7 @@ impl From<SpawnError> for StartFailure {
             SpawnError::BadDescriptor { number } => (Stage::Input, number.to_string().into_bytes()),
             SpawnError::Cwd { path, .. } => (Stage::Cwd, path.into_bytes()),
             SpawnError::Exec { program, .. } => (Stage::Exec, program.into_bytes()),
+            SpawnError::Setup { stage: exec_server_process::Stage::Sandbox, .. } => (Stage::Sandbox, Vec::new()),
             SpawnError::Resources { what, .. } => (Stage::Resources, what.as_bytes().to_vec()),
             other => (Stage::Resources, other.to_string().into_bytes()),
         };

@@ -1,4 +1,4 @@
-//! The spawner: a process forked at the top of `main` that forks one holder per session.
+//! The spawner: a process forked at the top of `main` that forks one holder per session, and makes views of the files (`view`).
 //!
 //! Owns how a holder comes to life: fork, session, descriptors, signals, process attributes. It does not know what a
 //! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything. Where threads
@@ -14,6 +14,7 @@
 mod exec;
 mod request;
 mod strays;
+mod view;
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -100,11 +101,15 @@ impl SpawnerHandle {
     pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let message = request::encode(&new);
+        self.ask(&request::encode(&new), &[theirs.as_fd(), new.dir.as_fd()])?;
+        Ok(ours)
+    }
+
+    fn ask(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
-            match wire::send_raw(&self.socket, &message, &[theirs.as_fd(), new.dir.as_fd()]) {
+            match wire::send_raw(&self.socket, message, fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable()?,
-                other => return other.map(|()| ours),
+                other => return other,
             }
         }
     }
@@ -182,8 +187,12 @@ fn serve(socket: OwnedFd) {
                 let request = datagram.bytes(&buf).to_vec();
                 // The next holder must not find the secret of this one.
                 buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
-                if let Some(holder) = fork_holder(request, fds) {
-                    strays.know(holder);
+                let forked = match request.get(1) {
+                    Some(&view::KIND) => view::fork_view(request.get(2..).unwrap_or_default(), fds),
+                    Some(_) | None => fork_holder(request, fds),
+                };
+                if let Some(ours) = forked {
+                    strays.know(ours);
                 }
             }
             Ok(None) => return,

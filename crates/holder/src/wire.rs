@@ -35,6 +35,10 @@ pub const VERSION: u32 = 1;
 /// The oldest layout this build still speaks: the release before (N and N-1).
 pub const OLDEST_VERSION: u32 = 1;
 
+/// What a holder says in `Welcome` from which on it takes `StartConfined`. It came without a change of any other message, so that the layout
+/// stays.
+pub const SANDBOXES: u32 = 2;
+
 /// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;
 
@@ -78,6 +82,15 @@ pub enum ToHolder<'a> {
     Start {
         /// Names the answer.
         req: u32,
+        /// What to start.
+        spec: StartSpec,
+    },
+    /// The same in a sandbox, whose parts come as descriptors; known to holders from [`SANDBOXES`] on.
+    StartConfined {
+        /// Names the answer.
+        req: u32,
+        /// Which descriptors come with it.
+        kit: u8,
         /// What to start.
         spec: StartSpec,
     },
@@ -339,6 +352,8 @@ pub enum Stage {
     Cwd,
     /// The program could not be executed.
     Exec,
+    /// The child could not be confined.
+    Sandbox,
 }
 
 /// What became of a part of a write.

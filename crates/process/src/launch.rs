@@ -14,8 +14,8 @@ use std::{
     sync::Mutex,
 };
 
-use libc::{c_char, c_int, c_long, c_void};
 use exec_server_sandbox::InChild;
+use libc::{c_char, c_int, c_long, c_void};
 use rustix::process::Pid;
 
 use crate::spawn::{Stage, User};

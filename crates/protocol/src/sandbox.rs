@@ -257,9 +257,7 @@ pub struct AppliedSandbox {
 pub enum AppliedFileSystem {
     /// Not at all.
     Unrestricted,
-    /// By rules that the kernel keeps for the process and its children.
-    Landlock,
-    /// By a view of the files in which the rest is missing or read-only, together with such rules for a process.
+    /// By a view of the files in which the rest is missing or read-only; for a process also by rules that the kernel keeps for it.
     View,
 }
 

@@ -80,7 +80,8 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
         // The working directory is where the old root is mounted, which is over the new one.
-        rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH).doing(|| "let go of the old root".to_owned())?;
+        rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH)
+            .doing(|| "let go of the old root".to_owned())?;
     }
     Ok(Built { user, mounts, root })
 }
@@ -162,7 +163,9 @@ impl Builder {
                 let place = if *has_place { system::place(CWD, path) } else { self.make_place(path, *is_dir) };
                 system::attach(copy.as_fd(), place.doing(what)?.as_fd()).doing(what)
             }
-            Step::MaskDir { path, is_open } => self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display())),
+            Step::MaskDir { path, is_open } => {
+                self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display()))
+            }
             Step::MaskFile { path } => self.mask_file(path).doing(|| format!("cover `{}`", path.display())),
             Step::Terminals { path } => {
                 self.make_terminals(path).doing(|| format!("make terminals in `{}`", path.display()))

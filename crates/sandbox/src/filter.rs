@@ -154,7 +154,8 @@ mod tests {
     #[test]
     fn terminal_input_cannot_be_pushed_whatever_the_upper_half_says() {
         let program = program(true);
-        for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000] {
+        for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000]
+        {
             assert_eq!(answer(&program, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), REFUSE, "{request:x}");
         }
         assert_eq!(answer(&program, libc::SYS_ioctl, [0, libc::TIOCGWINSZ, 0, 0, 0, 0]), ALLOW);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use libc::{c_int, sock_filter};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::{
     build::Built,
@@ -34,8 +34,6 @@ const CAPABILITY_VERSION: u32 = 0x2008_0522;
 pub struct Applied {
     /// Files are restricted.
     pub files: bool,
-    /// It has a view.
-    pub view: bool,
     /// The network is restricted.
     pub network: bool,
 }
@@ -44,7 +42,7 @@ pub struct Applied {
 #[derive(Debug)]
 pub struct Kit {
     user: Option<OwnedFd>,
-    mounts: Option<OwnedFd>,
+    mounts: OwnedFd,
     rules: OwnedFd,
     applied: Applied,
 }
@@ -53,7 +51,9 @@ pub struct Kit {
 #[derive(Debug, thiserror::Error)]
 pub enum KitError {
     /// The kernel has no Landlock.
-    #[error("this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`")]
+    #[error(
+        "this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`"
+    )]
     NoLandlock,
     /// A rule was not taken.
     #[error("allow `{}`: {source}", path.display())]
@@ -66,16 +66,13 @@ pub enum KitError {
 }
 
 impl Kit {
-    /// Whether a process under these rules needs a view besides.
-    pub fn needs_view(rules: &Rules, purpose: Purpose, is_network_restricted: bool) -> bool {
-        // A socket's path is no file to Landlock: where a process may connect, ours must not be in sight. And before its third
-        // release it did not know that a file can be cut short.
-        let knows_truncate = landlock::abi().is_some_and(|abi| abi >= 3);
-        !is_network_restricted || !knows_truncate || script::fitted(rules, purpose).narrows()
+    /// Whether this host has what a kit is made of.
+    pub fn check_host() -> Result<(), KitError> {
+        landlock::abi().map(drop).ok_or(KitError::NoLandlock)
     }
 
     /// Makes the kit for rules, with the view that was made for them.
-    pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Option<Built>) -> Result<Self, KitError> {
+    pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Built) -> Result<Self, KitError> {
         let abi = landlock::abi().ok_or(KitError::NoLandlock)?;
         let is_about_files = purpose != Purpose::WholeSystem;
         let refused = |path: &Path| {
@@ -86,13 +83,8 @@ impl Kit {
         let granted = script::fitted(rules, purpose);
         let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
         for (path, rule) in granted {
-            // The terminals of a view are its own; without one they are everybody's.
-            if view.is_none() && !rules.rules.contains_key(path) && path == Path::new(script::TERMINALS) {
-                continue;
-            }
-            let from = view.as_ref().map_or(CWD, |view| view.root.as_fd());
-            let place = open_in(from, path, view.is_some());
-            let place = match place {
+            // As the view shows it: its terminals are its own.
+            let place = match open_in(view.root.as_fd(), path) {
                 Ok(place) => place,
                 // Gone since the policy was read: nothing is left to be granted.
                 Err(rustix::io::Errno::NOENT) => continue,
@@ -100,9 +92,8 @@ impl Kit {
             };
             set.allow(place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
         }
-        let applied = Applied { files: is_about_files, view: view.is_some(), network: is_network_restricted };
-        let (user, mounts) = view.map_or((None, None), |view| (view.user, Some(view.mounts)));
-        Ok(Self { user, mounts, rules: set.into_fd(), applied })
+        let applied = Applied { files: is_about_files, network: is_network_restricted };
+        Ok(Self { user: view.user, mounts: view.mounts, rules: set.into_fd(), applied })
     }
 
     /// How it confines.
@@ -112,27 +103,25 @@ impl Kit {
 
     /// For another process: a byte that says which descriptors there are, and they.
     pub fn parts(&self) -> (u8, Vec<BorrowedFd<'_>>) {
-        let Applied { files, view, network } = self.applied;
-        let flags = [self.user.is_some(), view, files, network];
-        let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
-        let fds = self.user.iter().chain(&self.mounts).chain([&self.rules]);
+        let Applied { files, network } = self.applied;
+        let flags = u8::from(self.user.is_some()) | u8::from(files) << 1 | u8::from(network) << 2;
+        let fds = self.descriptors().into_iter().flatten();
         (flags, fds.map(|fd| fd.as_fd()).collect())
     }
 
     /// The other way round; nothing where they do not fit together.
     pub fn from_parts(flags: u8, fds: Vec<OwnedFd>) -> Option<Self> {
-        let [has_user, view, files, network] = [0, 1, 2, 3].map(|at| flags >> at & 1 == 1);
+        let [has_user, files, network] = [0, 1, 2].map(|at| flags >> at & 1 == 1);
         let mut fds = fds.into_iter();
         let user = if has_user { Some(fds.next()?) } else { None };
-        let mounts = if view { Some(fds.next()?) } else { None };
-        let rules = fds.next()?;
-        let is_whole = fds.next().is_none() && flags < 16 && (view || !has_user);
-        is_whole.then_some(Self { user, mounts, rules, applied: Applied { files, view, network } })
+        let (mounts, rules) = (fds.next()?, fds.next()?);
+        let is_whole = fds.next().is_none() && flags < 8;
+        is_whole.then_some(Self { user, mounts, rules, applied: Applied { files, network } })
     }
 
     /// Its descriptors: user namespace, mount namespace, rules.
     pub fn descriptors(&self) -> [Option<&OwnedFd>; 3] {
-        [self.user.as_ref(), self.mounts.as_ref(), Some(&self.rules)]
+        [self.user.as_ref(), Some(&self.mounts), Some(&self.rules)]
     }
 
     /// The part for the child, with the numbers that the descriptors have there.
@@ -142,13 +131,10 @@ impl Kit {
     }
 }
 
-fn open_in(from: BorrowedFd<'_>, path: &Path, is_view: bool) -> rustix::io::Result<OwnedFd> {
-    let mut resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    if is_view {
-        resolve |= ResolveFlags::IN_ROOT;
-    }
+fn open_in(view: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::IN_ROOT;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    rustix::io::retry_on_intr(|| rustix::fs::openat2(from, path, flags, Mode::empty(), resolve))
+    rustix::io::retry_on_intr(|| rustix::fs::openat2(view, path, flags, Mode::empty(), resolve))
 }
 
 /// What runs in the child.

@@ -14,8 +14,8 @@
 //! - A view is a mount namespace in which only what the rules grant can be reached, read-only where they say so. A process that
 //!   is single-threaded and will end builds it ([`build`]) from a [`Script`]; whoever holds its descriptors keeps it alive and can
 //!   resolve paths in it without being in it.
-//! - Landlock denies nothing inside of what it allows, so a policy that does needs a view; and a view alone does not keep a process
-//!   from reaching into another one, so a process always gets Landlock, too ([`Kit`]).
+//! - Landlock denies nothing inside of what it allows, and knows nothing of modes, owners and times of files: so there is always a view.
+//!   A view alone does not keep a process from reaching into another one, which sees more: so a process always gets Landlock, too ([`Kit`]).
 //! - What cannot be enforced is an error that says what is missing; nothing is ever left out in silence.
 
 #![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]

@@ -167,7 +167,10 @@ impl Policy {
                 return Err(PolicyError::NotEnforceable { what });
             };
             // Signs of the directory's own name are no pattern.
-            let cwd: String = cwd.chars().flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] }).collect();
+            let cwd: String = cwd
+                .chars()
+                .flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] })
+                .collect();
             format!("{cwd}/{pattern}")
         };
         if absolute.split('/').any(|part| part == "..") {
@@ -175,7 +178,9 @@ impl Policy {
             return Err(PolicyError::NotEnforceable { what });
         }
         glob::find(&absolute, self.scan_depth).map_err(|glob::TooMuch| PolicyError::NotEnforceable {
-            what: format!("the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"),
+            what: format!(
+                "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
+            ),
         })
     }
 }
@@ -212,7 +217,8 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
         rules.stamp(&git);
         let Ok(meta) = fs::symlink_metadata(&git) else { continue };
         if meta.is_symlink() {
-            let what = format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());
+            let what =
+                format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());
             return Err(PolicyError::NotEnforceable { what });
         }
         rules.add(git.clone(), Rule { access: Access::Read, is_dir: meta.is_dir() });
@@ -226,7 +232,8 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
 /// The directories that a `.git` file leads to, where they can be written otherwise.
 fn protect_git_elsewhere(rules: &mut Rules, git: &Path) {
     let base = git.parent().unwrap_or(Path::new("/"));
-    let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim()))) else {
+    let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim())))
+    else {
         return;
     };
     let common = read_line(&dir.join("commondir")).map(|path| dir.join(path.trim()));

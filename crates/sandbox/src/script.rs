@@ -16,7 +16,7 @@ use crate::rules::{Access, Rule, Rules};
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 /// Where terminals are; those of a view are its own.
-pub(crate) const TERMINALS: &str = "/dev/pts";
+const TERMINALS: &str = "/dev/pts";
 
 /// Links that programs expect in `/dev`.
 const DEVICE_LINKS: [(&str, &str); 5] = [
@@ -218,7 +218,12 @@ mod tests {
         ]);
         rules.links.insert("/w/deep/alias".into(), "out".into());
         let script = Script::new(&rules, Purpose::WholeSystem);
-        let bind = |path: &str, is_read_only, has_place| Step::Bind { path: path.into(), is_read_only, is_dir: true, has_place };
+        let bind = |path: &str, is_read_only, has_place| Step::Bind {
+            path: path.into(),
+            is_read_only,
+            is_dir: true,
+            has_place,
+        };
         assert_eq!(
             script.steps,
             [
@@ -243,7 +248,10 @@ mod tests {
     fn without_a_root_the_tree_is_empty_but_for_the_grants() {
         let script = Script::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), Purpose::Files);
         assert!(script.is_empty_tree);
-        assert_eq!(script.steps, [Step::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]);
+        assert_eq!(
+            script.steps,
+            [Step::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]
+        );
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub(crate) fn attach(tree: BorrowedFd<'_>, at: BorrowedFd<'_>) -> io::Result<()> {
     // MOVE_MOUNT_F_EMPTY_PATH and MOVE_MOUNT_T_EMPTY_PATH.
     let (empty, flags) = (address(c"".as_ptr()), 0x4 | 0x40);
-    io_call(libc::SYS_move_mount, [tree.as_raw_fd() as usize, empty, at.as_raw_fd() as usize, empty, flags, 0]).map(drop)
+    io_call(libc::SYS_move_mount, [tree.as_raw_fd() as usize, empty, at.as_raw_fd() as usize, empty, flags, 0])
+        .map(drop)
 }
 
 /// Sets attributes (`MOUNT_ATTR_…`) of a mount, and of those below it if asked.

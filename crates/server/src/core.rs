@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     os::fd::OwnedFd,
+    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -21,6 +22,7 @@ use exec_server_holder::{
 use exec_server_log::Recovered;
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
+use exec_server_sandbox::{BuildError, Built, Script};
 use tokio::{
     io::AsyncWriteExt as _,
     sync::Notify,
@@ -37,6 +39,7 @@ use crate::{
     metrics::Metrics,
     process::{Meta, Process, lock},
     seekers::Places,
+    sandbox::Sandboxes,
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
@@ -162,6 +165,15 @@ pub trait Holders: Send + Sync + 'static {
     }
     /// Makes it so that they can again (blocking; called off the runtime's threads).
     fn mend(&self) {}
+    /// Makes a view of the files for a sandbox (blocking; called off the runtime's threads).
+    fn view(&self, _script: &Script) -> Result<Built, BuildError> {
+        let source = io::ErrorKind::Unsupported.into();
+        Err(BuildError { what: "make a view of the files".to_owned(), source })
+    }
+    /// What no sandbox ever shows: where the secrets of sessions are.
+    fn hidden(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
 }
 
 /// A holder that has not introduced itself by then (stopped, or drowned) is left alone, so that the others can be served.
@@ -184,6 +196,7 @@ pub struct Core {
     /// Places for searches and watches.
     pub(crate) seekers: Places,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) sandboxes: Arc<Sandboxes>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions that a late client may still ask for, and why they are gone.
     gone: Mutex<BTreeMap<String, Gone>>,
@@ -215,7 +228,10 @@ impl Core {
     /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
+        let hidden = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
+        let tmpdir = config.environment.iter().find(|(name, _)| name == "TMPDIR").map(|(_, dir)| PathBuf::from(dir));
         Arc::new(Self {
+            sandboxes: Arc::new(Sandboxes::new(holders.clone(), hidden, tmpdir)),
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             files: Pool::default(),
             seekers: Places::default(),

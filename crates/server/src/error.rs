@@ -66,8 +66,12 @@ pub(crate) enum Failure {
     NotATerminal { id: String },
     #[error("unknown signal `{name}`")]
     UnknownSignal { name: String },
-    #[error("this server cannot enforce `{what}`, so it does not start the process")]
-    NotEnforceable { what: &'static str },
+    #[error("this server cannot enforce what is asked, so it does nothing: {what}")]
+    NotEnforceable { what: String },
+    #[error("{what}")]
+    SandboxDenied { what: String },
+    #[error("{what}")]
+    SandboxNeedsCwd { what: String },
     #[error("process {id} takes no input: it has neither a terminal nor an open stdin")]
     NoStdin { id: String },
     #[error("too many requests wait on this connection: {what}")]
@@ -136,6 +140,7 @@ impl Failure {
             Stage::Resources => Self::Resources { program, source },
             Stage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
             Stage::Exec => Self::Program { program, source },
+            Stage::Sandbox => Self::NotEnforceable { what: format!("the child could not confine itself: {source}") },
         }
     }
 
@@ -175,6 +180,8 @@ impl Failure {
             Self::NotATerminal { .. } => Kind::NotATerminal,
             Self::UnknownSignal { .. } => Kind::UnknownSignal,
             Self::NotEnforceable { .. } => Kind::NotEnforceable,
+            Self::SandboxDenied { .. } => Kind::SandboxDenied,
+            Self::SandboxNeedsCwd { .. } => Kind::SandboxNeedsCwd,
             Self::NoStdin { .. } => Kind::StdinClosed,
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::HolderLost { .. } => Kind::HolderLost,

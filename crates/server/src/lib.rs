@@ -30,4 +30,5 @@ mod incoming;
 mod link;
 mod process;
 mod pump;
+mod sandbox;
 mod trace;

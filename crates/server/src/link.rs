@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::wire::{self, FromHolder, Status, ToHolder};
+use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
 use exec_server_log::{Control, Mapping, Place, SegmentInfo};
 use exec_server_protocol::process::CloseStdinStatus;
 use tokio::{
@@ -31,6 +31,7 @@ use crate::{
     metrics::Metrics,
     process::{Birth, Meta, Process, lock},
     pump::Reply,
+    sandbox::Confined,
     session::{Gate, Session, short},
 };
 
@@ -43,13 +44,28 @@ pub(crate) struct Link {
     pub(crate) metrics: Arc<Metrics>,
     socket: AsyncFd<OwnedFd>,
     /// Encoded messages the socket did not take yet, oldest first.
-    unsent: Mutex<VecDeque<Vec<u8>>>,
+    unsent: Mutex<VecDeque<Message>>,
     /// Told when `unsent` is no longer empty.
     unsent_bell: Notify,
     waiters: Mutex<Waiters>,
     /// Known once the holder has welcomed us.
     control: OnceLock<Arc<Control>>,
+    /// What the holder said of its own release.
+    version: OnceLock<u32>,
     broken: AtomicBool,
+}
+
+/// An encoded message, and the sandbox whose descriptors go with it.
+struct Message {
+    bytes: Vec<u8>,
+    confined: Option<Arc<Confined>>,
+}
+
+impl Message {
+    fn send(&self, socket: &OwnedFd) -> io::Result<()> {
+        let fds = self.confined.as_ref().map(|confined| confined.kit.parts().1).unwrap_or_default();
+        wire::send_raw(socket, &self.bytes, &fds)
+    }
 }
 
 #[derive(Default)]
@@ -60,7 +76,7 @@ struct Waiters {
 
 /// Who waits for a holder's answer. Weakly: sessions and processes own their link, and not the other way round.
 pub(crate) enum Waiter {
-    Start { meta: Meta, gate: Gate, reply: Reply, session: Weak<Session> },
+    Start { meta: Meta, gate: Gate, reply: Reply, confined: Option<Arc<Confined>>, session: Weak<Session> },
     Stdin(Weak<Process>),
     Done(oneshot::Sender<Status>),
 }
@@ -128,6 +144,7 @@ impl Link {
             unsent_bell: Notify::new(),
             waiters: Mutex::default(),
             control: OnceLock::new(),
+            version: OnceLock::new(),
             broken: AtomicBool::new(false),
         }))
     }
@@ -162,7 +179,7 @@ impl Link {
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
-        if let Err(error) = self.post(encoded) {
+        if let Err(error) = self.post(encoded, None) {
             // The receiving side sees the same end and cleans up.
             tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
         }
@@ -170,6 +187,34 @@ impl Link {
 
     /// Sends a request whose answer goes to `waiter`. A request that cannot be sent gives its waiter back, with the reason.
     pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) -> Result<(), Box<Unsent>> {
+        self.ask_with(waiter, None, request)
+    }
+
+    /// Asks for a process, in a sandbox if there is one.
+    pub(crate) fn start(
+        &self,
+        waiter: Waiter,
+        spec: StartSpec,
+        confined: Option<Arc<Confined>>,
+    ) -> Result<(), Box<Unsent>> {
+        let kit = confined.as_ref().map(|confined| confined.kit.parts().0);
+        self.ask_with(waiter, confined, |req| match kit {
+            Some(kit) => ToHolder::StartConfined { req, kit, spec },
+            None => ToHolder::Start { req, spec },
+        })
+    }
+
+    /// Whether the holder can confine what it starts.
+    pub(crate) fn takes_sandboxes(&self) -> bool {
+        self.version.get().is_some_and(|version| *version >= wire::SANDBOXES)
+    }
+
+    fn ask_with<'a>(
+        &self,
+        waiter: Waiter,
+        confined: Option<Arc<Confined>>,
+        request: impl FnOnce(u32) -> ToHolder<'a>,
+    ) -> Result<(), Box<Unsent>> {
         let req = {
             let mut waiters = lock(&self.waiters);
             if self.broken.load(Ordering::Acquire) {
@@ -183,15 +228,16 @@ impl Link {
         let mut encoded = Vec::new();
         request(req).encode(&mut encoded);
         // A link that ended in between has answered the waiter already.
-        match self.post(encoded) {
+        match self.post(encoded, confined) {
             Err(error) => self.waiter(req).map_or(Ok(()), |waiter| Err(Box::new(Unsent { waiter, error }))),
             Ok(()) => Ok(()),
         }
     }
 
     /// Sends at once or keeps for later; an error means never.
-    fn post(&self, encoded: Vec<u8>) -> io::Result<()> {
-        if encoded.len() > wire::LARGE_MAX {
+    fn post(&self, bytes: Vec<u8>, confined: Option<Arc<Confined>>) -> io::Result<()> {
+        let message = Message { bytes, confined };
+        if message.bytes.len() > wire::LARGE_MAX {
             return Err(rustix::io::Errno::MSGSIZE.into());
         }
         if self.broken.load(Ordering::Acquire) {
@@ -199,13 +245,13 @@ impl Link {
         }
         let mut unsent = lock(&self.unsent);
         if unsent.is_empty() {
-            match wire::send_raw(self.socket.get_ref(), &encoded, &[]) {
+            match message.send(self.socket.get_ref()) {
                 Ok(()) => return Ok(()),
                 Err(error) if passes(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        unsent.push_back(encoded);
+        unsent.push_back(message);
         drop(unsent);
         self.unsent_bell.notify_one();
         Ok(())
@@ -241,7 +287,8 @@ impl Link {
         loop {
             let (message, mut fds) = self.recv(&mut buf).await?;
             match message {
-                FromHolder::Welcome { info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
+                FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
+                    self.version.set(version).ok(); // As with the control block below.
                     let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = Control::open(fds.remove(0)).map_err(io::Error::other)?;
                     self.control.set(Arc::new(control)).ok(); // One welcome per link; a second one changes nothing.
@@ -366,7 +413,7 @@ impl Link {
     fn flush_some(&self) -> Flushed {
         let mut unsent = lock(&self.unsent);
         while let Some(message) = unsent.front() {
-            match wire::send_raw(self.socket.get_ref(), message, &[]) {
+            match message.send(self.socket.get_ref()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
                 Err(error) if passes(&error) => return Flushed::Short,
                 // Sent, or never to be sent: the receiving side sees the end.
@@ -399,9 +446,13 @@ impl Link {
                 }
             }
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                if let Some(Waiter::Start { meta, gate, reply, .. }) = self.waiter(req) {
+                if let Some(Waiter::Start { meta, gate, reply, confined, .. }) = self.waiter(req) {
                     session.handle_start_failed(&meta.process_id, &gate);
                     let failure = Failure::start(&meta, stage, errno, &detail);
+                    let failure = match confined {
+                        Some(confined) => confined.explain(failure),
+                        None => failure,
+                    };
                     session.record_failed(&meta.process_id, &failure);
                     reply.fail(&failure);
                 }
@@ -464,7 +515,7 @@ impl Waiter {
     /// The holder is gone.
     fn lose(self) {
         match self {
-            Self::Start { meta, gate, reply, session } => match session.upgrade() {
+            Self::Start { meta, gate, reply, session, .. } => match session.upgrade() {
                 Some(session) => {
                     session.handle_start_failed(&meta.process_id, &gate);
                     reply.fail(&session.holder_lost());

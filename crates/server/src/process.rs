@@ -19,7 +19,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
 use exec_server_log::{Chain, Control, Cursor, Mapping, Place, SegmentInfo, Status};
-use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
+use exec_server_protocol::{ProcessId, SessionId, limits, process as wire, sandbox::AppliedSandbox};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -71,6 +71,9 @@ pub(crate) struct Meta {
     pub(crate) dialect: Dialect,
     /// Wall clock, for people only.
     pub(crate) started_ms: u64,
+    /// What it is confined by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sandbox: Option<AppliedSandbox>,
 }
 
 pub(crate) struct Process {

@@ -31,6 +31,7 @@ use crate::{
     link::{Link, Unsent, Waiter},
     process::{Birth, Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
+    sandbox::{self, Confinement},
 };
 
 mod record;
@@ -90,6 +91,8 @@ pub(crate) enum Claim {
 pub(crate) struct Launch {
     pub(crate) meta: Meta,
     pub(crate) spec: StartSpec,
+    /// What it is to be confined to.
+    pub(crate) confinement: Option<Confinement>,
     /// Who asked, for the record.
     pub(crate) peer: Arc<str>,
 }
@@ -358,13 +361,18 @@ impl Session {
         }
     }
 
-    async fn hand_over(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
-        let recorded = self.record_start(&launch).await;
-        let prepared = match recorded {
-            Ok(turn) => self.link().await.map(|link| (link, turn)),
-            Err(failure) => Err(failure),
+    async fn hand_over(self: &Arc<Self>, mut launch: Launch, gate: Gate, reply: Reply) {
+        let prepared = async {
+            let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
+            let turn = self.record_start(&launch).await?;
+            let link = self.link().await?;
+            if confined.is_some() && !link.takes_sandboxes() {
+                let what = "the holder of this session is of an earlier release; open a new session".to_owned();
+                return Err(Failure::NotEnforceable { what });
+            }
+            Ok((link, turn, confined))
         };
-        let (link, _turn) = match prepared {
+        let (link, _turn, confined) = match prepared.await {
             Ok(prepared) => prepared,
             Err(failure) => {
                 self.record_failed(&launch.meta.process_id, &failure);
@@ -376,8 +384,8 @@ impl Session {
         if !lock(&self.state).is_starting(&meta.process_id, &gate) {
             return reply.fail(&Failure::StartCancelled { id: meta.process_id });
         }
-        let waiter = Waiter::Start { meta, gate, reply, session: Arc::downgrade(self) };
-        if let Err(unsent) = link.ask(waiter, |req| ToHolder::Start { req, spec })
+        let waiter = Waiter::Start { meta, gate, reply, confined: confined.clone(), session: Arc::downgrade(self) };
+        if let Err(unsent) = link.start(waiter, spec, confined)
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
         {
             self.handle_start_failed(&meta.process_id, &gate);

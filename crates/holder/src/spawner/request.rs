@@ -1,4 +1,4 @@
-//! Layout of the one request that a spawner takes.
+//! Layout of the request for a holder.
 //!
 //! Spawner and server are the same build, or the spawner's introduction has told them apart; so fields are added at will, and
 //! [`LAYOUT`] with them.
@@ -11,7 +11,7 @@ use crate::wire::DecodeError;
 use crate::{Config, Confine, Limits, User};
 
 /// The layout of the request, and what a spawner introduces itself with.
-pub(super) const LAYOUT: u32 = 2;
+pub(super) const LAYOUT: u32 = 3;
 
 /// Numbers at the beginning, eight bytes each.
 const FIELDS: usize = 9;

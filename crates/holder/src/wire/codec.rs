@@ -59,6 +59,7 @@ impl ToHolder<'_> {
             Self::Return { segment } => w.kind(13).u64(*segment),
             Self::Forget { req, slot } => w.kind(14).u32(*req).u32(*slot),
             Self::End { req } => w.kind(15).u32(*req),
+            Self::StartConfined { req, kit, spec } => w.kind(16).u32(*req).u8(*kit).spec(spec),
         };
     }
 }
@@ -98,6 +99,7 @@ impl<'a> ToHolder<'a> {
             13 => Self::Return { segment: r.u64()? },
             14 => Self::Forget { req: r.u32()?, slot: r.u32()? },
             15 => Self::End { req: r.u32()? },
+            16 => Self::StartConfined { req: r.u32()?, kit: r.u8()?, spec: r.spec()? },
             other => return Err(DecodeError::Kind(other)),
         };
         r.end(decoded)

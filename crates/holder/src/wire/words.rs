@@ -11,6 +11,7 @@ impl Stage {
             Self::Resources => 2,
             Self::Cwd => 3,
             Self::Exec => 4,
+            Self::Sandbox => 5,
         }
     }
 
@@ -20,6 +21,7 @@ impl Stage {
             2 => Ok(Self::Resources),
             3 => Ok(Self::Cwd),
             4 => Ok(Self::Exec),
+            5 => Ok(Self::Sandbox),
             _ => Err(DecodeError::Value("stage")),
         }
     }

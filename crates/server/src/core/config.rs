@@ -44,6 +44,8 @@ pub struct Config {
     pub closed_kept: Duration,
     /// How sessions are named.
     pub session_ids: SessionIds,
+    /// Files and directories that no sandbox ever shows, besides the state directory: tokens, keys, sockets.
+    pub hidden: Vec<PathBuf>,
 }
 
 impl Config {
@@ -76,6 +78,7 @@ impl Default for Config {
             closed_processes: limits::CLOSED_PROCESSES,
             closed_kept: limits::CLOSED_KEPT,
             session_ids: SessionIds::default(),
+            hidden: Vec::new(),
         }
     }
 }

@@ -30,6 +30,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
         dialect: Dialect::Command,
         stdin: params.tty,
         tty: params.tty,
+        confinement: None,
         spec: StartSpec {
             arg0: params.arg0.map(String::into_bytes),
             env,

@@ -11,13 +11,7 @@ use exec_server_holder::{
     wire::{Overflow, StartSpec, Status, ToHolder},
 };
 use exec_server_log::Blocked;
-use exec_server_protocol::{
-    Empty,
-    path::PathArg,
-    process as wire,
-    sandbox::{FileSystem, Network, Profile, SandboxContext},
-    signal as names,
-};
+use exec_server_protocol::{Empty, path::PathArg, process as wire, signal as names};
 use tokio::time::Instant;
 
 use super::{Context, permitted};
@@ -28,6 +22,7 @@ use crate::{
     error::Failure,
     process::{Dialect, Meta, Process},
     pump::{self, Order, ReadOrder, Reply},
+    sandbox::Confinement,
     session::Launch,
     trace,
 };
@@ -43,13 +38,15 @@ pub(super) struct Parts {
     pub(super) dialect: Dialect,
     pub(super) stdin: bool,
     pub(super) tty: bool,
+    /// What it is to be confined to.
+    pub(super) confinement: Option<Confinement>,
     /// Everything else; argv, cwd and meta are filled in.
     pub(super) spec: StartSpec,
 }
 
 /// Checks what can be checked before the id is looked at: the path, then argv.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
-    let Parts { process_id, argv, cwd, dialect, stdin, tty, mut spec } = parts;
+    let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
     if argv.is_empty() {
@@ -58,9 +55,9 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
-    let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms() };
+    let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
-    Ok(Launch { meta, spec, peer: context.peer.label.clone() })
+    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
 
 /// For people only; nothing is timed by it.
@@ -89,14 +86,14 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     if context.core.is_draining() {
         return Err(Failure::Draining);
     }
-    if params.sandbox.as_ref().is_some_and(confines) {
-        return Err(Failure::NotEnforceable { what: "sandbox" });
-    }
+    let confinement = params.sandbox.as_ref().map(|asked| context.core.sandboxes.read(asked)).transpose()?.flatten();
     if params.enforce_managed_network {
-        return Err(Failure::NotEnforceable { what: "enforceManagedNetwork" });
+        return Err(Failure::NotEnforceable {
+            what: "`enforceManagedNetwork` needs a proxy of another product".to_owned(),
+        });
     }
     if params.network_proxy.is_some() {
-        return Err(Failure::NotEnforceable { what: "networkProxy" });
+        return Err(Failure::NotEnforceable { what: "`networkProxy` is of another product".to_owned() });
     }
     check_names(params.env_policy.as_ref(), &params.env)?;
     descriptors::check_free()
@@ -117,6 +114,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             dialect: Dialect::Process,
             stdin: params.tty || params.pipe_stdin,
             tty: params.tty,
+            confinement,
             spec: StartSpec {
                 arg0: params.arg0.map(String::into_bytes),
                 env: child_environment(&config.environment, params.env_policy.as_ref(), &env),
@@ -137,16 +135,6 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             },
         },
     )
-}
-
-/// Does this sandbox context ask for any confinement?
-fn confines(context: &SandboxContext) -> bool {
-    match &context.permissions {
-        Profile::Disabled | Profile::External { .. } => false,
-        Profile::Managed { file_system, network } => {
-            *file_system != FileSystem::Unrestricted || *network != Network::Enabled
-        }
-    }
 }
 
 /// `process/read`: handed to the pump, which answers it at send time.

@@ -285,7 +285,9 @@ impl Reply {
     /// Answers a start in the words of the generation that asked.
     pub(crate) fn started(self, process: &Process) {
         match self.dialect {
-            Dialect::Process => self.result(&wire::StartResult::started(process.process_id(), process.pid, None)),
+            Dialect::Process => {
+                self.result(&wire::StartResult::started(process.process_id(), process.pid, process.meta.sandbox))
+            }
             Dialect::Command => self.result(&command::ExecResult::started(process.process_id(), Some(process.pid))),
         }
     }

@@ -39,7 +39,7 @@ impl Session {
             method: Some(meta.dialect.start_method()),
             cwd: Record::text(&meta.cwd),
             tty: Some(meta.tty),
-            sandbox: Some("none"),
+            sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.about_process("process.start", &meta.process_id).argv(&meta.argv)
         };
         if !audit.is_strict() {

@@ -16,6 +16,7 @@ use exec_server_holder::{
     cgroup::{Root, SessionGroup},
     spawner::{self, NewHolder, SpawnerHandle},
 };
+use exec_server_sandbox::{BuildError, Built, Script};
 use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, place::hex, sessions};
@@ -126,6 +127,15 @@ fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
 }
 
 impl Holders for Spawned {
+    fn view(&self, script: &Script) -> Result<Built, BuildError> {
+        let spawner = self.spawner().map_err(|source| BuildError { what: "reach the spawner".to_owned(), source })?;
+        spawner.view(script)
+    }
+
+    fn hidden(&self) -> Vec<PathBuf> {
+        vec![self.state.path().to_owned()]
+    }
+
     fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
         let dir = self.state.session_dir(session)?;
         let mut secret = [0; 32];

@@ -1,0 +1,109 @@
+//! Owns what the tests of sandboxes share: policies in the words of the wire, and a place with something inside and outside of them.
+//! It must not know how a policy is enforced.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    common::{Client, TestServer},
+    promises::host::{NOBODY, sh},
+};
+
+/// Who runs the server: root, or somebody without rights, who needs a user namespace for a view.
+pub(crate) const USERS: [&str; 2] = ["root", "nobody"];
+
+/// A server run by one of [`USERS`].
+pub(crate) fn server_of(user: &str) -> TestServer {
+    let builder = TestServer::builder();
+    if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() }
+}
+
+/// Directories that everybody may use: `work` (with a repository in it) and `outside`.
+pub(crate) struct Ground {
+    dir: TempDir,
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("exec-server-ground-").tempdir().expect("make a directory");
+        for name in ["work/.git/hooks", "work/sub", "outside"] {
+            fs::create_dir_all(dir.path().join(name)).expect("make a directory");
+        }
+        for (name, text) in [
+            ("work/inner", "inner"),
+            ("work/.git/config", "config"),
+            ("work/a.env", "secret"),
+            ("outside/file", "outer"),
+        ] {
+            fs::write(dir.path().join(name), text).expect("write a file");
+        }
+        let ground = Self { dir };
+        ground.open_to_all(ground.dir.path());
+        ground
+    }
+
+    /// Everybody may do everything here; what a test finds refused is refused by the sandbox.
+    pub(crate) fn open_to_all(&self, path: &Path) {
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("hand it over; run this as root");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it");
+        if path.is_dir() {
+            for entry in fs::read_dir(path).expect("list it") {
+                let entry = entry.expect("an entry");
+                if !entry.file_type().expect("its kind").is_symlink() {
+                    self.open_to_all(&entry.path());
+                }
+            }
+        }
+    }
+
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().expect("its real path").join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.at(name).display().to_string()
+    }
+}
+
+/// An entry about a path.
+pub(crate) fn path(path: impl AsRef<Path>, access: &str) -> Value {
+    json!({"path": {"type": "path", "path": path.as_ref()}, "access": access})
+}
+
+/// An entry about a place with a name.
+pub(crate) fn special(kind: &str, access: &str) -> Value {
+    json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access})
+}
+
+/// An entry about a pattern.
+pub(crate) fn pattern(pattern: &str, access: &str) -> Value {
+    json!({"path": {"type": "glob_pattern", "pattern": pattern}, "access": access})
+}
+
+/// A sandbox with these entries.
+pub(crate) fn sandbox(entries: Vec<Value>, network: &str) -> Value {
+    json!({"permissions": {"type": "managed", "network": network, "file_system": {"type": "restricted", "entries": entries}}})
+}
+
+/// Everything may be read, one directory written, no network.
+pub(crate) fn workspace(root: &Path) -> Value {
+    sandbox(vec![special("root", "read"), path(root, "write")], "restricted")
+}
+
+/// Runs a script to its end, confined or not, and gives its standard output without the last line end.
+pub(crate) fn said_in(client: &mut Client, id: &str, script: &str, sandbox: Option<&Value>) -> String {
+    let mut params = sh(id, script);
+    if let Some(sandbox) = sandbox {
+        params["sandbox"] = sandbox.clone();
+    }
+    let answer = client.ok("process/start", params);
+    let expected = if sandbox.is_some() { "linuxSeccomp" } else { "none" };
+    assert_eq!(answer["sandboxType"], expected, "{answer}");
+    String::from_utf8_lossy(&client.collect(id).stdout).trim_end().to_owned()
+}

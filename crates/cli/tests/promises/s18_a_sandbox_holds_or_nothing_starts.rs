@@ -1,0 +1,261 @@
+//! S18: a process in a sandbox can do what its policy grants and nothing else, whoever runs the server; the same process without the
+//! sandbox can do it all, so that each refusal is the sandbox's. What was applied stands in the answer. A policy that cannot be
+//! enforced starts nothing, also where the kernel's Landlock is out of reach.
+
+use std::{fs, net::TcpListener};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, TestServer},
+    promises::{
+        boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
+        host::{compile, modern, sh},
+    },
+};
+
+/// Tries each line; prints its number and whether it worked.
+fn tries(lines: &[String]) -> String {
+    let tried = lines
+        .iter()
+        .enumerate()
+        .map(|(at, line)| format!("if ( {line} ) >/dev/null 2>&1; then echo {at} yes; else echo {at} no; fi\n"));
+    tried.collect()
+}
+
+/// What `tries` prints when lines work as said.
+fn answers(works: &[bool]) -> String {
+    let lines = works.iter().enumerate().map(|(at, works)| format!("{at} {}", if *works { "yes" } else { "no" }));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_process_writes_only_where_it_may_and_reaches_neither_network_nor_token() {
+    for user in USERS {
+        let server = server_of(user);
+        let (ground, listener) = (Ground::new(), TcpListener::bind("127.0.0.1:0").expect("listen"));
+        let probe = compile(&ground.at(""), "dial", DIAL, &[]);
+        let (mut client, _) = modern(&server);
+        let (work, outside) = (ground.text("work"), ground.text("outside"));
+        let port = listener.local_addr().expect("its address").port();
+        let (state, pid) = (server.state_dir().display().to_string(), server.pid());
+        let lines = [
+            (true, format!("cat /etc/passwd {work}/inner {outside}/file")),
+            (true, format!("echo x > {work}/new && mkdir {work}/sub/deep && mv {work}/new {work}/sub/deep/moved")),
+            (true, format!("cat {work}/.git/config")),
+            (true, "cat /proc/self/status && echo > /dev/null && head -c1 /dev/urandom".to_owned()),
+            (false, format!("echo x > {outside}/new")),
+            (false, format!("echo x >> {outside}/file")),
+            (false, format!("chmod 700 {outside}/file")),
+            (false, format!("ln {outside}/file {work}/linked")),
+            (false, format!("rm {outside}/file")),
+            (false, format!("echo x > {work}/.git/config")),
+            (false, format!("touch {work}/.git/hooks/pre-commit")),
+            (false, format!("mv {work}/.git {work}/gone")),
+            (false, format!("cat {state}/token")),
+            (false, format!("test -n \"$(ls {state})\"")),
+            (false, format!("{probe} {port}")),
+            (false, format!("kill -0 {pid}")),
+        ];
+        let script = tries(&lines.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>());
+        let expected: Vec<bool> = lines.iter().map(|(works, _)| *works).collect();
+        let policy = workspace(&ground.at("work"));
+        assert_eq!(said_in(&mut client, "in", &script, Some(&policy)), answers(&expected), "{user}");
+        assert_eq!(fs::read_to_string(ground.at("outside/file")).expect("it is there"), "outer");
+        // Once more, by what was kept ready, and on a terminal.
+        fs::remove_dir_all(ground.at("work/sub/deep")).expect("tidy up");
+        let mut params = sh("tty", &script);
+        params["tty"] = json!(true);
+        params["sandbox"] = policy;
+        client.ok("process/start", params);
+        let shown = String::from_utf8_lossy(&client.collect("tty").stdout).replace("\r\n", "\n");
+        assert_eq!(shown.trim_end(), answers(&expected), "{user}");
+        fs::remove_dir_all(ground.at("work/sub/deep")).expect("tidy up");
+        // Without the sandbox the same user can do all of it.
+        assert_eq!(said_in(&mut client, "out", &script, None), answers(&[true; 16]), "{user}");
+        assert!(!ground.at("outside/file").exists());
+    }
+}
+
+/// Connects to a port of this host.
+const DIAL: &str = r#"
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+int main(int argc, char **argv) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    return s < 0 || connect(s, (struct sockaddr *) &to, sizeof to) != 0;
+}
+"#;
+
+#[test]
+fn each_shape_of_policy_is_enforced() {
+    for user in USERS {
+        let server = server_of(user);
+        let ground = Ground::new();
+        let (mut client, _) = modern(&server);
+        let (work, outside) = (ground.at("work"), ground.at("outside"));
+        let lines = [
+            format!("cat {}/inner", work.display()),
+            format!("cat {}/a.env", work.display()),
+            format!("touch {}/inner", work.display()),
+            format!("cat {}/file", outside.display()),
+            format!("touch {}/sub/x", work.display()),
+            format!("cat {}/.git/config", work.display()),
+            "cat /etc/passwd".to_owned(),
+        ];
+        let script = tries(&lines);
+        let minimal = || special("minimal", "read");
+        let roots = |entries: Vec<Value>, cwd: Value, roots: Value| {
+            let mut sandbox = sandbox(entries, "restricted");
+            sandbox["cwd"] = cwd;
+            sandbox["workspaceRoots"] = roots;
+            sandbox
+        };
+        let uri = |path: &std::path::Path| json!(format!("file://{}", path.display()));
+        let cases = [
+            ("read-only", sandbox(vec![minimal(), path(&work, "read")], "restricted"), [1, 1, 0, 0, 0, 1, 1]),
+            ("write", sandbox(vec![minimal(), path(&work, "write")], "restricted"), [1, 1, 1, 0, 1, 1, 1]),
+            (
+                "nested",
+                sandbox(vec![minimal(), path(&work, "read"), path(work.join("sub"), "write")], "enabled"),
+                [1, 1, 0, 0, 1, 1, 1],
+            ),
+            (
+                "denied inside",
+                sandbox(
+                    vec![special("root", "read"), path(work.join(".git"), "deny"), path(&outside, "none")],
+                    "restricted",
+                ),
+                [1, 1, 0, 0, 0, 0, 1],
+            ),
+            (
+                "open in denied",
+                sandbox(
+                    vec![special("root", "read"), path(&work, "deny"), path(work.join("sub"), "write")],
+                    "restricted",
+                ),
+                [0, 0, 0, 1, 1, 0, 1],
+            ),
+            (
+                "pattern",
+                roots(vec![special("root", "write"), pattern("**/*.env", "deny")], json!(work), Value::Null),
+                [1, 0, 1, 1, 1, 1, 1],
+            ),
+            (
+                "roots",
+                roots(vec![minimal(), special("project_roots", "write")], uri(&work), json!([uri(&work)])),
+                [1, 1, 1, 0, 1, 1, 1],
+            ),
+            (
+                "older roots",
+                roots(vec![minimal(), special("current_working_directory", "read")], json!(work), Value::Null),
+                [1, 1, 0, 0, 0, 1, 1],
+            ),
+            (
+                "no roots",
+                roots(vec![minimal(), special("project_roots", "write")], uri(&work), json!([])),
+                [0, 0, 0, 0, 0, 0, 1],
+            ),
+        ];
+        for (name, policy, expected) in cases {
+            let expected = answers(&expected.map(|works| works == 1));
+            assert_eq!(said_in(&mut client, name, &script, Some(&policy)), expected, "{user}: {name}");
+        }
+    }
+}
+
+#[test]
+fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let mut applied = |id: &str, policy: Value| {
+        let mut params = sh(id, "exit 0");
+        params["sandbox"] = policy;
+        let answer = client.ok("process/start", params);
+        client.collect(id);
+        answer["sandbox"].clone()
+    };
+    let minimal = sandbox(vec![special("minimal", "read"), path(ground.at("outside"), "write")], "restricted");
+    assert_eq!(applied("minimal", minimal.clone()), json!({"fileSystem": "view", "network": "restricted"}));
+    let whole = workspace(&ground.at("work"));
+    assert_eq!(applied("view", whole), json!({"fileSystem": "view", "network": "restricted"}));
+    let network =
+        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
+    assert_eq!(applied("network", network), json!({"fileSystem": "unrestricted", "network": "restricted"}));
+    assert_eq!(applied("none", json!({"permissions": {"type": "disabled"}})), Value::Null);
+    let mut params = sh("cwd", "exit 0");
+    params["sandbox"] = sandbox(vec![special("minimal", "read")], "enabled");
+    params["cwd"] = json!(ground.at("work"));
+    let error = client.call("process/start", params).expect_err("it is refused");
+    assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
+    let mut params = crate::common::start_params("program", &[&ground.text("work/inner")]);
+    params["sandbox"] = minimal;
+    let error = client.call("process/start", params).expect_err("it is refused");
+    assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
+}
+
+fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
+    let mut params = sh("refused", "exit 0");
+    params["sandbox"] = sandbox;
+    let error = client.call("process/start", params).expect_err("it is refused");
+    (error.code, error.kind().to_owned())
+}
+
+#[test]
+fn what_cannot_be_enforced_starts_nothing() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let needs_cwd = |entry: Value| sandbox(vec![entry], "restricted");
+    assert_eq!(refused(&mut client, needs_cwd(pattern("*.env", "deny"))), (-32600, "sandboxNeedsCwd".to_owned()));
+    assert_eq!(
+        refused(&mut client, needs_cwd(special("project_roots", "read"))),
+        (-32600, "sandboxNeedsCwd".to_owned())
+    );
+    let enforceable = (-32602, "notEnforceable".to_owned());
+    let unknown = json!({"path": {"type": "special", "value": {"kind": "unknown", "path": "later"}}, "access": "deny"});
+    assert_eq!(refused(&mut client, sandbox(vec![unknown], "restricted")), enforceable);
+    std::os::unix::fs::symlink("/", ground.at("outside/.git")).expect("make a link");
+    assert_eq!(refused(&mut client, workspace(&ground.at("outside"))), enforceable);
+    let foreign = sandbox(vec![path("file:///C:/x", "read")], "restricted");
+    assert_eq!(refused(&mut client, foreign), (-32602, "invalidUri".to_owned()));
+}
+
+/// Runs a program with Landlock out of its reach, as on a kernel without it.
+const WITHOUT: &str = r#"
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_landlock_create_ruleset, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {4, code};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 99;
+    execv(argv[1], argv + 1);
+    return 98;
+}
+"#;
+
+#[test]
+fn without_landlock_a_sandbox_is_an_error_and_never_a_silent_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let without = compile(dir.path(), "without", WITHOUT, &[]);
+    let server = TestServer::builder().after(&format!("set -- \"$0\" \"$@\"; exec {without} \"$@\"")).start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    for policy in [workspace(&ground.at("work")), sandbox(vec![special("minimal", "read")], "restricted")] {
+        assert_eq!(refused(&mut client, policy), (-32602, "notEnforceable".to_owned()));
+    }
+    assert_eq!(said_in(&mut client, "free", "echo free", None), "free");
+}

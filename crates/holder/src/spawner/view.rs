@@ -1,0 +1,94 @@
+//! Views of the files, made by a fork of the spawner that ends with it: it alone can leave its namespaces, being of one thread, and open its
+//! own files in `/proc`, having no secret to keep.
+//!
+//! Failure paths: a step does not work, and the answer says which; the fork dies, and the answer is the end of file.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use exec_server_sandbox::{BuildError, Built, Script, build};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::request::LAYOUT;
+use super::{SpawnerHandle, isolate, name, pair};
+use crate::wire;
+
+/// The kind of the request, beside that of a holder.
+pub(super) const KIND: u8 = 2;
+
+/// How long the mounts may take: thousands of them take a second.
+const WITHIN_S: i64 = 10;
+
+/// First byte of an answer.
+const MADE: u8 = 1;
+const MADE_WITH_USER: u8 = 2;
+const FAILED: u8 = 3;
+
+impl SpawnerHandle {
+    /// Has a view made. Blocks until it is there.
+    pub fn view(&self, script: &Script) -> Result<Built, BuildError> {
+        let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
+        let (ours, theirs) = pair().map_err(failed)?;
+        #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
+        let mut message = vec![LAYOUT as u8, KIND];
+        message.extend(script.encode());
+        self.ask(&message, &[theirs.as_fd()]).map_err(failed)?;
+        drop(theirs);
+        let within = Timespec { tv_sec: WITHIN_S, tv_nsec: 0 };
+        let wait = || rustix::event::poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&within));
+        if rustix::io::retry_on_intr(wait).map_err(|errno| failed(errno.into()))? == 0 {
+            return Err(failed(rustix::io::Errno::TIMEDOUT.into()));
+        }
+        let mut buf = Vec::new();
+        let answer = wire::recv_raw(&ours, &mut buf).map_err(failed)?;
+        let Some(mut answer) = answer else { return Err(failed(io::ErrorKind::UnexpectedEof.into())) };
+        let mut fds = std::mem::take(&mut answer.fds);
+        match (answer.bytes(&buf), fds.len()) {
+            ([MADE], 2) => Ok(Built { user: None, root: fds.remove(1), mounts: fds.remove(0) }),
+            ([MADE_WITH_USER], 3) => {
+                Ok(Built { root: fds.remove(2), mounts: fds.remove(1), user: Some(fds.remove(0)) })
+            }
+            ([FAILED, a, b, c, d, what @ ..], _) => Err(BuildError {
+                what: String::from_utf8_lossy(what).into_owned(),
+                source: io::Error::from_raw_os_error(i32::from_le_bytes([*a, *b, *c, *d])),
+            }),
+            _ => Err(failed(io::ErrorKind::InvalidData.into())),
+        }
+    }
+}
+
+/// Forks a process that makes a view; gives its id in the spawner only.
+pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
+    let Ok([reply]) = <[OwnedFd; 1]>::try_from(fds) else { return None };
+    let script = Script::decode(request)?;
+    // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
+    // the server as end of file when `reply` is dropped here.
+    match unsafe { libc::fork() } {
+        0 => {}
+        pid => return (pid > 0).then_some(pid),
+    }
+    // A panic shows as end of file.
+    catch_unwind(AssertUnwindSafe(|| answer(&script, reply))).ok();
+    // SAFETY: ends this process without the exit handlers of the program it was forked from.
+    unsafe { libc::_exit(0) }
+}
+
+fn answer(script: &Script, reply: OwnedFd) {
+    name(c"exec-view");
+    let Ok([reply]) = isolate([reply]) else { return };
+    // Nobody is left to be told where the answer cannot be sent.
+    match build(script) {
+        Ok(Built { user: None, mounts, root }) => wire::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()]),
+        Ok(Built { user: Some(user), mounts, root }) => {
+            wire::send_raw(&reply, &[MADE_WITH_USER], &[user.as_fd(), mounts.as_fd(), root.as_fd()])
+        }
+        Err(BuildError { what, source }) => {
+            let mut message = vec![FAILED];
+            message.extend(source.raw_os_error().unwrap_or(0).to_le_bytes());
+            message.extend(what.bytes().take(1024));
+            wire::send_raw(&reply, &message, &[])
+        }
+    }
+    .ok();
+}

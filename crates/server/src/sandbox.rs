@@ -1,0 +1,291 @@
+//! Sandboxes of requests: what a context of the wire asks for, and what enforces it, kept ready for the next request that asks for the same.
+//!
+//! Owns the conversion from the wire and a bounded store of what was made. A stored sandbox is used again only while every place that its
+//! policy speaks of is what it was; patterns are searched again each time. All of it blocks, and is called off the runtime's threads.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use exec_server_protocol::{
+    path::{Form, PathArg},
+    sandbox as wire,
+};
+use exec_server_sandbox::{
+    Access, Applied, Built, Denied, Entry, Kit, KitError, Place, Policy, PolicyError, Purpose, Rules, Scope, Script,
+};
+
+use crate::{
+    core::{Core, Holders},
+    error::Failure,
+    process::lock,
+    session::Launch,
+};
+
+/// Sandboxes that are kept ready; each costs some descriptors and a table of mounts.
+const KEPT: usize = 32;
+
+/// How often a sandbox is made anew because something was renamed while it was made.
+const TRIES: usize = 3;
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Confinement {
+    /// Absent where files are not restricted.
+    files: Option<Policy>,
+    scope: Scope,
+    is_network_restricted: bool,
+}
+
+/// A confined process's kit, and what it means.
+#[derive(Debug)]
+pub(crate) struct Confined {
+    pub(crate) kit: Kit,
+    pub(crate) rules: Rules,
+}
+
+/// Where files of a confined request are.
+#[derive(Debug)]
+pub(crate) struct FileView {
+    /// Absent where all may be touched.
+    pub(crate) built: Option<Built>,
+    pub(crate) rules: Rules,
+}
+
+impl Confined {
+    /// Says of a start that came to nothing that the sandbox was the reason, where it was.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        let denied = match &failure {
+            Failure::Cwd { cwd, .. } => self.rules.decide(Path::new(cwd), Access::Read).err(),
+            Failure::Program { program, .. } if program.contains('/') => {
+                self.rules.decide(Path::new(program), Access::Read).err()
+            }
+            // Looked for in directories, of which the sandbox hides or refuses some.
+            Failure::Program { program, source } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some(Denied { path: program.into(), wanted: Access::Read })
+            }
+            _ => None,
+        };
+        denied.map_or(failure, Failure::from)
+    }
+}
+
+trait Ready {
+    fn rules(&self) -> &Rules;
+}
+
+impl Ready for Confined {
+    fn rules(&self) -> &Rules {
+        &self.rules
+    }
+}
+
+impl Ready for FileView {
+    fn rules(&self) -> &Rules {
+        &self.rules
+    }
+}
+
+/// The last used at the end; at most [`KEPT`].
+type Kept<T> = Mutex<Vec<(Confinement, Arc<T>)>>;
+
+/// All sandboxes of a server.
+pub(crate) struct Sandboxes {
+    holders: Arc<dyn Holders>,
+    hidden: Vec<PathBuf>,
+    tmpdir: Option<PathBuf>,
+    processes: Kept<Confined>,
+    views: Kept<FileView>,
+}
+
+impl Sandboxes {
+    pub(crate) fn new(holders: Arc<dyn Holders>, hidden: Vec<PathBuf>, tmpdir: Option<PathBuf>) -> Self {
+        Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default() }
+    }
+
+    /// What a context asks for; nothing where it confines nothing.
+    pub(crate) fn read(&self, context: &wire::SandboxContext) -> Result<Option<Confinement>, Failure> {
+        let wire::Profile::Managed { file_system, network } = &context.permissions else { return Ok(None) };
+        let is_network_restricted = *network == wire::Network::Restricted;
+        let files = match file_system {
+            wire::FileSystem::Unrestricted => None,
+            wire::FileSystem::Restricted { entries, glob_scan_max_depth } => {
+                if *glob_scan_max_depth == Some(0) {
+                    return Err(Failure::InvalidParams { reason: "`glob_scan_max_depth` is at least 1".to_owned() });
+                }
+                let entries = entries.iter().map(entry).collect::<Result<_, _>>()?;
+                Some(Policy { entries, scan_depth: *glob_scan_max_depth })
+            }
+        };
+        if files.is_none() && !is_network_restricted {
+            return Ok(None);
+        }
+        let cwd = context.cwd.as_ref().map(resolve).transpose()?;
+        let roots = match (&context.workspace_roots, &context.cwd) {
+            (Some(roots), _) => Some(roots.iter().map(resolve).collect::<Result<_, _>>()?),
+            (None, None) => None,
+            // Of the generation that has roots, and there are none.
+            (None, Some(cwd)) if cwd.form() == Form::Uri => Some(Vec::new()),
+            (None, Some(_)) => Some(cwd.iter().cloned().collect()),
+        };
+        let scope = Scope { cwd, roots, tmpdir: self.tmpdir.clone(), hidden: self.hidden.clone() };
+        Ok(Some(Confinement { files, scope, is_network_restricted }))
+    }
+
+    /// What a process is to be confined with.
+    pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
+        self.ready(asked, &self.processes, |rules| {
+            let purpose = match asked.files {
+                Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
+                Some(_) | None => Purpose::WholeSystem,
+            };
+            // Cheaper to find out, and on a host without it no view is made for nothing.
+            Kit::check_host().map_err(not_enforceable)?;
+            let view = self.build(rules, purpose)?;
+            let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
+            Ok(Confined { kit, rules: rules.clone() })
+        })
+    }
+
+    /// Where a confined request finds its files; nothing where it may touch all.
+    pub(crate) fn files(&self, asked: &Confinement) -> Result<Arc<FileView>, Failure> {
+        self.ready(asked, &self.views, |rules| {
+            let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
+            let built = if is_open { None } else { Some(self.build(rules, Purpose::Files)?) };
+            Ok(FileView { built, rules: rules.clone() })
+        })
+    }
+
+    /// What is kept for a request, while it still fits, or what is made for it.
+    fn ready<T: Ready>(
+        &self,
+        asked: &Confinement,
+        kept: &Kept<T>,
+        make: impl Fn(&Rules) -> Result<T, Failure>,
+    ) -> Result<Arc<T>, Failure> {
+        let found = {
+            let mut kept = lock(kept);
+            let at = kept.iter().position(|(request, _)| request == asked);
+            at.map(|at| {
+                let entry = kept.remove(at);
+                let made = entry.1.clone();
+                kept.push(entry);
+                made
+            })
+        };
+        if let Some(found) = found {
+            let fits = match asked.has_patterns() {
+                true => asked.rules()? == *found.rules(),
+                false => found.rules().is_fresh(),
+            };
+            if fits {
+                return Ok(found);
+            }
+        }
+        let mut rules = asked.rules()?;
+        let mut made = make(&rules);
+        for _ in 1..TRIES {
+            // Something was renamed meanwhile, and what was made may lie elsewhere.
+            if made.is_ok() && rules.is_fresh() {
+                break;
+            }
+            rules = asked.rules()?;
+            made = make(&rules);
+        }
+        let made = Arc::new(made?);
+        let mut kept = lock(kept);
+        kept.retain(|(request, _)| request != asked);
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((asked.clone(), made.clone()));
+        Ok(made)
+    }
+
+    fn build(&self, rules: &Rules, purpose: Purpose) -> Result<Built, Failure> {
+        let script = Script::new(rules, purpose);
+        self.holders.view(&script).map_err(|error| Failure::NotEnforceable {
+            what: format!("this host does not let us make a view of the files: {error}"),
+        })
+    }
+}
+
+impl Confinement {
+    fn rules(&self) -> Result<Rules, Failure> {
+        let everything =
+            Policy { entries: vec![Entry { place: Place::Root, access: Access::Write }], scan_depth: None };
+        self.files.as_ref().unwrap_or(&everything).resolve(&self.scope).map_err(Failure::from)
+    }
+
+    fn has_patterns(&self) -> bool {
+        self.files.as_ref().is_some_and(Policy::has_patterns)
+    }
+}
+
+/// Makes ready what a start is to be confined with, and notes it in its record.
+pub(crate) async fn confine(core: Option<Arc<Core>>, launch: &mut Launch) -> Result<Option<Arc<Confined>>, Failure> {
+    let (Some(asked), Some(core)) = (launch.confinement.clone(), core) else { return Ok(None) };
+    let sandboxes = core.sandboxes.clone();
+    let made = tokio::task::spawn_blocking(move || sandboxes.process(&asked)).await;
+    let confined = made.map_err(|error| Failure::NotEnforceable { what: error.to_string() })??;
+    launch.meta.sandbox = Some(applied(confined.kit.applied()));
+    launch.spec.meta = serde_json::to_vec(&launch.meta).expect("a record of strings and numbers serializes");
+    Ok(Some(confined))
+}
+
+/// The word for what was applied.
+pub(crate) fn applied(applied: Applied) -> wire::AppliedSandbox {
+    wire::AppliedSandbox {
+        file_system: match applied.files {
+            false => wire::AppliedFileSystem::Unrestricted,
+            true => wire::AppliedFileSystem::View,
+        },
+        network: if applied.network { wire::Network::Restricted } else { wire::Network::Enabled },
+    }
+}
+
+fn not_enforceable(error: KitError) -> Failure {
+    Failure::NotEnforceable { what: error.to_string() }
+}
+
+fn entry(entry: &wire::Entry) -> Result<Entry, Failure> {
+    let place = match &entry.path {
+        wire::EntryPath::Path { path } => Place::Path(resolve(path)?),
+        wire::EntryPath::GlobPattern { pattern } => Place::Pattern(pattern.clone()),
+        wire::EntryPath::Special { value } => match value {
+            wire::Special::Root => Place::Root,
+            wire::Special::Minimal => Place::Minimal,
+            wire::Special::ProjectRoots { subpath } => Place::ProjectRoots(subpath.as_ref().map(PathBuf::from)),
+            wire::Special::Tmpdir => Place::Tmpdir,
+            wire::Special::SlashTmp => Place::SlashTmp,
+            wire::Special::Unknown { path, .. } => Place::Unknown(path.clone()),
+        },
+    };
+    let access = match entry.access {
+        wire::Access::Read => Access::Read,
+        wire::Access::Write => Access::Write,
+        wire::Access::Deny => Access::Deny,
+    };
+    Ok(Entry { place, access })
+}
+
+fn resolve(path: &PathArg) -> Result<PathBuf, Failure> {
+    path.resolve().map_err(|source| Failure::Path { path: path.as_str().to_owned(), source })
+}
+
+impl From<PolicyError> for Failure {
+    fn from(error: PolicyError) -> Self {
+        match error {
+            PolicyError::NeedsCwd { .. } => Self::SandboxNeedsCwd { what: error.to_string() },
+            PolicyError::NotEnforceable { what } => Self::NotEnforceable { what },
+        }
+    }
+}
+
+impl From<Denied> for Failure {
+    fn from(denied: Denied) -> Self {
+        Self::SandboxDenied { what: denied.to_string() }
+    }
+}
