@@ -91,7 +91,7 @@ impl Errand {
 
     fn sight(&self, sandbox: Option<&RawValue>) -> Result<Sight, Failure> {
         if sandbox.is_some_and(confines) {
-            return Err(Failure::NotEnforceable { what: "sandbox" });
+            return Err(Failure::NotEnforceable { what: "sandbox".to_owned() });
         }
         Ok(Sight { roots: self.context.grant.rights().roots.clone() })
     }
