@@ -38,8 +38,8 @@ use crate::{
     incoming::Incoming,
     metrics::Metrics,
     process::{Meta, Process, lock},
-    seekers::Places,
     sandbox::Sandboxes,
+    seekers::Places,
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
