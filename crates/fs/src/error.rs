@@ -55,6 +55,9 @@ pub enum Trouble {
     /// The file is not in the state that the caller expects.
     #[error("it is not in the expected state: {0}")]
     EtagMismatch(&'static str),
+    /// Somebody else is at it.
+    #[error("{0}")]
+    Busy(&'static str),
     /// The caller asked for something that makes no sense.
     #[error("{0}")]
     InvalidInput(&'static str),
@@ -90,6 +93,8 @@ pub enum Kind {
     TooMany,
     /// Not in the expected state.
     EtagMismatch,
+    /// Somebody else is at it.
+    Busy,
     /// Something of this name is there.
     AlreadyExists,
     /// A directory where a file is needed.
@@ -139,6 +144,7 @@ impl Trouble {
             Self::TooLarge { .. } => Kind::TooLarge,
             Self::TooMany { .. } => Kind::TooMany,
             Self::EtagMismatch(_) => Kind::EtagMismatch,
+            Self::Busy(_) => Kind::Busy,
             Self::InvalidInput(_) | Self::Literal(_) => Kind::InvalidInput,
             Self::Unsupported(_) => Kind::Unsupported,
             Self::Cancelled => Kind::Cancelled,

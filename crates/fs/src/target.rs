@@ -9,7 +9,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -123,11 +123,27 @@ impl Target {
         Ok(format!(".exec-server-{:016x}.tmp", u64::from_le_bytes(random)).into())
     }
 
-    /// The name beside this one under which unfinished bytes are kept.
+    /// The name beside this one under which unfinished bytes are kept. A machine that went down without a word may have lost
+    /// bytes that it had taken, and shows zeros in their place: what was kept before its start has another name, and is not
+    /// gone on with.
     pub(crate) fn kept_name(&self, keep: &str) -> OsString {
+        static BOOT: LazyLock<Vec<u8>> =
+            LazyLock::new(|| std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
         let mut hasher = DefaultHasher::new();
-        (&self.name, keep).hash(&mut hasher);
-        format!(".exec-server-{:016x}.part", hasher.finish()).into()
+        (keep, &*BOOT).hash(&mut hasher);
+        format!("{}{:016x}.part", self.kept_prefix(), hasher.finish()).into()
+    }
+
+    /// Whether a name is one under which unfinished bytes of this file are kept, under whatever word.
+    pub(crate) fn is_kept_name(&self, name: &OsStr) -> bool {
+        let name = name.as_encoded_bytes();
+        name.starts_with(self.kept_prefix().as_bytes()) && name.ends_with(b".part")
+    }
+
+    fn kept_prefix(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.name.hash(&mut hasher);
+        format!(".exec-server-{:016x}-", hasher.finish())
     }
 
     /// Whether a name is one of those that this crate gives to what is unfinished.

@@ -10,12 +10,15 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    os::{fd::AsFd, unix::fs::FileExt},
+    os::{
+        fd::AsFd,
+        unix::{ffi::OsStrExt, fs::FileExt},
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags},
+    fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags},
     io::Errno,
 };
 
@@ -30,6 +33,9 @@ use crate::{
 
 /// Bytes that are written between two looks at whether anybody still waits.
 const STEP: usize = 1 << 20;
+
+/// Entries of a directory that are looked at for what older drafts left.
+const STALE_SEEN: usize = 100_000;
 
 /// Names of attributes that are carried over to a new file, in bytes.
 const ATTRIBUTES_BYTES: usize = 64 << 10;
@@ -424,8 +430,13 @@ impl Draft {
             }
             None => {}
         }
+        let was_kept = scratch.is_kept;
         let written = scratch.try_publish(&self.target, finish)?;
         self.scratch = None;
+        if was_kept {
+            // Whoever was still at an older version when this one was begun may have gone by now.
+            remove_stale(&self.target, OsStr::new(""));
+        }
         Ok(written)
     }
 
@@ -475,11 +486,31 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
         return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
     }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Scratch { file, name: Some(name), is_kept: true }),
-        Err(Errno::WOULDBLOCK) => {
-            Err(Trouble::InvalidInput("somebody else writes the file that is kept under this word"))
+        Ok(()) => {
+            if stat.size == 0 {
+                remove_stale(target, &name);
+            }
+            Ok(Scratch { file, name: Some(name), is_kept: true })
         }
+        Err(Errno::WOULDBLOCK) => Err(Trouble::Busy("somebody else writes the file that is kept under this word")),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Removes what is left of other versions of the same file, unless somebody is at it. Nothing depends on it, so nothing is said
+/// where it fails.
+fn remove_stale(target: &Target, ours: &OsStr) {
+    let Ok(entries) = Dir::read_from(&target.dir) else { return };
+    for entry in entries.take(STALE_SEEN).filter_map(std::result::Result::ok) {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == ours || !target.is_kept_name(name) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(&target.dir, name, flags, Mode::empty()) else { continue };
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+            rustix::fs::unlinkat(&target.dir, name, AtFlags::empty()).ok();
+        }
     }
 }
 

@@ -106,6 +106,7 @@ kinds! {
     NotRegularFile "notRegularFile" INVALID_REQUEST "It is a FIFO, a socket, a device or a file of the kernel, and has no bytes to give or take.";
     FileTooLarge "fileTooLarge" INVALID_REQUEST "The file is too large for one message; `fs/open` and `fs/create` take it in blocks.";
     EtagMismatch "etagMismatch" INVALID_REQUEST "The file is not in the state that `ifMatch` names.";
+    DraftBusy "draftBusy" INVALID_REQUEST "Somebody else writes the draft that is kept under this word.";
     AlreadyExists "alreadyExists" INTERNAL "Something of this name exists already.";
     IsADirectory "isADirectory" INTERNAL "It is a directory.";
     NotADirectory "notADirectory" INTERNAL "It, or a part of the path, is not a directory.";

@@ -236,6 +236,7 @@ fn file_kind(kind: exec_server_fs::Kind) -> Kind {
         File::TooLarge => Kind::FileTooLarge,
         File::TooMany => Kind::ResourcesExhausted,
         File::EtagMismatch => Kind::EtagMismatch,
+        File::Busy => Kind::DraftBusy,
         File::AlreadyExists => Kind::AlreadyExists,
         File::IsADirectory => Kind::IsADirectory,
         File::NotADirectory => Kind::NotADirectory,

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Arc, Mutex},
 };
 
@@ -174,6 +175,20 @@ impl Files {
         if handles.by_name.get(name).is_some_and(|(_, handle)| is_it(handle)) {
             handles.by_name.remove(name);
         }
+    }
+
+    /// Takes drafts of this path off the table, for a session that nobody is connected to: what is kept of them is for whoever
+    /// comes next.
+    pub(crate) fn close_drafts(&self, path: &Path) {
+        let mut handles = lock(&self.handles);
+        let is_it = |handle: &Handle| match handle {
+            // One that is being written this moment is left to its writer; whoever wants it asks again.
+            Handle::Writing(draft) => draft.try_lock().is_ok_and(|draft| draft.path() == path),
+            Handle::Opening(_) | Handle::Reading(_) => false,
+        };
+        let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();
+        drop(handles);
+        drop(closed);
     }
 
     /// The session is over: everything is closed, and nothing more is opened.

@@ -9,10 +9,11 @@
 //! So of a part whose length is known, everything but the last blocks under way is there for sure, and that is where an
 //! interrupted copy goes on. For this to hold across holes, all writes before a hole are waited for.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
+use tokio::time::{self, Instant};
 
 use super::{Error, MODE_KEPT, Watch, mark};
 use crate::fs::{
@@ -22,6 +23,10 @@ use crate::fs::{
 
 /// Up to here a file is read and written in one request.
 pub(super) const SMALL: u64 = BLOCK as u64;
+
+/// How long a part that somebody else writes is waited for, and how often it is asked for.
+const BUSY_FOR: Duration = Duration::from_secs(5);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// What is known of the file before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +54,22 @@ impl Copy<'_> {
     /// Copies a file of any size; neither path has a link in it.
     pub(super) async fn whole(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         self.watch.begun(to, source.size);
+        match self.once(from, to, source).await {
+            Err(Error::File(error)) if error.kind == fs::ErrorKind::Symlink && self.is_link(to).await => {
+                // A link where the file goes: it is replaced, not followed.
+                self.target.remove(to, false, true, Links::Refuse).await?;
+                self.once(from, to, source).await
+            }
+            done => done,
+        }
+    }
+
+    async fn once(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         if source.size <= SMALL { self.small(from, to, source).await } else { self.large(from, to, source).await }
+    }
+
+    async fn is_link(&self, to: &Path) -> bool {
+        self.target.metadata(to, Links::Itself).await.is_ok_and(|found| found.kind == fs::EntryKind::Symlink)
     }
 
     async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
@@ -72,7 +92,7 @@ impl Copy<'_> {
         // What was opened counts, and not what a listing said of its name.
         let source = Source { size: reader.size(), ..source.clone() };
         let keep = Some(mark::word(&self.source.place(), from, &source, reader.etag()));
-        let writer = self.target.create(to, CreateOptions { links: Links::Refuse, keep }).await?;
+        let writer = self.begin(to, CreateOptions { links: Links::Refuse, keep }).await?;
         let begin = certain(writer.found(), source.size);
         self.watch.moved(to, begin);
         self.blocks(from, to, &*reader, &*writer, begin).await?;
@@ -84,6 +104,20 @@ impl Copy<'_> {
         };
         writer.commit(options).await?;
         Ok(())
+    }
+
+    /// Begins the part, or goes on with it. Of a copy that was killed a moment ago the place may still write the last blocks:
+    /// that is waited for.
+    async fn begin(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
+        let until = Instant::now() + BUSY_FOR;
+        loop {
+            match self.target.create(to, options.clone()).await {
+                Err(error) if error.kind == fs::ErrorKind::Busy && Instant::now() < until => {
+                    time::sleep(BUSY_PAUSE).await;
+                }
+                begun => return Ok(begun?),
+            }
+        }
     }
 
     async fn blocks(

@@ -50,6 +50,8 @@ pub enum ErrorKind {
     NotEmpty,
     /// The file is not in the state that was asked for.
     Changed,
+    /// Somebody else is at it.
+    Busy,
     /// It is too large for one message.
     TooLarge,
     /// There is no room on the disk.
@@ -97,6 +99,7 @@ fn of_word(word: failure::Kind) -> ErrorKind {
         Kind::SymlinkRefused => ErrorKind::Symlink,
         Kind::FileTooLarge => ErrorKind::TooLarge,
         Kind::EtagMismatch => ErrorKind::Changed,
+        Kind::DraftBusy => ErrorKind::Busy,
         Kind::AlreadyExists => ErrorKind::AlreadyExists,
         Kind::IsADirectory => ErrorKind::IsADirectory,
         Kind::NotADirectory => ErrorKind::NotADirectory,
@@ -119,6 +122,7 @@ impl From<Error> for io::Error {
             ErrorKind::NotADirectory => io::ErrorKind::NotADirectory,
             ErrorKind::NotEmpty => io::ErrorKind::DirectoryNotEmpty,
             ErrorKind::TooLarge => io::ErrorKind::FileTooLarge,
+            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
             ErrorKind::Full => io::ErrorKind::StorageFull,
             ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             ErrorKind::Disconnected => io::ErrorKind::BrokenPipe,

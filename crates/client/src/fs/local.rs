@@ -354,6 +354,7 @@ fn of_files(operation: &'static str, error: &files::Error) -> Error {
         files::Kind::Symlink => ErrorKind::Symlink,
         files::Kind::TooLarge => ErrorKind::TooLarge,
         files::Kind::EtagMismatch => ErrorKind::Changed,
+        files::Kind::Busy => ErrorKind::Busy,
         files::Kind::AlreadyExists => ErrorKind::AlreadyExists,
         files::Kind::IsADirectory => ErrorKind::IsADirectory,
         files::Kind::NotADirectory => ErrorKind::NotADirectory,

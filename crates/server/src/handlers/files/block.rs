@@ -2,7 +2,10 @@
 //!
 //! Open files belong to the session: they outlive a cut link, and end with the session.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
 use exec_server_protocol::{Empty, base64, fs as wire, limits};
@@ -98,6 +101,9 @@ pub(crate) async fn create(context: Context, params: wire::CreateParams, reply: 
 async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
     let (path, links, keep) = (path(&params.path)?, links(params.follow_symlinks), params.keep);
     let opening = errand.session().files.reserve(&params.handle_id, Use::Write)?;
+    if keep.is_some() {
+        close_left(errand, &path);
+    }
     let operation = move |view: &View, _: &Cancel| {
         let draft = Draft::create(view, &path, links, keep.as_deref())?;
         let size = draft.size()?;
@@ -106,6 +112,12 @@ async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wir
     let (draft, size) = errand.run(params.sandbox.as_deref(), operation).await?;
     opening.done(Handle::Writing(Arc::new(Mutex::new(draft))));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
+}
+
+/// Closes drafts of a path that were left by a client that went without a word, or waits to come back: the one who is here goes on.
+fn close_left(errand: &Errand, path: &Path) {
+    let others = errand.context.core.sessions_of(&errand.session().principal);
+    others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));
 }
 
 /// A decoded block.
@@ -164,6 +176,9 @@ async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wir
         modified: params.modified_at.map(from_wire),
     };
     let size = params.size;
+    // Not waited for: who commits while a block is being written has nobody else's parts to care about yet.
+    let path = draft.try_lock().ok().map(|draft| draft.path().to_owned());
+    path.iter().for_each(|path| close_left(errand, path));
     let committed = errand.work(move |cancel| lock(&draft).commit(size, &finish, cancel)).await;
     let is_there =
         matches!(&committed, Err(failure) if failure.kind() == exec_server_protocol::failure::Kind::EtagMismatch);
