@@ -221,7 +221,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
     let mut child = spawn(&mut world.cp(args));
     let part = |dir: &Path| hidden(dir).into_iter().find(|path| path.extension().is_some_and(|end| end == "part"));
     wait_for("a part of more blocks than are under way", || {
-        part(dir).and_then(|part| fs::metadata(part).ok()).is_some_and(|found| found.len() > 12 << 20)
+        part(dir).and_then(|part| fs::metadata(part).ok()).is_some_and(|found| found.len() > 10 << 20)
     });
     child.kill().expect("kill it");
     child.wait().expect("it ends");
@@ -231,7 +231,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
 #[test]
 fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed() {
     let world = World::new();
-    let bytes = noise(30 << 20);
+    let bytes = noise(18 << 20);
     fs::write(world.here("large"), &bytes).expect("write");
     fs::write(world.there("large"), &bytes).expect("write");
     for (args, source, target) in [

@@ -500,7 +500,9 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
 /// Removes what is left of other versions of the same file, unless somebody is at it. Nothing depends on it, so nothing is said
 /// where it fails.
 fn remove_stale(target: &Target, ours: &OsStr) {
-    let Ok(entries) = Dir::read_from(&target.dir) else { return };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(&target.dir, ".", flags, Mode::empty());
+    let Ok(entries) = dir.and_then(Dir::new) else { return };
     for entry in entries.take(STALE_SEEN).filter_map(std::result::Result::ok) {
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == ours || !target.is_kept_name(name) {

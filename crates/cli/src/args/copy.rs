@@ -27,7 +27,7 @@ tree are left out, and said so.
 No file is seen under its name before it is whole: until then it is hidden beside it. Interrupted, the same \
 command goes on where it was, if the source is still the same; of a tree, what is there with the same size, \
 time and mode is not copied again. Nothing is written outside of the target, and no link in it is followed, \
-whatever the server says.
+whatever the server says; a file or directory is not copied over a link.
 
 Exit codes:
   0    everything was copied

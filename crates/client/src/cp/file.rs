@@ -54,22 +54,7 @@ impl Copy<'_> {
     /// Copies a file of any size; neither path has a link in it.
     pub(super) async fn whole(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         self.watch.begun(to, source.size);
-        match self.once(from, to, source).await {
-            Err(Error::File(error)) if error.kind == fs::ErrorKind::Symlink && self.is_link(to).await => {
-                // A link where the file goes: it is replaced, not followed.
-                self.target.remove(to, false, true, Links::Refuse).await?;
-                self.once(from, to, source).await
-            }
-            done => done,
-        }
-    }
-
-    async fn once(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         if source.size <= SMALL { self.small(from, to, source).await } else { self.large(from, to, source).await }
-    }
-
-    async fn is_link(&self, to: &Path) -> bool {
-        self.target.metadata(to, Links::Itself).await.is_ok_and(|found| found.kind == fs::EntryKind::Symlink)
     }
 
     async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
