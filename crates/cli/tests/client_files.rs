@@ -125,7 +125,10 @@ async fn remove_removes_symlink_not_target() {
         assert_eq!(kind(ground.files.remove(&link, false, false, Links::Follow).await), ErrorKind::NotFound);
         ground.files.remove(&link, false, true, Links::Follow).await.expect("force hides that it is gone");
         let dir = ground.make_dir("d/e");
-        assert_eq!(kind(ground.files.remove(&ground.path("d"), false, false, Links::Follow).await), ErrorKind::NotEmpty);
+        assert_eq!(
+            kind(ground.files.remove(&ground.path("d"), false, false, Links::Follow).await),
+            ErrorKind::NotEmpty
+        );
         ground.files.remove(&dir, false, false, Links::Refuse).await.expect("an empty one");
         ground.files.remove(&file, false, false, Links::Refuse).await.expect("a file");
     })
@@ -210,7 +213,10 @@ async fn walk_returns_a_bounded_tree_and_checks_its_bounds_first() {
         ground.link("r/loop", &root);
         let names = |walk: &exec_server_client::fs::Walk| -> Vec<String> {
             let name = |path: &PathBuf| path.strip_prefix(&root).expect("below the root").display().to_string();
-            walk.entries.iter().map(|(path, kind)| format!("{}{}", name(path), if *kind == WalkKind::Directory { "/" } else { "" })).collect()
+            walk.entries
+                .iter()
+                .map(|(path, kind)| format!("{}{}", name(path), if *kind == WalkKind::Directory { "/" } else { "" }))
+                .collect()
         };
         let files = &ground.files;
         let all = files.walk(&root, WALK).await.expect("walk");
@@ -385,7 +391,10 @@ async fn listings_tell_everything_as_it_is() {
         let name = |text: &str| OsString::from(text);
         let expected = [(name("d"), 'd'), (name("f"), 'f'), (name("l"), 'l'), (name("p"), '?'), (odd.clone(), 'f')];
         assert_eq!(told, expected);
-        assert_eq!((page.entries[1].size, page.entries[2].target.clone(), page.more), (5, Some(name("nowhere")), false));
+        assert_eq!(
+            (page.entries[1].size, page.entries[2].target.clone(), page.more),
+            (5, Some(name("nowhere")), false)
+        );
         let rest = ground.files.list(&ground.path(""), Some(name("l")), Links::Refuse).await.expect("list");
         assert_eq!(rest.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>(), [name("p"), odd]);
     })

@@ -79,10 +79,12 @@ impl Ground {
 
     /// Nothing but the target was made, and nothing outside of it was changed.
     fn is_untouched(&self) {
-        let mut names: Vec<_> = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.retain(|name| name != "target" && name != ".target.exec-server-cp");
         assert_eq!(names, ["outside"]);
-        let outside: Vec<_> = fs::read_dir(self.path("outside")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let outside: Vec<_> =
+            fs::read_dir(self.path("outside")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(outside, ["file"]);
         assert_eq!(fs::read(self.path("outside/file")).unwrap(), b"untouched");
     }
@@ -93,7 +95,13 @@ impl Ground {
             for entry in fs::read_dir(dir).into_iter().flatten() {
                 let path = entry.unwrap().path();
                 let found = fs::symlink_metadata(&path).unwrap();
-                let letter = if found.is_dir() { 'd' } else if found.is_symlink() { 'l' } else { 'f' };
+                let letter = if found.is_dir() {
+                    'd'
+                } else if found.is_symlink() {
+                    'l'
+                } else {
+                    'f'
+                };
                 all.insert(path.strip_prefix(root).unwrap().display().to_string(), letter);
                 if found.is_dir() {
                     look(&path, root, all);
@@ -125,18 +133,8 @@ fn listing(entries: &[Value], more: bool) -> Value {
 #[tokio::test]
 async fn names_that_lead_elsewhere_end_the_copy_before_anything_is_made_of_them() {
     let long = [b'x'; 300];
-    let bad: [&[u8]; 10] = [
-        b"../outside/file",
-        b"../x",
-        b"..",
-        b".",
-        b"",
-        b"/etc/x",
-        b"a/b",
-        b"a\0b",
-        b"outside/../../x",
-        &long,
-    ];
+    let bad: [&[u8]; 10] =
+        [b"../outside/file", b"../x", b"..", b".", b"", b"/etc/x", b"a/b", b"a\0b", b"outside/../../x", &long];
     for name in bad {
         for kind in ["file", "directory", "symlink"] {
             let mut ground = Ground::new().await;
@@ -158,9 +156,7 @@ async fn a_link_that_becomes_a_directory_is_not_entered() {
     let mut ground = Ground::new().await;
     // A file that cannot be read leaves the mark of a copy that may go on.
     let first = ground.copy(|method, _| match method {
-        "fs/readDirectory" => {
-            listing(&[entry(b"d", "symlink"), entry(b"f", "symlink"), entry(b"x", "file")], false)
-        }
+        "fs/readDirectory" => listing(&[entry(b"d", "symlink"), entry(b"f", "symlink"), entry(b"x", "file")], false),
         "fs/readFile" => json!({"refused": "not now"}),
         _ => Value::Null,
     });
