@@ -84,7 +84,7 @@ impl Errand {
         work: impl FnOnce(Result<&View, Failure>) + Send + 'static,
     ) -> Result<(), Failure> {
         let sight = self.sight(sandbox)?;
-        let thread = std::thread::Builder::new().name("exec-server-seek".to_owned());
+        let thread = std::thread::Builder::new().name("exec-seek".to_owned());
         let launched = thread.spawn(move || sight.show(|view| work(Ok(view))));
         launched.map(drop).map_err(|source| Failure::Host { what: "start a thread", source })
     }
