@@ -143,7 +143,7 @@ fn open_rejects_handle_ids_longer_than_32_bytes() {
 
 #[test]
 fn open_files_outlive_a_cut_link_and_end_with_their_session() {
-    let mut files = Files::start();
+    let files = Files::start();
     let path = files.file("file", b"bytes");
     let mut first = files.server.connect();
     let id = first.initialize();

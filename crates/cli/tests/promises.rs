@@ -28,6 +28,7 @@ mod promises {
     mod s13_nothing_is_compressed;
     mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
     mod s15_no_plumbing_and_no_token_reaches_a_child;
+    mod s16_files_stay_beneath_their_roots;
     mod s17_only_its_own_terminal_controls_a_child;
     mod s18_a_sandbox_holds_or_nothing_starts;
     mod s19_children_cannot_look_into_what_holds_them;

@@ -284,6 +284,14 @@ fn the_table_of_limits_is_true() {
         ("stdin bytes that wait", bytes(limits::PARKED_BYTES as u64)),
         ("write ids remembered per process", limits::REMEMBERED_WRITES.to_string()),
         ("closed processes kept per session", limits::CLOSED_PROCESSES.to_string()),
+        ("file in one message", bytes(limits::FILE_BYTES as u64)),
+        ("block of a file", bytes(limits::BLOCK_BYTES as u64)),
+        ("files open for reading per session, and drafts", limits::OPEN_FILES.to_string()),
+        ("name of an open file", bytes(limits::HANDLE_ID_BYTES as u64)),
+        ("entries of a directory, or of a walk", limits::DIRECTORY_ENTRIES.to_string()),
+        ("levels of a walk", limits::WALK_DEPTH.to_string()),
+        ("directories of a walk", limits::WALK_DIRECTORIES.to_string()),
+        ("answer of a walk", bytes(limits::WALK_BYTES as u64)),
         ("error text", bytes(limits::ERROR_TEXT_BYTES as u64)),
     ];
     let expected: Vec<Vec<String>> = expected.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();

@@ -3,10 +3,10 @@
 //! A file is named `GENERATION.METHOD.WHAT.json`. Messages of the reference may lack members that we write, and may
 //! have nulls that we leave out; messages of our own are written exactly as they were read.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use exec_server_protocol::{
-    Empty, Incoming, command, decode, environment, initialize,
+    Empty, Incoming, command, decode, environment, fs, initialize,
     message::{self, encode_error, encode_notification, encode_request, encode_result},
     method::{METHODS, NOTIFICATIONS},
     process, session,
@@ -59,7 +59,7 @@ fn every_method_and_notification_has_a_fixture() {
 fn load() -> Vec<Fixture> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let mut fixtures = Vec::new();
-    for entry in fs::read_dir(dir).expect("the fixtures are there") {
+    for entry in std::fs::read_dir(dir).expect("the fixtures are there") {
         let path = entry.expect("the fixtures can be listed").path();
         let name = path.file_name().and_then(|name| name.to_str()).expect("names are ASCII").to_owned();
         let parts: Vec<&str> = name.split('.').collect();
@@ -70,7 +70,7 @@ fn load() -> Vec<Fixture> {
             generation: generation.to_owned(),
             method: method.replace('-', "/"),
             what: what.to_owned(),
-            text: fs::read_to_string(&path).expect("fixtures are UTF-8"),
+            text: std::fs::read_to_string(&path).expect("fixtures are UTF-8"),
         });
     }
     assert!(fixtures.len() > 60, "only {} fixtures", fixtures.len());
@@ -153,6 +153,40 @@ fn typed(fixture: &Fixture, params: Option<&RawValue>) -> Box<RawValue> {
         ("environment/info", "result") => through::<environment::InfoResult>(fixture, params),
         ("environment/status", "result") => through::<environment::StatusResult>(fixture, params),
         ("environment/info" | "environment/status", _) => through::<Empty>(fixture, params),
+        ("fs/readFile", "request") => through::<fs::ReadFileParams>(fixture, params),
+        ("fs/readFile", _) => through::<fs::ReadFileResult>(fixture, params),
+        ("fs/writeFile", "request") => through::<fs::WriteFileParams<'_>>(fixture, params),
+        ("fs/writeFile", _) => through::<fs::WriteFileResult>(fixture, params),
+        ("fs/createDirectory", "request") => through::<fs::CreateDirectoryParams>(fixture, params),
+        ("fs/createDirectory", _) => through::<fs::CreateDirectoryResult>(fixture, params),
+        ("fs/getMetadata", "request") => through::<fs::GetMetadataParams>(fixture, params),
+        ("fs/getMetadata", _) => through::<fs::GetMetadataResult>(fixture, params),
+        ("fs/setMetadata", "request") => through::<fs::SetMetadataParams>(fixture, params),
+        ("fs/setMetadata", _) => through::<fs::SetMetadataResult>(fixture, params),
+        ("fs/canonicalize", "request") => through::<fs::CanonicalizeParams>(fixture, params),
+        ("fs/canonicalize", _) => through::<fs::CanonicalizeResult>(fixture, params),
+        ("fs/readDirectory", "request") => through::<fs::ReadDirectoryParams>(fixture, params),
+        ("fs/readDirectory", _) => through::<fs::ReadDirectoryResult>(fixture, params),
+        ("fs/walk", "request") => through::<fs::WalkParams>(fixture, params),
+        ("fs/walk", _) => through::<fs::WalkResult>(fixture, params),
+        ("fs/remove", "request") => through::<fs::RemoveParams>(fixture, params),
+        ("fs/remove", _) => through::<fs::RemoveResult>(fixture, params),
+        ("fs/copy", "request") => through::<fs::CopyParams>(fixture, params),
+        ("fs/copy", _) => through::<fs::CopyResult>(fixture, params),
+        ("fs/createSymlink", "request") => through::<fs::CreateSymlinkParams>(fixture, params),
+        ("fs/createSymlink", _) => through::<fs::CreateSymlinkResult>(fixture, params),
+        ("fs/open", "request") => through::<fs::OpenParams>(fixture, params),
+        ("fs/open", _) => through::<fs::OpenResult>(fixture, params),
+        ("fs/readBlock", "request") => through::<fs::ReadBlockParams>(fixture, params),
+        ("fs/readBlock", _) => through::<fs::ReadBlockResult>(fixture, params),
+        ("fs/close", "request") => through::<fs::CloseParams>(fixture, params),
+        ("fs/close", _) => through::<fs::CloseResult>(fixture, params),
+        ("fs/create", "request") => through::<fs::CreateParams>(fixture, params),
+        ("fs/create", _) => through::<fs::CreateResult>(fixture, params),
+        ("fs/writeBlock", "request") => through::<fs::WriteBlockParams<'_>>(fixture, params),
+        ("fs/writeBlock", _) => through::<fs::WriteBlockResult>(fixture, params),
+        ("fs/commit", "request") => through::<fs::CommitParams>(fixture, params),
+        ("fs/commit", _) => through::<fs::CommitResult>(fixture, params),
         ("command/exec", "request") => through::<command::ExecParams>(fixture, params),
         ("command/exec", _) => through::<command::ExecResult>(fixture, params),
         ("command/exec/write", "request") => through::<command::WriteParams<'_>>(fixture, params),

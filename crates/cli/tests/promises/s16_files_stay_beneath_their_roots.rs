@@ -1,0 +1,246 @@
+//! S16: file methods resolve paths beneath the roots of their principal in one step of the kernel: a racer that swaps a directory for a
+//! link finds no gap, and what is no regular file is not opened.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::tokens;
+use crate::common::{Client, TestServer, decode_base64, encode_base64};
+
+/// How long the racer runs; `cargo xtask faults` has the long run.
+const RACE: Duration = Duration::from_secs(6);
+
+/// A root with something in it, something beside it, and a client that may touch the root alone.
+struct Fence {
+    client: Client,
+    root: PathBuf,
+    outside: PathBuf,
+    server: TestServer,
+}
+
+fn fence() -> Fence {
+    let server = TestServer::start();
+    let dir = server.dir().canonicalize().expect("the directory is there");
+    let (root, outside) = (dir.join("root"), dir.join("outside"));
+    fs::create_dir_all(root.join("inner")).expect("make the root");
+    fs::create_dir(&outside).expect("make what is outside");
+    fs::write(root.join("file"), b"inside").expect("write");
+    fs::write(outside.join("secret"), b"secret").expect("write");
+    symlink("../outside", root.join("out")).expect("link");
+    symlink(&outside, root.join("out-absolute")).expect("link");
+    symlink(root.join("inner"), root.join("in-absolute")).expect("link");
+    let flags = ["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()];
+    let token = tokens::create(&server, "fenced", &flags);
+    let client = tokens::client(&server, &token);
+    Fence { client, root, outside, server }
+}
+
+#[track_caller]
+fn forbidden(client: &mut Client, method: &str, params: Value) {
+    let error = client.call(method, params.clone()).expect_err("it leads outside");
+    assert_eq!((error.code, error.kind()), (-32600, "forbidden"), "{method} {params}: {}", error.message);
+}
+
+/// Every method that takes one path, with what else it needs.
+fn methods() -> Vec<(&'static str, Value)> {
+    vec![
+        ("fs/readFile", json!({})),
+        ("fs/writeFile", json!({"dataBase64": "eA=="})),
+        ("fs/writeFile", json!({"dataBase64": "eA==", "append": true})),
+        ("fs/getMetadata", json!({})),
+        ("fs/setMetadata", json!({"mode": 0})),
+        ("fs/canonicalize", json!({})),
+        ("fs/open", json!({"handleId": "h"})),
+        ("fs/create", json!({"handleId": "d"})),
+        ("fs/remove", json!({})),
+    ]
+}
+
+fn on(path: &Path, more: &Value) -> Value {
+    let mut params = more.clone();
+    params["path"] = json!(path);
+    params
+}
+
+#[test]
+fn what_lies_outside_a_root_is_not_touched_by_any_method() {
+    let Fence { mut client, root, outside, .. } = fence();
+    for path in [
+        outside.join("secret"),
+        root.join("../outside/secret"),
+        root.join("out/secret"),
+        root.join("out-absolute/secret"),
+        PathBuf::from("/etc/hostname"),
+        // Not even whether it is there.
+        PathBuf::from("/no/such/file"),
+        root.join("out/none"),
+    ] {
+        for (method, more) in methods() {
+            forbidden(&mut client, method, on(&path, &more));
+        }
+    }
+    for (from, to) in [(outside.join("secret"), root.join("copy")), (root.join("file"), outside.join("copy"))] {
+        let params = json!({"sourcePath": from, "destinationPath": to, "recursive": true});
+        forbidden(&mut client, "fs/copy", params);
+    }
+    for path in [root.join("out"), outside.clone(), PathBuf::from("/")] {
+        forbidden(&mut client, "fs/readDirectory", json!({"path": path}));
+        forbidden(&mut client, "fs/createDirectory", json!({"path": path.join("new")}));
+        forbidden(&mut client, "fs/createSymlink", json!({"path": path.join("new"), "target": "x"}));
+    }
+    assert_eq!(fs::read(outside.join("secret")).expect("it is there"), b"secret");
+    assert_eq!(fs::read_dir(&outside).expect("it is there").count(), 1);
+}
+
+#[test]
+fn what_lies_beneath_a_root_is_as_everywhere() {
+    let Fence { mut client, root, .. } = fence();
+    let read = client.ok("fs/readFile", json!({"path": root.join("inner/../file")}));
+    assert_eq!(decode_base64(read["dataBase64"].as_str().expect("bytes")), b"inside");
+    // An absolute link that leads back is followed.
+    let path = root.join("in-absolute/new");
+    assert_eq!(client.ok("fs/writeFile", on(&path, &json!({"dataBase64": "bmV3"})))["atomic"], true);
+    assert_eq!(fs::read(root.join("inner/new")).expect("written"), b"new");
+    let real = client.ok("fs/canonicalize", json!({"path": path}));
+    assert_eq!(real["path"], json!(root.join("inner/new")));
+    client.ok("fs/createDirectory", json!({"path": root.join("a/b/c")}));
+    client.ok(
+        "fs/copy",
+        json!({"sourcePath": root.join("inner"), "destinationPath": root.join("a/b/c/d"), "recursive": true}),
+    );
+    assert_eq!(fs::read(root.join("a/b/c/d/new")).expect("copied"), b"new");
+    // Links that lead out are links like any other as long as nobody follows them.
+    let listed = client.ok("fs/readDirectory", json!({"path": root}));
+    let names: Vec<&str> =
+        listed["entries"].as_array().expect("entries").iter().filter_map(|entry| entry["fileName"].as_str()).collect();
+    assert!(names.contains(&"in-absolute") && !names.contains(&"out") && !names.contains(&"out-absolute"), "{names:?}");
+    let options = json!({"maxDepth": 9, "maxDirectories": 99, "maxEntries": 99, "followDirectorySymlinks": true});
+    let walked = client.ok("fs/walk", json!({"path": root, "options": options}));
+    assert!(!walked.to_string().contains("secret"), "{walked}");
+    client.ok("fs/remove", json!({"path": root.join("out")}));
+    assert!(!root.join("out").is_symlink());
+    // The root itself stays.
+    forbidden(&mut client, "fs/remove", json!({"path": root}));
+    assert!(root.join("file").exists());
+}
+
+#[test]
+fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
+    let Fence { root, outside, server, mut client } = fence();
+    let token = tokens::create(
+        &server,
+        "racing",
+        &["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()],
+    );
+    fs::create_dir(root.join("swap")).expect("make a directory");
+    fs::write(root.join("swap/secret"), b"inside").expect("write");
+    let (done, operations) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (swap, kept) = (root.join("swap"), root.join("kept"));
+            while !done.load(Ordering::Relaxed) {
+                // What a method did in between may be in the way; then the next round finds another state.
+                if fs::rename(&swap, &kept).is_ok() {
+                    symlink(&outside, &swap).ok();
+                    fs::remove_file(&swap).ok();
+                    symlink("../outside", &swap).ok();
+                    fs::remove_file(&swap).ok();
+                    if fs::rename(&kept, &swap).is_err() {
+                        fs::remove_dir_all(&swap).ok();
+                        fs::rename(&kept, &swap).ok();
+                    }
+                }
+            }
+        });
+        for worker in 0..4 {
+            let (server, token, root, done, operations) = (&server, &token, &root, &done, &operations);
+            scope.spawn(move || race(tokens::client(server, token), (root, worker), (done, operations)));
+        }
+        let end = Instant::now() + RACE;
+        while Instant::now() < end {
+            thread::park_timeout(Duration::from_millis(100));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(operations.load(Ordering::Relaxed) > 1000, "{operations:?} operations");
+    assert_eq!(fs::read(outside.join("secret")).expect("nobody removed it"), b"secret");
+    assert_eq!(fs::read_dir(&outside).expect("it is there").count(), 1, "nobody made anything outside");
+    client.ok("fs/readFile", json!({"path": root.join("file")}));
+}
+
+/// Touches what is being swapped, in every way, and looks at what comes back.
+fn race(mut client: Client, (root, worker): (&Path, u32), (done, operations): (&AtomicBool, &AtomicU64)) {
+    let swap = root.join("swap");
+    let mut read = 0;
+    while !done.load(Ordering::Relaxed) {
+        let answers = [
+            ("fs/readFile", json!({"path": swap.join("secret")})),
+            (
+                "fs/writeFile",
+                json!({"path": swap.join(format!("new-{worker}")), "dataBase64": encode_base64(b"escaped")}),
+            ),
+            ("fs/writeFile", json!({"path": swap.join("secret"), "dataBase64": encode_base64(b"inside")})),
+            ("fs/createDirectory", json!({"path": swap.join(format!("dir-{worker}/deep"))})),
+            ("fs/readDirectory", json!({"path": swap, "details": true})),
+            (
+                "fs/copy",
+                json!({"sourcePath": root.join("inner"), "destinationPath": swap.join(format!("copy-{worker}")), "recursive": true}),
+            ),
+            ("fs/remove", json!({"path": swap.join(format!("dir-{worker}"))})),
+            ("fs/open", json!({"handleId": "h", "path": swap.join("secret")})),
+            ("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 100})),
+            ("fs/close", json!({"handleId": "h"})),
+        ];
+        for (method, params) in answers {
+            operations.fetch_add(1, Ordering::Relaxed);
+            let Ok(answer) = client.call(method, params) else { continue };
+            for member in ["dataBase64", "chunk"] {
+                if let Some(bytes) = answer[member].as_str() {
+                    assert_eq!(decode_base64(bytes), b"inside", "{method} read what is outside");
+                    read += 1;
+                }
+            }
+        }
+    }
+    assert!(read > 0, "the race was not lost every time");
+}
+
+#[test]
+fn pipes_devices_and_files_of_proc_are_not_opened() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for path in [
+        "/dev/zero",
+        "/dev/null",
+        "/dev/tty",
+        "/proc/self/environ",
+        "/proc/self/mem",
+        "/proc/cpuinfo",
+        "/proc/self/maps",
+    ] {
+        for (method, params) in [
+            ("fs/readFile", json!({"path": path})),
+            ("fs/open", json!({"handleId": "h", "path": path})),
+            ("fs/writeFile", json!({"path": path, "dataBase64": "eA=="})),
+            ("fs/copy", json!({"sourcePath": path, "destinationPath": server.dir().join("copy"), "recursive": true})),
+        ] {
+            let error = client.call(method, params).expect_err("it is no file");
+            let fits =
+                error.kind() == "notRegularFile" || (method == "fs/writeFile" && error.kind() == "permissionDenied");
+            assert!(fits, "{method} {path}: {error:?}");
+        }
+    }
+    // A magic link is not followed: it would lead to what this server has open.
+    for path in ["/proc/self/fd/0", "/proc/self/exe", "/proc/self/root/etc/hostname", "/proc/self/cwd/x"] {
+        client.call("fs/readFile", json!({"path": path})).expect_err("it is a magic link");
+    }
+    assert!(!server.dir().join("copy").exists());
+}
