@@ -99,6 +99,9 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
     let existing = target.existing()?;
     require_state(existing.as_ref(), finish.if_match.as_deref())?;
     let in_place = |existing: &Existing| -> Result<Written, Trouble> {
+        if existing.is_busy {
+            return Err(Errno::TXTBSY.into());
+        }
         let _lock = target.lock();
         require_state(Some(existing), finish.if_match.as_deref())?;
         existing.file.set_len(0)?;
@@ -118,7 +121,7 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
         cancel.check()?;
         scratch.file.write_all_at(chunk, (step * STEP) as u64)?;
     }
-    scratch.publish(target, finish)
+    scratch.publish(target, finish, cancel)
 }
 
 fn is_refused(trouble: &Trouble) -> bool {
@@ -235,15 +238,15 @@ impl Scratch {
     }
 
     /// Gives it its name.
-    fn publish(mut self, target: &Target, finish: &Finish) -> Result<Written, Trouble> {
-        let published = self.try_publish(target, finish);
+    fn publish(mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+        let published = self.try_publish(target, finish, cancel);
         if published.is_err() {
             self.discard(target);
         }
         published
     }
 
-    fn try_publish(&mut self, target: &Target, finish: &Finish) -> Result<Written, Trouble> {
+    fn try_publish(&mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
         if let Some(mode) = finish.mode {
             rustix::fs::fchmod(&self.file, permissions(mode)?)?;
         }
@@ -254,6 +257,8 @@ impl Scratch {
             rustix::fs::fsync(&self.file)?;
         }
         let _lock = target.lock();
+        // Under the lock: whoever was called off before another began does not come after it.
+        cancel.check()?;
         if let Some(expected) = finish.if_match.as_deref() {
             require_state(target.existing()?.as_ref(), Some(expected))?;
         }
@@ -431,7 +436,7 @@ impl Draft {
             None => {}
         }
         let was_kept = scratch.is_kept;
-        let written = scratch.try_publish(&self.target, finish)?;
+        let written = scratch.try_publish(&self.target, finish, cancel)?;
         self.scratch = None;
         if was_kept {
             // Whoever was still at an older version when this one was begun may have gone by now.
@@ -442,6 +447,9 @@ impl Draft {
 
     /// In place, for a file that cannot be replaced.
     fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+        if existing.is_busy {
+            return Err(Errno::TXTBSY.into());
+        }
         let _lock = self.target.lock();
         require_state(Some(existing), finish.if_match.as_deref())?;
         existing.file.set_len(0)?;

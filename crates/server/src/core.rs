@@ -45,11 +45,13 @@ use crate::{
 
 mod config;
 mod guesses;
+mod hook;
 mod idle;
 mod ids;
 mod report;
 
 pub use config::Config;
+pub use hook::Hook;
 pub use idle::Visit;
 pub use ids::SessionIds;
 
@@ -233,7 +235,7 @@ impl Core {
         Arc::new(Self {
             sandboxes: Arc::new(Sandboxes::new(holders.clone(), hidden, tmpdir)),
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
-            files: Pool::default(),
+            files: Pool::new(config.before_file_work.clone()),
             seekers: Places::default(),
             config,
             holders,

@@ -14,7 +14,7 @@ use exec_server_fs::{Cancel, Draft, OpenFile};
 use exec_server_protocol::limits;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{error::Failure, process::lock};
+use crate::{core::Hook, error::Failure, process::lock};
 
 /// Jobs of all sessions that run at once, each on a thread.
 const JOBS: usize = 64;
@@ -22,20 +22,18 @@ const JOBS: usize = 64;
 /// The same of one session.
 const SESSION_JOBS: usize = 16;
 
-/// Bytes of files, in KiB, that all requests together hold between disk and answer: three of the largest and some.
-const READING_KIB: usize = 256 << 10;
+/// Bytes of files, in KiB, that all requests together hold between disk and answer, as bytes and as text: seven of the largest.
+const READING_KIB: usize = 1 << 20;
+
+/// The same of one session: one of the largest and some, so that one that reads slowly leaves room to the others.
+const SESSION_READING_KIB: usize = 192 << 10;
 
 /// Threads and memory for file work, of the whole server.
 #[derive(Debug)]
 pub(crate) struct Pool {
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,
-}
-
-impl Default for Pool {
-    fn default() -> Self {
-        Self { jobs: Arc::new(Semaphore::new(JOBS)), reading: Arc::new(Semaphore::new(READING_KIB)) }
-    }
+    before: Hook,
 }
 
 /// Calls a job off when whoever waits for it goes.
@@ -48,6 +46,11 @@ impl Drop for CallOff {
 }
 
 impl Pool {
+    /// One whose jobs call `before` first.
+    pub(crate) fn new(before: Hook) -> Self {
+        Self { jobs: Arc::new(Semaphore::new(JOBS)), reading: Arc::new(Semaphore::new(READING_KIB)), before }
+    }
+
     /// Runs a job that blocks, on a thread, when there is a place for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
@@ -57,7 +60,9 @@ impl Pool {
         let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
         let cancel = Cancel::new();
         let call_off = CallOff(cancel.clone());
+        let before = self.before.clone();
         let done = tokio::task::spawn_blocking(move || {
+            before.call();
             let done = job(&cancel);
             drop(places);
             done
@@ -68,9 +73,10 @@ impl Pool {
     }
 
     /// Room for so many bytes of a file; kept until they are on their way to the peer.
-    pub(crate) async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, Failure> {
-        let kib = usize::try_from(bytes.div_ceil(1024)).unwrap_or(usize::MAX).min(READING_KIB);
-        place(&self.reading, u32::try_from(kib).unwrap_or(u32::MAX)).await
+    pub(crate) async fn room(&self, files: &Files, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], Failure> {
+        let kib = usize::try_from(bytes.div_ceil(1024)).unwrap_or(usize::MAX).min(SESSION_READING_KIB);
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        Ok([place(&files.reading, kib).await?, place(&self.reading, kib).await?])
     }
 }
 
@@ -112,6 +118,7 @@ impl Handle {
 pub(crate) struct Files {
     handles: Mutex<Handles>,
     jobs: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
     /// Whose turn it is, for a client that did not announce `concurrent`: its requests have their effect one after the other.
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -126,7 +133,12 @@ struct Handles {
 
 impl Default for Files {
     fn default() -> Self {
-        Self { handles: Mutex::default(), jobs: Arc::new(Semaphore::new(SESSION_JOBS)), turn: Arc::default() }
+        Self {
+            handles: Mutex::default(),
+            jobs: Arc::new(Semaphore::new(SESSION_JOBS)),
+            reading: Arc::new(Semaphore::new(SESSION_READING_KIB)),
+            turn: Arc::default(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     view::{Plan, Start, View},
 };
 
-/// Every method that a move of some model client sends: those here, `command/…` by [`Relic`](crate::relic::Relic).
+/// Every method that a move of some model client sends: those here, `fs/…` by [`Desk`](crate::desk::Desk), `command/…` by [`Relic`](crate::relic::Relic).
 pub const METHODS: &[&str] = &[
     "initialize",
     "process/start",
@@ -28,6 +28,23 @@ pub const METHODS: &[&str] = &[
     "session/end",
     "environment/info",
     "environment/status",
+    "fs/readFile",
+    "fs/writeFile",
+    "fs/createDirectory",
+    "fs/getMetadata",
+    "fs/setMetadata",
+    "fs/canonicalize",
+    "fs/readDirectory",
+    "fs/walk",
+    "fs/remove",
+    "fs/copy",
+    "fs/createSymlink",
+    "fs/open",
+    "fs/readBlock",
+    "fs/close",
+    "fs/create",
+    "fs/writeBlock",
+    "fs/commit",
     "command/exec",
     "command/exec/write",
     "command/exec/terminate",

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     branch::Branch,
+    desk::{Desk, File},
     link::Link,
     rng::Rng,
     server::Server,
@@ -59,6 +60,8 @@ pub(crate) enum Call {
     List,
     EndSession,
     Subscribe(String),
+    /// Something with files.
+    File(File),
     /// Said by a connection that has lost its session: must be refused.
     Stale,
     /// Something senseless, and the kind of the error that it must be answered with.
@@ -110,6 +113,8 @@ pub struct Client {
     pub(crate) connections: BTreeMap<u32, Connection>,
     /// Its processes, by name.
     pub views: BTreeMap<String, View>,
+    /// Its files.
+    pub(crate) desk: Desk,
     /// The error kind of a resume that was refused for good.
     pub(crate) refused: Option<String>,
     pub(crate) ended: bool,
@@ -164,6 +169,7 @@ impl Client {
             attached: None,
             connections: BTreeMap::new(),
             views: BTreeMap::new(),
+            desk: Desk::default(),
             refused: None,
             ended: false,
             asked_to_end: false,

@@ -144,6 +144,7 @@ impl Client {
             Call::Subscribe(name) => self.trace(format_args!("follows {name}: {result}")),
             Call::Command(name) => self.trace(format_args!("command on {name}: {result}")),
             Call::List => self.handle_list(result),
+            Call::File(file) => self.handle_file(&file, result),
             Call::EndSession => {
                 self.trace(format_args!("session ended"));
                 self.ended = true;
@@ -250,6 +251,7 @@ impl Client {
             }
             (Call::Nonsense(expected), kind) if *expected == kind => self.stage.trace.count(Branch::Nonsense),
             (Call::Subscribe(_) | Call::Command(_), "unknownSession" | "unknownProcess") => {}
+            (Call::File(file), kind) if self.may_fail(file, kind) => {}
             (Call::Subscribe(_), "sessionExpired") => {}
             (call, "holderLost") if self.is_lost(call) => {}
             // Of another session, whose holder is that session's business.

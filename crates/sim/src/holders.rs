@@ -86,6 +86,11 @@ impl Holders {
         }))
     }
 
+    /// A directory for the files of a client, which is not there yet.
+    pub fn desk(&self, client: &str) -> std::path::PathBuf {
+        self.root.path().join("desks").join(client)
+    }
+
     /// Brings holders to life as they are asked for, and turns them until they end.
     pub async fn keep(self: Arc<Self>, stage: Stage) {
         loop {

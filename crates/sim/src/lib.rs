@@ -13,6 +13,7 @@ pub mod asks;
 pub mod branch;
 pub mod child;
 pub mod client;
+pub mod desk;
 pub mod dialer;
 pub mod fate;
 pub mod gate;

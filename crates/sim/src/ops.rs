@@ -43,7 +43,11 @@ impl World {
             36..42 => self.steer(client),
             42..49 => self.read(client),
             49..54 => self.change_habits(client),
-            54..68 => self.disturb(client),
+            54..59 => {
+                let mut rng = self.rng.fork();
+                self.clients[client].borrow_mut().use_files(&mut rng);
+            }
+            59..68 => self.disturb(client),
             68..82 => self.come_back(client),
             82..84 => self.race(client).await,
             84..85 => self.clients[client].borrow_mut().speak_stale(),

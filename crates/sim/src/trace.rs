@@ -36,6 +36,8 @@ pub enum Invariant {
     Lost,
     /// A start happens once, and only what was asked to die is killed.
     Start,
+    /// A file is read as it was written, whole, and never older than what was answered.
+    Files,
     /// Messages have the shape that the wire promises.
     Wire,
     /// Nothing panics, spins or is left behind.
@@ -56,6 +58,7 @@ impl Invariant {
             Self::Superseded => "superseded-changes-nothing",
             Self::Lost => "lost-with-a-true-reason",
             Self::Start => "started-once-killed-on-request",
+            Self::Files => "files-are-whole-and-never-older",
             Self::Wire => "messages-keep-their-shape",
             Self::Health => "nothing-panics-spins-or-is-left",
         }

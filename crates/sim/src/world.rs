@@ -15,7 +15,7 @@ use std::{
 };
 
 use exec_server_holder::Limits;
-use exec_server_server::core::{Config, SessionIds};
+use exec_server_server::core::{Config, Hook, SessionIds};
 use tokio::{
     task::LocalSet,
     time::{Instant, sleep},
@@ -24,6 +24,7 @@ use tokio::{
 use crate::{
     branch::Branch,
     client::{Arrival, Client, Kind},
+    desk::Desk,
     gate::Gate,
     holders::Holders,
     link::{Link, Quality},
@@ -115,12 +116,16 @@ impl World {
             ttl_ms: 120_000,
             ..Limits::default()
         };
-        let holders = Holders::new(limits, gate)?;
+        let holders = Holders::new(limits, gate.clone())?;
         let sessions = AtomicU64::new(0);
         let config = Config {
             // Below three segments a child could block for ever: one stays readable, one is sealed, one is written.
             memory_cap_bytes: *rng.pick(&[3 << 20, 4 << 20]),
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
+            before_file_work: Hook::from_fn({
+                let gate = gate.clone();
+                move || gate.pass()
+            }),
             session_ids: SessionIds::from_fn(move || {
                 // As long as a real one, and the same in every run of a seed.
                 format!("{:08x}-0000-4000-8000-{seed:012x}", sessions.fetch_add(1, Ordering::Relaxed))
@@ -180,6 +185,7 @@ impl World {
         self.next_client += 1;
         let client = Client::new(name, kind, self.server.clone(), self.stage.clone(), self.rng.fork());
         let mut state = client.borrow_mut();
+        state.desk = Desk::new(self.holders.desk(&state.name));
         state.acks_promptly = self.rng.chance(50);
         state.tells_gaps |= self.rng.chance(30);
         if kind == Kind::Acknowledges {

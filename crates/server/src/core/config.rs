@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use exec_server_protocol::{limits, process::Overflow};
 
-use super::SessionIds;
+use super::{Hook, SessionIds};
 use crate::audit::Audit;
 
 /// Settings of the core; every timeout and bound that a test or a user may want to change.
@@ -42,6 +42,8 @@ pub struct Config {
     pub closed_processes: usize,
     /// How long a closed process stays readable.
     pub closed_kept: Duration,
+    /// Called on the thread of a file operation before it begins, by a program that must repeat itself.
+    pub before_file_work: Hook,
     /// How sessions are named.
     pub session_ids: SessionIds,
     /// Files and directories that no sandbox ever shows, besides the state directory: tokens, keys, sockets.
@@ -77,6 +79,7 @@ impl Default for Config {
             processes_max: limits::RUNNING_PROCESSES,
             closed_processes: limits::CLOSED_PROCESSES,
             closed_kept: limits::CLOSED_KEPT,
+            before_file_work: Hook::default(),
             session_ids: SessionIds::default(),
             hidden: Vec::new(),
         }

@@ -11,8 +11,11 @@ use crate::{error::Failure, handlers::Context, pump::Reply};
 /// What to do with a file that is too large for one message.
 const READ_ADVICE: &str = "read it in blocks with `fs/open` and `fs/readBlock`";
 
-/// Files up to this size are opened and read in one go; larger ones wait for room in between.
+/// Files up to this size are read without asking for room.
 const SMALL_BYTES: u64 = 1 << 20;
+
+/// How often a file may have grown while its reader waited for room.
+const GROWTHS: usize = 8;
 
 /// `fs/readFile`: a file, a range of it or some lines.
 pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
@@ -31,27 +34,30 @@ async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire
     };
     errand.context.peer.mailbox.room_for_answers().await;
     let most = limits::FILE_BYTES as u64;
-    let opened = errand
-        .run(params.sandbox.as_deref(), move |view, cancel| {
-            let file = files::open(view, &path, links)?;
-            if file.expects(part, most) > SMALL_BYTES {
-                return Ok(Err(file));
+    let mut room = (SMALL_BYTES, None);
+    // Larger ones wait for room, and hold no descriptor meanwhile; they may have grown by then.
+    for _ in 0..GROWTHS {
+        let (path, reserved) = (path.clone(), room.0);
+        let read = errand
+            .run(params.sandbox.as_deref(), move |view, cancel| {
+                let file = files::open(view, &path, links)?;
+                match file.expects(part, most) {
+                    expected if expected > reserved => Ok(Err(expected)),
+                    _ => file.read(part, most, READ_ADVICE, cancel).map(|content| Ok(read_result(&content))),
+                }
+            })
+            .await?;
+        match read {
+            Ok(content) => return Ok(content),
+            Err(expected) => {
+                drop(room.1.take());
+                // Once as bytes, and once as text.
+                let bytes = expected + expected.div_ceil(3) * 4;
+                room = (expected, Some(errand.context.core.files.room(&errand.session().files, bytes).await?));
             }
-            file.read(part, most, READ_ADVICE, cancel).map(Ok)
-        })
-        .await?;
-    let content = match opened {
-        Ok(content) => read_result(&content),
-        Err(file) => {
-            let bytes = file.expects(part, most);
-            // Once as bytes, and once as text.
-            let _room = errand.context.core.files.room(bytes + bytes.div_ceil(3) * 4).await?;
-            errand
-                .work(move |cancel| file.read(part, most, READ_ADVICE, cancel).map(|content| read_result(&content)))
-                .await?
         }
-    };
-    Ok(content)
+    }
+    Err(Failure::FileInput { what: "the file grows faster than it can be read; read a range of it" })
 }
 
 fn read_result(content: &files::Content) -> wire::ReadFileResult {

@@ -1,0 +1,26 @@
+//! A word to whoever wants to know that something is about to happen. Does nothing unless a simulation listens.
+
+use std::{fmt, sync::Arc};
+
+/// Something to call; nothing by default.
+#[derive(Clone, Default)]
+pub struct Hook(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Hook {
+    /// Calls this.
+    pub fn from_fn(call: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    pub(crate) fn call(&self) {
+        if let Some(call) = &self.0 {
+            call();
+        }
+    }
+}
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}

@@ -1,0 +1,145 @@
+//! What a model client does with files: a register that it writes and reads, and every other method beside it, in a directory of its own.
+//!
+//! Its promise: what is read was written whole, is no older than the last write that was answered before the read was sent, and no newer than
+//! the last one that was sent.
+
+use std::path::PathBuf;
+
+use exec_server_protocol::base64;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Call, Client},
+    rng::Rng,
+    trace::Invariant,
+};
+
+/// How often its number stands in a register: half a file would show.
+const TIMES: usize = 700;
+
+/// What a client knows of its register.
+#[derive(Debug, Default)]
+pub struct Desk {
+    dir: PathBuf,
+    /// The last number that was sent.
+    sent: u64,
+    /// The highest one whose write was answered.
+    settled: u64,
+    /// Drafts that it made.
+    drafts: u64,
+}
+
+/// A request about files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum File {
+    /// Writes this number.
+    Write(u64),
+    /// Reads, when this number was settled.
+    Read(u64),
+    /// Of which only the answer counts.
+    Other,
+}
+
+impl Desk {
+    /// One in this directory, which the client makes itself.
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self { dir, ..Self::default() }
+    }
+}
+
+fn bytes(number: u64) -> String {
+    base64::encode(format!("{number:08}\n").repeat(TIMES).as_bytes())
+}
+
+/// The number of a register, if all of it says the same.
+fn number(chunk: &str) -> Option<u64> {
+    let text = String::from_utf8(base64::decode(chunk).ok()?).ok()?;
+    let first = text.lines().next()?;
+    let is_whole = text.lines().count() == TIMES && text.lines().all(|line| line == first);
+    is_whole.then(|| first.parse().ok()).flatten()
+}
+
+impl Client {
+    /// Does something with files.
+    pub fn use_files(&mut self, rng: &mut Rng) {
+        let Some(attached) = self.attached else { return };
+        let at = |name: &str| json!(self.desk.dir.join(name));
+        let (register, copy, link) = (at("register"), at("copy"), at("link"));
+        let options = json!({"maxDepth": 2, "maxDirectories": 9, "maxEntries": 9, "followDirectorySymlinks": true});
+        let (method, params) = match rng.within(0..20) {
+            0..4 => return self.write_register(attached, register),
+            4..7 => return self.read_register(attached, register),
+            7 => return self.draft_register(attached, register),
+            8 => ("fs/getMetadata", json!({"path": register})),
+            9 => ("fs/setMetadata", json!({"path": copy, "mode": 0o600})),
+            10 => ("fs/canonicalize", json!({"path": link})),
+            11 => ("fs/readDirectory", json!({"path": self.desk.dir, "details": true})),
+            12 => ("fs/walk", json!({"path": self.desk.dir, "options": options})),
+            13 => ("fs/remove", json!({"path": copy})),
+            14 => ("fs/copy", json!({"sourcePath": register, "destinationPath": copy, "recursive": false})),
+            15 => ("fs/createSymlink", json!({"path": link, "target": "register", "replace": true})),
+            16 => ("fs/open", json!({"handleId": "h", "path": register})),
+            17 => ("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 100})),
+            18 => ("fs/close", json!({"handleId": "h"})),
+            _ => ("fs/createDirectory", json!({"path": self.desk.dir.join("sub")})),
+        };
+        self.trace(format_args!("{method}"));
+        self.call(attached, Call::File(File::Other), method, params);
+    }
+
+    fn write_register(&mut self, attached: u32, path: Value) {
+        let dir = json!({"path": self.desk.dir});
+        self.call(attached, Call::File(File::Other), "fs/createDirectory", dir);
+        self.desk.sent += 1;
+        let number = self.desk.sent;
+        self.trace(format_args!("writes {number} into its register"));
+        let params = json!({"path": path, "dataBase64": bytes(number)});
+        self.call(attached, Call::File(File::Write(number)), "fs/writeFile", params);
+    }
+
+    fn read_register(&mut self, attached: u32, path: Value) {
+        let settled = self.desk.settled;
+        self.trace(format_args!("reads its register"));
+        self.call(attached, Call::File(File::Read(settled)), "fs/readFile", json!({"path": path}));
+    }
+
+    /// The same as a write, in three steps. Where one of them is cut off nothing happens.
+    fn draft_register(&mut self, attached: u32, path: Value) {
+        self.desk.sent += 1;
+        self.desk.drafts += 1;
+        let (number, id) = (self.desk.sent, format!("d{}", self.desk.drafts));
+        self.trace(format_args!("drafts {number} for its register"));
+        self.call(attached, Call::File(File::Other), "fs/create", json!({"handleId": id, "path": path}));
+        let block = json!({"handleId": id, "offset": 0, "chunk": bytes(number)});
+        self.call(attached, Call::File(File::Other), "fs/writeBlock", block);
+        self.call(attached, Call::File(File::Write(number)), "fs/commit", json!({"handleId": id}));
+    }
+
+    pub(crate) fn handle_file(&mut self, file: &File, result: &Value) {
+        match file {
+            File::Write(number) => {
+                self.trace(format_args!("{number} is in its register"));
+                self.desk.settled = self.desk.settled.max(*number);
+            }
+            File::Read(settled) => {
+                let read = result["dataBase64"].as_str().and_then(number);
+                self.trace(format_args!("its register says {read:?}"));
+                if !read.is_some_and(|read| (*settled..=self.desk.sent).contains(&read)) {
+                    let sent = self.desk.sent;
+                    self.wrong(Invariant::Files, format_args!("read {read:?}, settled {settled}, sent {sent}"));
+                }
+            }
+            File::Other => self.trace(format_args!("file work done")),
+        }
+    }
+
+    /// Whether a file request may fail so. A register that was settled is there.
+    pub(crate) fn may_fail(&self, file: &File, kind: &str) -> bool {
+        match file {
+            File::Read(settled) => *settled == 0 && kind == "notFound",
+            File::Write(_) | File::Other => {
+                ["notFound", "unknownHandle", "duplicateHandle", "tooManyHandles", "alreadyExists"].contains(&kind)
+            }
+        }
+    }
+}
