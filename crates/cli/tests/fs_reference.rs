@@ -121,7 +121,7 @@ fn file_system_write_file_refuses_bad_base64_and_missing_files_are_not_found() {
     for method in ["fs/readFile", "fs/readDirectory", "fs/canonicalize", "fs/getMetadata"] {
         assert_error(&files.fails(method, json!({"path": path})), -32004, "notFound");
     }
-    assert_error(&files.fails("fs/readFile", json!({"path": files.dir()})), -32603, "isADirectory");
+    assert_error(&files.fails("fs/readFile", json!({"path": files.dir()})), -32600, "notRegularFile");
     files.file("file", b"");
     assert_error(&files.fails("fs/readDirectory", json!({"path": path})), -32603, "notADirectory");
 }
@@ -393,12 +393,12 @@ fn file_system_operations_can_reject_symlinks_in_any_path_component() {
             ("fs/create", json!({"handleId": "h"})),
         ] {
             let params = wire::with(json!({"path": path, "followSymlinks": false}), more);
-            assert_error(&files.fails(method, params), -32600, "symlinkRefused");
+            assert_error(&files.fails(method, params), -32603, "symlinkRefused");
         }
     }
     let below = json!({"path": files.path("alias/new"), "followSymlinks": false});
-    assert_error(&files.fails("fs/createDirectory", below.clone()), -32600, "symlinkRefused");
-    assert_error(&files.fails("fs/writeFile", wire::with(below, json!({"dataBase64": ""}))), -32600, "symlinkRefused");
+    assert_error(&files.fails("fs/createDirectory", below.clone()), -32603, "symlinkRefused");
+    assert_error(&files.fails("fs/writeFile", wire::with(below, json!({"dataBase64": ""}))), -32603, "symlinkRefused");
     assert_eq!(names(&target), ["file"]);
     assert_eq!(fs::read(&file).expect("the file"), b"old");
     // Where there is no link all of them work.

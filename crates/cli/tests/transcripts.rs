@@ -2,7 +2,7 @@
 //!
 //! What must agree: shapes, codes, statuses, sequence numbers, and the order of each process's events. What is free: error texts but
 //! the literals of spec 0.1, session ids, ports, further keys, and how two writes of a child are cut into chunks. Where ours differs by
-//! decision the test says so, with its reason; `files.jsonl` belongs to the issue of the file methods.
+//! decision the test says so, with its reason.
 
 mod common;
 mod replay;
@@ -37,6 +37,7 @@ fn every_transcript_is_replayed_or_left_to_another_issue() {
         .collect();
     let replayed = [
         "env-policy",
+        "files",
         "handshake",
         "late-output",
         "malformed",
@@ -127,6 +128,50 @@ fn unknown_notification() {
     let mut client = Replay::run(&server, "unknown-notification", same, same);
     client.expect_orphan_error("unknownNotification");
     client.assert_alive();
+}
+
+/// Where the files of `files` stand.
+fn scratch() -> String {
+    format!("/tmp/exec-server-scratch-{}", std::process::id())
+}
+
+/// The same message about files at another place.
+fn elsewhere(message: &Value) -> Value {
+    let text = message.to_string().replace("/scratch/", &format!("{}/", scratch()));
+    serde_json::from_str(&text).expect("only a name was changed")
+}
+
+#[test]
+fn files() {
+    // The recorder made a FIFO and two links by hand; they stand there from the beginning here. Times are this host's, and so is the
+    // order of a listing, which `fs_reference` compares.
+    let server = TestServer::start();
+    let name = scratch();
+    let name = name.strip_prefix("/tmp/").expect("it is there");
+    let scratch = tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in("/tmp").expect("make a directory");
+    let dir = scratch.path().join("d");
+    fs::create_dir(&dir).expect("make a directory");
+    wire::fifo(&dir, "fifo");
+    std::os::unix::fs::symlink("f", dir.join("l")).expect("make a link");
+    std::os::unix::fs::symlink("nowhere", dir.join("broken")).expect("make a link");
+    Replay::run(
+        &server,
+        "files",
+        |message| Some(elsewhere(message)),
+        |message| {
+            let mut message = elsewhere(message);
+            match message["id"].as_i64() {
+                Some(11 | 12 | 14) => {
+                    let result = message["result"].as_object_mut().expect("metadata");
+                    result.retain(|key, _| key.starts_with("is"));
+                }
+                Some(15) => message["result"] = json!({}),
+                _ => {}
+            }
+            Some(message)
+        },
+    )
+    .assert_alive();
 }
 
 /// Where the script of `start_errors` stands.

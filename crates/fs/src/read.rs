@@ -102,7 +102,6 @@ pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags
 pub(crate) fn require_regular(stat: &Stat) -> Result<(), Trouble> {
     match stat.kind {
         Type::File => Ok(()),
-        Type::Directory => Err(Errno::ISDIR.into()),
         other => Err(Trouble::NotRegular(other.noun())),
     }
 }

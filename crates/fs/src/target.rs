@@ -82,6 +82,9 @@ impl Target {
     /// The file of this name, if there is one, open for writing; asking for that is how the system says whether it may be written.
     pub(crate) fn existing(&self) -> Result<Option<Existing>, Trouble> {
         let Some(seen) = self.stat()? else { return Ok(None) };
+        if seen.kind == Type::Directory {
+            return Err(Errno::ISDIR.into());
+        }
         require_regular(&seen)?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let open = |access: OFlags| rustix::fs::openat(&self.dir, &self.name, access | flags, Mode::empty());

@@ -102,8 +102,8 @@ kinds! {
     TooManyHandles "tooManyHandles" INVALID_REQUEST "There are as many open files, searches or watches as there may be.";
     InvalidPattern "invalidPattern" INVALID_PARAMS "A regular expression or a glob cannot be read.";
     InvalidInput "invalidInput" INVALID_REQUEST "The request makes no sense for this file, or exceeds a bound of its method.";
-    SymlinkRefused "symlinkRefused" INVALID_REQUEST "The path contains a symbolic link, and the request follows none.";
-    NotRegularFile "notRegularFile" INVALID_REQUEST "It is a FIFO, a socket, a device or a file of the kernel, and has no bytes to give or take.";
+    SymlinkRefused "symlinkRefused" INTERNAL "The path contains a symbolic link, and the request follows none.";
+    NotRegularFile "notRegularFile" INVALID_REQUEST "It is a directory, a FIFO, a socket, a device or a file of the kernel, and has no bytes to give or take.";
     FileTooLarge "fileTooLarge" INVALID_REQUEST "The file is too large for one message; `fs/open` and `fs/create` take it in blocks.";
     EtagMismatch "etagMismatch" INVALID_REQUEST "The file is not in the state that `ifMatch` names.";
     DraftBusy "draftBusy" INVALID_REQUEST "Somebody else writes the draft that is kept under this word.";
