@@ -108,7 +108,6 @@ pub(crate) fn require_regular(stat: &Stat) -> Result<(), Trouble> {
 
 pub(crate) fn refuse_proc(fd: BorrowedFd<'_>) -> Result<(), Trouble> {
     let kind = rustix::fs::fstatfs(fd)?.f_type;
-    #[expect(clippy::unnecessary_cast, reason = "its type differs between platforms")]
     if kind as i64 == PROC_SUPER_MAGIC { Err(Trouble::NotRegular("a file of /proc")) } else { Ok(()) }
 }
 

@@ -93,7 +93,7 @@ pub(crate) enum Failure {
     #[error("`{path}`: a path of another kind of host")]
     ForeignPath { path: String },
     #[error("{0}")]
-    File(#[from] exec_server_fs::Error),
+    File(Box<exec_server_fs::Error>),
     #[error("dataBase64 is not base64 with padding")]
     FileBase64,
     #[error("{what}")]
@@ -213,6 +213,12 @@ impl Failure {
             Self::File(error) if error.kind() == exec_server_fs::Kind::PermissionDenied => INVALID_REQUEST,
             other => other.kind().code(),
         }
+    }
+}
+
+impl From<exec_server_fs::Error> for Failure {
+    fn from(error: exec_server_fs::Error) -> Self {
+        Self::File(Box::new(error))
     }
 }
 
