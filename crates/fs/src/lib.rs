@@ -39,6 +39,6 @@ pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns}
 pub use read::{Block, Content, OpenFile, Part, open};
 pub use remove::remove;
 pub use stop::{Stop, Stopped};
-pub use view::{Links, View};
+pub use view::{Links, Tree, View};
 pub use walk::{Walk, Walked, walk};
 pub use write::{Draft, Finish, Place, Written, write};

@@ -7,6 +7,9 @@
 //!
 //! An absolute link that leads back beneath a root is refused by `RESOLVE_BENEATH`, too. There the kernel is asked where the path
 //! leads, and that answer is opened beneath its root without following any link: the answer is a hint, never a permission.
+//!
+//! A view may be of another [`Tree`] than this process's own: then every path begins at the root of that tree, absolute links too
+//! (`RESOLVE_IN_ROOT`), and roots are directories in it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,6 +18,7 @@ use std::{
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::{
@@ -42,8 +46,21 @@ pub enum Links {
 /// Where paths may lead.
 #[derive(Debug, Default)]
 pub struct View {
+    /// Another tree than this process's own, in which every path begins and ends.
+    tree: Option<Arc<Tree>>,
     /// `None` means anywhere.
     roots: Option<Vec<Root>>,
+}
+
+/// A tree of files that somebody else has put together, such as that of a sandbox.
+#[derive(Debug)]
+pub struct Tree {
+    /// Its root. Paths are resolved in it as if nothing else were there.
+    pub root: OwnedFd,
+    /// File systems (`st_dev`) that only cover what is hidden, or hold the way to what is not: nothing in them is shown.
+    pub covers: Vec<u64>,
+    /// What must not come into being, without links.
+    pub absent: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -64,32 +81,66 @@ impl View {
     /// Everything that this process may touch.
     #[must_use]
     pub fn everything() -> Self {
-        Self { roots: None }
+        Self { tree: None, roots: None }
+    }
+
+    /// Everything that a tree shows.
+    #[must_use]
+    pub fn of(tree: Arc<Tree>) -> Self {
+        Self { tree: Some(tree), roots: None }
     }
 
     /// Only what lies beneath these directories. One that cannot be opened permits nothing.
     pub fn beneath<P: AsRef<Path>>(roots: impl IntoIterator<Item = P>) -> Self {
+        Self::everything().narrowed(roots)
+    }
+
+    /// Only what lies beneath these directories of it. One that cannot be opened permits nothing.
+    #[must_use]
+    pub fn narrowed<P: AsRef<Path>>(self, roots: impl IntoIterator<Item = P>) -> Self {
         let open = |given: &Path| -> Option<Root> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::openat(CWD, given, flags, Mode::empty()).ok()?;
+            let dir = match &self.tree {
+                None => rustix::fs::openat(CWD, given, flags, Mode::empty()).ok()?,
+                Some(_) => open_along(&self.anywhere(given), flags, Mode::empty()).ok()?,
+            };
             let real = real_path(dir.as_fd()).ok()?;
             Some(Root { given: given.to_owned(), real, dir })
         };
-        Self { roots: Some(roots.into_iter().filter_map(|root| open(root.as_ref())).collect()) }
+        let roots = Some(roots.into_iter().filter_map(|root| open(root.as_ref())).collect());
+        Self { roots, ..self }
     }
 
     /// Whether paths may lead anywhere.
     #[must_use]
     pub fn is_everything(&self) -> bool {
-        self.roots.is_none()
+        self.roots.is_none() && self.tree.is_none()
+    }
+
+    /// A path as it stands, in the tree or in this process's own.
+    fn anywhere(&self, path: &Path) -> Way<'_> {
+        let (from, resolve) = match &self.tree {
+            None => (CWD, ResolveFlags::NO_MAGICLINKS),
+            Some(tree) => (tree.root.as_fd(), ResolveFlags::NO_MAGICLINKS | ResolveFlags::IN_ROOT),
+        };
+        Way { from, rest: path.to_owned(), resolve }
+    }
+
+    /// Nothing of what covers something else, or only holds the way to it, is shown.
+    fn shown(&self, fd: OwnedFd) -> Result<OwnedFd, Trouble> {
+        match &self.tree {
+            Some(tree) if tree.covers.contains(&rustix::fs::fstat(&fd)?.st_dev) => Err(Trouble::OutsideView),
+            _ => Ok(fd),
+        }
     }
 
     /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
-        match self.open_directly(path, links, flags, mode) {
+        let opened = match self.open_directly(path, links, flags, mode) {
             Err(trouble) if trouble.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
             other => other,
-        }
+        };
+        opened.and_then(|fd| self.shown(fd))
     }
 
     /// A descriptor that stands for a path and opens nothing.
@@ -106,6 +157,12 @@ impl View {
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
         let dir = self.open(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
+            let whole = real_path(dir.as_fd())?.join(name);
+            if tree.absent.contains(&whole) {
+                return Err(Trouble::OutsideView);
+            }
+        }
         Ok((dir, name))
     }
 
@@ -124,7 +181,7 @@ impl View {
         if links == Links::Refuse {
             return Err(Trouble::OutsideView);
         }
-        let anywhere = Way { from: CWD, rest: path.to_owned(), resolve: ResolveFlags::NO_MAGICLINKS };
+        let anywhere = self.anywhere(path);
         // What lies outside is nobody's business here, not even whether it exists.
         let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| Trouble::OutsideView)?;
         let real = real_path(hint.as_fd()).map_err(|_| Trouble::OutsideView)?;
@@ -136,12 +193,11 @@ impl View {
     }
 
     fn way(&self, path: &Path, links: Links) -> Result<Way<'_>, Trouble> {
-        let mut resolve = ResolveFlags::NO_MAGICLINKS;
-        if links == Links::Refuse {
-            resolve |= ResolveFlags::NO_SYMLINKS;
-        }
+        let no_links = if links == Links::Refuse { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
+        let resolve = ResolveFlags::NO_MAGICLINKS | no_links;
         let Some(roots) = &self.roots else {
-            return Ok(Way { from: CWD, rest: path.to_owned(), resolve });
+            let way = self.anywhere(path);
+            return Ok(Way { resolve: way.resolve | no_links, ..way });
         };
         let beneath = |root: &Root, base: &Path| {
             let rest = path.strip_prefix(base).ok()?;

@@ -215,7 +215,10 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
             continue;
         }
         rules.stamp(&git);
-        let Ok(meta) = fs::symlink_metadata(&git) else { continue };
+        let Ok(meta) = fs::symlink_metadata(&git) else {
+            rules.absent.push(git);
+            continue;
+        };
         if meta.is_symlink() {
             let what =
                 format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());

@@ -43,6 +43,8 @@ pub struct Rules {
     pub(crate) rules: BTreeMap<PathBuf, Rule>,
     /// Links that lead to what is granted, and their texts.
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
+    /// What must not come into being: it would be read-only if it were there.
+    pub(crate) absent: Vec<PathBuf>,
     /// What decided how the policy was read: places, and what was there.
     stamps: Vec<(PathBuf, Option<(u64, u64)>)>,
 }
@@ -79,7 +81,8 @@ impl Rules {
     /// Whether a path, wherever its links lead now, may be used like this. For texts and early answers: what enforces is a view.
     pub fn decide(&self, path: &Path, wanted: Access) -> Result<(), Denied> {
         let real = paths::reach(path);
-        if self.access(&real).includes(wanted) { Ok(()) } else { Err(Denied { path: real, wanted }) }
+        let is_kept_absent = wanted == Access::Write && self.absent.iter().any(|path| real.starts_with(path));
+        if self.access(&real).includes(wanted) && !is_kept_absent { Ok(()) } else { Err(Denied { path: real, wanted }) }
     }
 
     /// Whether all of it may be written, and nothing is excepted but what is hidden from everybody.
@@ -87,6 +90,11 @@ impl Rules {
         let is_hidden = |path: &Path| hidden.iter().any(|hidden| paths::reach(hidden) == path);
         self.rules.get(Path::new("/")).is_some_and(|rule| rule.access == Access::Write)
             && self.rules.iter().all(|(path, rule)| rule.access == Access::Write || is_hidden(path))
+    }
+
+    /// Paths that must not come into being: they would be read-only if they were there.
+    pub fn absent(&self) -> &[PathBuf] {
+        &self.absent
     }
 
     /// Whether the places that the policy speaks of are what they were when it was read.

@@ -128,12 +128,14 @@ impl Script {
         Self { is_empty_tree: root == Access::Deny, is_read_only: root == Access::Read, steps }
     }
 
-    /// The first directory that is covered by an empty one, for whoever wants to know its file system.
-    pub fn mask(&self) -> Option<&Path> {
-        self.steps.iter().find_map(|step| match step {
-            Step::MaskDir { path, is_open: false } => Some(path.as_path()),
-            _ => None,
-        })
+    /// Places in the view whose file systems only cover something else, or hold the way to it.
+    pub fn covers(&self) -> Vec<&Path> {
+        let root = self.is_empty_tree.then_some(Path::new("/"));
+        let masks = self.steps.iter().filter_map(|step| match step {
+            Step::MaskDir { path, .. } | Step::MaskFile { path } => Some(path.as_path()),
+            Step::Bind { .. } | Step::Terminals { .. } | Step::Link { .. } => None,
+        });
+        root.into_iter().chain(masks).collect()
     }
 
     /// As bytes, for the process that makes the mounts.

@@ -5,10 +5,12 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
+use exec_server_fs::{self as files, Tree, View};
 use exec_server_protocol::{
     path::{Form, PathArg},
     sandbox as wire,
@@ -16,6 +18,9 @@ use exec_server_protocol::{
 use exec_server_sandbox::{
     Access, Applied, Built, Denied, Entry, Kit, KitError, Place, Policy, PolicyError, Purpose, Rules, Scope, Script,
 };
+
+use rustix::fs::{AtFlags, statat};
+use serde_json::value::RawValue;
 
 use crate::{
     core::{Core, Holders},
@@ -49,9 +54,38 @@ pub(crate) struct Confined {
 /// Where files of a confined request are.
 #[derive(Debug)]
 pub(crate) struct FileView {
-    /// Absent where all may be touched.
-    pub(crate) built: Option<Built>,
+    /// What it shows, and what keeps it; absent where all may be touched.
+    shown: Option<(Arc<Tree>, OwnedFd)>,
     pub(crate) rules: Rules,
+}
+
+impl FileView {
+    /// What a request sees, beneath its roots if it has any.
+    pub(crate) fn view(&self) -> View {
+        self.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
+    }
+
+    /// An early word for what takes long: whether it may begin there at all.
+    pub(crate) fn permits_reading(&self, path: &Path) -> Result<(), Failure> {
+        if self.shown.is_none() {
+            return Ok(());
+        }
+        Ok(self.rules.decide(path, Access::Read)?)
+    }
+
+    /// Says of an operation that failed that the sandbox was the reason, where it was.
+    pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
+        self.shown.as_ref()?;
+        let is_read_only =
+            matches!(&error.trouble, files::Trouble::Os(os) if os.kind() == io::ErrorKind::ReadOnlyFilesystem);
+        let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.kind() {
+            // Only what wants to write meets these in what it may read.
+            files::Kind::PermissionDenied | files::Kind::OutsideView => self.rules.decide(&error.path, Access::Write),
+            _ if is_read_only => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
+            _ => Ok(()),
+        });
+        denied.err().map(Failure::from)
+    }
 }
 
 impl Confined {
@@ -134,6 +168,13 @@ impl Sandboxes {
         Ok(Some(Confinement { files, scope, is_network_restricted }))
     }
 
+    /// The same from the text of a request.
+    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Option<Confinement>, Failure> {
+        let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
+            .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
+        context.as_ref().map_or(Ok(None), |context| self.read(context))
+    }
+
     /// What a process is to be confined with.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
         self.ready(asked, &self.processes, |rules| {
@@ -153,8 +194,8 @@ impl Sandboxes {
     pub(crate) fn files(&self, asked: &Confinement) -> Result<Arc<FileView>, Failure> {
         self.ready(asked, &self.views, |rules| {
             let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
-            let built = if is_open { None } else { Some(self.build(rules, Purpose::Files)?) };
-            Ok(FileView { built, rules: rules.clone() })
+            let shown = if is_open { None } else { Some(self.show(rules)?) };
+            Ok(FileView { shown, rules: rules.clone() })
         })
     }
 
@@ -202,6 +243,24 @@ impl Sandboxes {
         }
         kept.push((asked.clone(), made.clone()));
         Ok(made)
+    }
+
+    /// A tree of files that shows what the rules grant, and the namespace that it is in.
+    fn show(&self, rules: &Rules) -> Result<(Arc<Tree>, OwnedFd), Failure> {
+        let script = Script::new(rules, Purpose::Files);
+        let Built { root, mounts, .. } = self.build(rules, Purpose::Files)?;
+        let mut covers = Vec::new();
+        for path in script.covers() {
+            let below =
+                path.strip_prefix("/").ok().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let stat = statat(&root, below, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = stat
+                .map_err(|errno| Failure::NotEnforceable { what: format!("look at the view of the files: {errno}") })?;
+            if !covers.contains(&stat.st_dev) {
+                covers.push(stat.st_dev);
+            }
+        }
+        Ok((Arc::new(Tree { root, covers, absent: rules.absent().to_vec() }), mounts))
     }
 
     fn build(&self, rules: &Rules, purpose: Purpose) -> Result<Built, Failure> {

@@ -6,6 +6,7 @@ use exec_server_protocol::{
     ProcessId,
     path::{self, PathArg},
     process as wire,
+    sandbox::SandboxContext,
 };
 
 use super::millis;
@@ -31,6 +32,7 @@ pub struct Start {
     pub(crate) timeout: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) overflow: Option<wire::Overflow>,
+    pub(crate) sandbox: Option<SandboxContext>,
     pub(crate) terminate_on_drop: bool,
 }
 
@@ -51,6 +53,7 @@ impl Start {
             timeout: None,
             idle_timeout: None,
             overflow: None,
+            sandbox: None,
             terminate_on_drop: false,
         }
     }
@@ -145,6 +148,13 @@ impl Start {
         self
     }
 
+    /// Confines it and all that it starts; a server that cannot do so refuses.
+    #[must_use]
+    pub fn sandbox(mut self, sandbox: SandboxContext) -> Self {
+        self.sandbox = Some(sandbox);
+        self
+    }
+
     /// Ends the process when its last handle is dropped.
     #[must_use]
     pub fn terminate_on_drop(mut self, terminate: bool) -> Self {
@@ -167,7 +177,7 @@ impl Start {
             timeout_ms: self.timeout.map(millis),
             idle_timeout_ms: self.idle_timeout.map(millis),
             overflow: self.overflow,
-            sandbox: None,
+            sandbox: self.sandbox.clone(),
             enforce_managed_network: false,
             managed_network: None,
             network_proxy: None,

@@ -9,18 +9,29 @@ pub(crate) mod seek;
 pub(crate) mod tree;
 pub(crate) mod whole;
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
 
 use exec_server_fs::{self as files, Cancel, Links, View};
 use exec_server_protocol::{
-    base64, fs as wire,
+    base64,
+    failure::Kind,
+    fs as wire,
     path::{PathArg, PathError},
 };
 use serde_json::value::RawValue;
 use tokio::sync::OwnedMutexGuard;
 
 use super::Context;
-use crate::{audit::Record, error::Failure, pump::Reply, session::Session};
+use crate::{
+    audit::Record,
+    error::Failure,
+    pump::Reply,
+    sandbox::{Confinement, FileView, Sandboxes},
+    session::Session,
+};
 
 /// A request on its way: who asked, and its turn among the others of its session.
 struct Errand {
@@ -31,15 +42,26 @@ struct Errand {
 }
 
 /// What of this host's files a request sees: the one place that says so, for whichever thread looks.
+#[derive(Clone)]
 struct Sight {
     roots: Vec<PathBuf>,
+    /// What the sandbox of the request asks for, and who makes it.
+    confinement: Option<(Confinement, Arc<Sandboxes>)>,
+}
+
+/// What a request sees, made.
+struct Seen {
+    view: View,
+    sandbox: Option<Arc<FileView>>,
 }
 
 impl Sight {
-    /// Shows the files to some work, on the thread that calls this.
-    fn show<T>(&self, work: impl FnOnce(&View) -> T) -> T {
-        let view = if self.roots.is_empty() { View::everything() } else { View::beneath(&self.roots) };
-        work(&view)
+    /// Makes it, on the thread that calls this: a sandbox may have to be put together first.
+    fn look(&self) -> Result<Seen, Failure> {
+        let sandbox = self.confinement.as_ref().map(|(asked, sandboxes)| sandboxes.files(asked)).transpose()?;
+        let view = sandbox.as_ref().map_or_else(View::everything, |sandbox| sandbox.view());
+        let view = if self.roots.is_empty() { view } else { view.narrowed(&self.roots) };
+        Ok(Seen { view, sandbox })
     }
 }
 
@@ -72,28 +94,46 @@ impl Errand {
         operation: impl FnOnce(&View, &Cancel) -> files::Result<T> + Send + 'static,
     ) -> Result<T, Failure> {
         let sight = self.sight(sandbox)?;
-        let job = move |cancel: &Cancel| sight.show(|view| operation(view, cancel));
+        let job = move |cancel: &Cancel| -> Result<T, Troubled> {
+            let seen = sight.look()?;
+            operation(&seen.view, cancel).map_err(|error| {
+                match seen.sandbox.and_then(|sandbox| sandbox.explain(&error)) {
+                    Some(denied) => Troubled::Early(denied),
+                    None => Troubled::File(error),
+                }
+            })
+        };
         let done = self.context.core.files.run(&self.session().files, job).await?;
-        done.map_err(|error| self.failed(error))
+        done.map_err(|troubled| match troubled {
+            Troubled::Early(failure) => self.recorded(failure),
+            Troubled::File(error) => self.failed(error),
+        })
     }
 
     /// Begins work that takes long, on a thread of its own. Who calls this has a place for it, and a word that ends it.
     fn launch(
         &self,
-        sandbox: Option<&RawValue>,
+        (path, sandbox): (&Path, Option<&RawValue>),
         work: impl FnOnce(Result<&View, Failure>) + Send + 'static,
     ) -> Result<(), Failure> {
         let sight = self.sight(sandbox)?;
+        let path = path.to_owned();
         let thread = std::thread::Builder::new().name("exec-seek".to_owned());
-        let launched = thread.spawn(move || sight.show(|view| work(Ok(view))));
+        let launched = thread.spawn(move || match sight.look() {
+            Ok(seen) => match seen.sandbox.as_ref().map_or(Ok(()), |sandbox| sandbox.permits_reading(&path)) {
+                Ok(()) => work(Ok(&seen.view)),
+                Err(denied) => work(Err(denied)),
+            },
+            Err(failure) => work(Err(failure)),
+        });
         launched.map(drop).map_err(|source| Failure::Host { what: "start a thread", source })
     }
 
     fn sight(&self, sandbox: Option<&RawValue>) -> Result<Sight, Failure> {
-        if sandbox.is_some_and(confines) {
-            return Err(Failure::NotEnforceable { what: "sandbox".to_owned() });
-        }
-        Ok(Sight { roots: self.context.grant.rights().roots.clone() })
+        let sandboxes = &self.context.core.sandboxes;
+        let confinement = sandbox.map(|sandbox| sandboxes.read_raw(sandbox)).transpose()?.flatten();
+        let confinement = confinement.map(|asked| (asked, sandboxes.clone()));
+        Ok(Sight { roots: self.context.grant.rights().roots.clone(), confinement })
     }
 
     /// Runs work on a file that is open already.
@@ -107,12 +147,28 @@ impl Errand {
 
     /// Puts on record who tried to leave his roots; other failures are between the client and its files.
     fn failed(&self, error: files::Error) -> Failure {
-        let failure = Failure::from(error);
-        if failure.kind() == exec_server_protocol::failure::Kind::Forbidden {
+        self.recorded(Failure::from(error))
+    }
+
+    fn recorded(&self, failure: Failure) -> Failure {
+        if matches!(failure.kind(), Kind::Forbidden | Kind::SandboxDenied) {
             let (method, reason) = (Some(self.method), Some(failure.to_string()));
             self.context.record(self.session(), None, Record { method, reason, ..Record::of("request.deny") });
         }
         failure
+    }
+}
+
+/// Why an operation came to nothing, on the thread that it ran on.
+enum Troubled {
+    /// It was never tried, or the sandbox did not let it.
+    Early(Failure),
+    File(files::Error),
+}
+
+impl From<Failure> for Troubled {
+    fn from(failure: Failure) -> Self {
+        Self::Early(failure)
     }
 }
 
@@ -121,20 +177,6 @@ fn answer<T: serde::Serialize>(reply: Reply, done: Result<T, Failure>) {
     match done {
         Ok(result) => reply.result(&result),
         Err(failure) => reply.fail(&failure),
-    }
-}
-
-/// Does this sandbox ask to confine file operations? What cannot be read counts as a yes.
-fn confines(sandbox: &RawValue) -> bool {
-    let Ok(context) = serde_json::from_str::<serde_json::Value>(sandbox.get()) else { return true };
-    if context.is_null() {
-        return false;
-    }
-    let permissions = &context["permissions"];
-    match permissions["type"].as_str() {
-        Some("disabled" | "external") => false,
-        Some("managed") => permissions["file_system"]["type"] != "unrestricted",
-        _ => true,
     }
 }
 
@@ -199,27 +241,6 @@ mod tests {
             [("/", "/"), ("/a/./b/../c", "/a/c"), ("/../..", "/"), ("/a/b/..", "/a"), ("/a//b/", "/a/b")]
         {
             assert_eq!(normalized(Path::new(given)), Path::new(expected), "{given}");
-        }
-    }
-
-    #[test]
-    fn only_a_sandbox_that_confines_nothing_passes() {
-        let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
-        for open in [
-            "null",
-            r#"{"permissions":{"type":"disabled"}}"#,
-            r#"{"permissions":{"type":"external","network":"restricted"}}"#,
-            r#"{"permissions":{"type":"managed","file_system":{"type":"unrestricted"},"network":"restricted"}}"#,
-        ] {
-            assert!(!confines(&raw(open)), "{open}");
-        }
-        for shut in [
-            "{}",
-            "7",
-            r#"{"permissions":{"type":"new"}}"#,
-            r#"{"permissions":{"type":"managed","file_system":{"type":"restricted","entries":[]},"network":"enabled"}}"#,
-        ] {
-            assert!(confines(&raw(shut)), "{shut}");
         }
     }
 }

@@ -4,4 +4,5 @@ pub(crate) mod asking;
 pub(crate) mod ending;
 pub(crate) mod events;
 pub(crate) mod input;
+pub(crate) mod sandboxed;
 pub(crate) mod volume;

@@ -39,7 +39,7 @@ async fn begin_search(errand: &mut Errand, params: wire::SearchParams) -> Result
     let under_way = UnderWay::new(errand, params.scan.handle_id.as_deref(), &search)?;
     let (pages, sandbox) = (params.pages, params.sandbox.clone());
     let worker = search.clone();
-    errand.launch(sandbox.as_deref(), move |view| {
+    errand.launch((&path.clone(), sandbox.as_deref()), move |view| {
         let outcome = run_search(view, &path, &params, &worker);
         worker.done(outcome);
     })?;
@@ -185,7 +185,7 @@ async fn glob_all(errand: &mut Errand, params: wire::GlobParams) -> Result<wire:
     let _under_way = UnderWay::new(errand, params.scan.handle_id.as_deref(), &search)?;
     let (found_tx, found_rx) = oneshot::channel();
     let (worker, sandbox) = (search.clone(), params.sandbox.clone());
-    errand.launch(sandbox.as_deref(), move |view| {
+    errand.launch((&path.clone(), sandbox.as_deref()), move |view| {
         found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Nobody waits: the connection is over.
     })?;
     errand.give_turn_away();
@@ -243,13 +243,15 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
     errand.seekers().add(&params.handle_id, seeker.clone())?;
     let (begun_tx, begun_rx) = oneshot::channel();
     let worker = watched.clone();
-    let launched = errand.launch(params.sandbox.as_deref(), move |view| match begin(view, &path, options, &worker) {
-        Ok((view, watch)) => {
-            begun_tx.send(Ok(watch.directories())).ok(); // Nobody waits: then somebody has called it off.
-            watch.run(view, &worker.changes, &worker.ender, &|| worker.ring());
-        }
-        Err(refused) => drop(begun_tx.send(Err(refused))),
-    });
+    let whence = path.clone();
+    let launched =
+        errand.launch((&whence, params.sandbox.as_deref()), move |view| match begin(view, &path, options, &worker) {
+            Ok((view, watch)) => {
+                begun_tx.send(Ok(watch.directories())).ok(); // Nobody waits: then somebody has called it off.
+                watch.run(view, &worker.changes, &worker.ender, &|| worker.ring());
+            }
+            Err(refused) => drop(begun_tx.send(Err(refused))),
+        });
     let begun = match launched {
         Ok(()) => begun_rx.await.map_err(|_| Failure::Internal { what: "a watch" }),
         Err(failure) => Err(failure),
