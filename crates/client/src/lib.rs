@@ -224,6 +224,27 @@
 //! A library that does not own `main` gives that path instead. A hook that comes too late says so, too, with the number
 //! of threads it found.
 //!
+//! # Files
+//!
+//! [`fs::FileSystem`] is the trait for files, wherever they are: [`fs::Remote`] is a server, `fs::Local` this machine. Files
+//! of any size pass whole or in blocks; a write may insist on the state of a file that was read. [`cp::copy`] copies files
+//! and trees between two places, goes on where it was interrupted, and trusts neither place:
+//!
+//! ```no_run
+//! # #[cfg(feature = "local")]
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use exec_server_client::{Client, cp, fs};
+//!
+//! let client = Client::connect("ssh://build-host").await?;
+//! let source = cp::Place { files: Arc::new(fs::Remote::new(client)), path: "/srv/results".into() };
+//! let target = cp::Place { files: Arc::new(fs::Local::new()), path: "/tmp/results".into() };
+//! let report = cp::copy(&source, &target, true, &cp::Unwatched).await?;
+//! println!("{} files", report.files);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Memory and back-pressure
 //!
 //! Nothing here grows with what a process writes. The server sends at most a window (4 MiB) beyond what was taken; the
