@@ -133,7 +133,7 @@ impl Copy<'_> {
                     if read.has_hole {
                         // Behind a hole only when everything before it is there; see the module.
                         while let Some(written) = writes.next().await {
-                            Result::<(), Error>::from(written)?;
+                            written?;
                         }
                     }
                     for (offset, bytes) in read.pieces {

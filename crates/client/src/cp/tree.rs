@@ -28,6 +28,9 @@ const LARGE: usize = 2;
 /// Directories of a tree: a place that tells of more does so for ever.
 const DIRECTORIES_MAX: usize = 2_000_000;
 
+/// Files of one directory of the target that are remembered.
+const EXISTING_MAX: usize = 500_000;
+
 /// Bytes of a path, as Linux has it.
 const PATH_MAX: usize = 4096;
 
@@ -125,18 +128,15 @@ impl<'a> Tree<'a> {
     }
 
     async fn directory(&self, below: PathBuf, mode: u32) -> Result<Done, Error> {
-        let to = self.to_path(&below);
+        let to = self.target_path(&below);
         // Ours until the end, whatever it will be then.
         let mode = (mode & MODE_KEPT) | 0o700;
-        let existing = match self.target.create_directory(&to, false, Links::Refuse, Some(mode)).await {
-            Ok(()) => Existing::new(),
-            Err(error) if error.kind == ErrorKind::AlreadyExists => self.existing(&to).await?,
-            Err(error) => return Err(error.into()),
-        };
+        self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
+        let existing = if self.is_resumed { self.existing(&to).await? } else { Existing::new() };
         self.page(below, None, Arc::new(existing)).await
     }
 
-    /// Looks at a directory of the target that is there already, and at what an interrupted copy has brought into it.
+    /// Looks at a directory of an interrupted copy, which may have its mode already, and at what was brought into it.
     async fn existing(&self, to: &Path) -> Result<Existing, Error> {
         let found = self.target.metadata(to, Links::Itself).await?;
         if found.kind != EntryKind::Directory {
@@ -147,12 +147,17 @@ impl<'a> Tree<'a> {
         {
             self.target.set_metadata(to, Links::Itself, Some(mode | 0o700), None).await?;
         }
+        self.brought(to).await
+    }
+
+    /// What an interrupted copy has brought into a directory. Beyond a bound nothing counts as brought, and is copied again.
+    async fn brought(&self, to: &Path) -> Result<Existing, Error> {
         let mut existing = Existing::new();
         let mut after = None;
-        while self.is_resumed {
-            let page = self.target.list(to, after.take(), Links::Refuse).await?;
-            let Some(last) = page.entries.last() else { break };
-            after = Some(last.name.clone());
+        while existing.len() < EXISTING_MAX {
+            let page = self.target.list(to, after.clone(), Links::Refuse).await?;
+            check_page(to, &page, after)?;
+            after = page.entries.last().map(|last| last.name.clone());
             let files = page.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
             existing.extend(files.map(|entry| (entry.name.clone(), entry)));
             if !page.more {
@@ -163,7 +168,7 @@ impl<'a> Tree<'a> {
     }
 
     async fn page(&self, below: PathBuf, after: Option<OsString>, existing: Arc<Existing>) -> Result<Done, Error> {
-        let from = self.from_path(&below);
+        let from = self.source_path(&below);
         let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
         check_page(&from, &page, after)?;
         Ok(Done::Listed { below, page, existing })
@@ -171,14 +176,14 @@ impl<'a> Tree<'a> {
 
     async fn file(&self, below: &Path, source: &file::Source, was_large: bool) -> Result<Done, Error> {
         let copy = file::Copy { source: self.source, target: self.target, watch: self.watch };
-        let to = self.to_path(below);
-        copy.whole(&self.from_path(below), &to, source).await?;
+        let to = self.target_path(below);
+        copy.whole(&self.source_path(below), &to, source).await?;
         self.watch.done(&to, EntryKind::File);
         Ok(Done::File { bytes: source.size, was_large })
     }
 
     async fn link(&self, below: &Path, entry: Entry) -> Result<Done, Error> {
-        let to = self.to_path(below);
+        let to = self.target_path(below);
         self.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
         self.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
         self.watch.done(&to, EntryKind::Symlink);
@@ -216,8 +221,8 @@ impl<'a> Tree<'a> {
         }
         for entry in page.entries.into_iter().rev() {
             let below = below.join(&entry.name);
-            if self.to_path(&below).as_os_str().len() >= PATH_MAX || state.directories.len() >= DIRECTORIES_MAX {
-                return Err(Error::Listing { path: self.from_path(&below), why: "it goes on without an end" });
+            if self.target_path(&below).as_os_str().len() >= PATH_MAX || state.directories.len() >= DIRECTORIES_MAX {
+                return Err(Error::Listing { path: self.source_path(&below), why: "it goes on without an end" });
             }
             match entry.kind {
                 EntryKind::Directory => {
@@ -229,7 +234,7 @@ impl<'a> Tree<'a> {
                     state.report.found += 1;
                     self.watch.begun(&below, entry.size);
                     self.watch.moved(&below, entry.size);
-                    self.watch.done(&self.to_path(&below), EntryKind::File);
+                    self.watch.done(&self.target_path(&below), EntryKind::File);
                 }
                 EntryKind::File => {
                     let source = file::Source { size: entry.size, mode: entry.mode, modified: entry.modified };
@@ -238,7 +243,7 @@ impl<'a> Tree<'a> {
                 EntryKind::Symlink => state.stack.push(Job::Link { below, entry }),
                 EntryKind::Other => {
                     state.report.left_out += 1;
-                    self.watch.left_out(&self.from_path(&below));
+                    self.watch.left_out(&self.source_path(&below));
                 }
             }
         }
@@ -256,7 +261,7 @@ impl<'a> Tree<'a> {
             let level = rest.iter().take_while(|(below, _, _)| below.components().count() == depth).count();
             let (now, later) = rest.split_at(level);
             let sets = now.iter().map(async |(below, mode, modified)| {
-                let to = self.to_path(below);
+                let to = self.target_path(below);
                 let set = self.target.set_metadata(&to, Links::Itself, Some(mode & MODE_KEPT), Some(*modified)).await;
                 set.map(|()| self.watch.done(&to, EntryKind::Directory)).map_err(Error::from)
             });
@@ -278,11 +283,11 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    fn from_path(&self, below: &Path) -> PathBuf {
+    fn source_path(&self, below: &Path) -> PathBuf {
         join(&self.from, below)
     }
 
-    fn to_path(&self, below: &Path) -> PathBuf {
+    fn target_path(&self, below: &Path) -> PathBuf {
         join(&self.to, below)
     }
 }
