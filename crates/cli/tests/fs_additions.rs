@@ -349,7 +349,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
     assert_eq!(client.ok("fs/create", create.clone())["size"], 0);
     client.ok("fs/writeBlock", put("d", 0, b"first "));
     // One at a time.
-    assert_error(&files.fails("fs/create", create.clone()), -32600, "invalidInput");
+    assert_error(&files.fails("fs/create", create.clone()), -32600, "draftBusy");
     client.ok("session/end", json!({}));
     assert!(!path.exists());
     let mut size = json!(null);

@@ -42,3 +42,6 @@ pub use stop::{Stop, Stopped};
 pub use view::{Links, Tree, View};
 pub use walk::{Walk, Walked, walk};
 pub use write::{Draft, Finish, Place, Written, write};
+
+#[cfg(test)]
+mod tests;

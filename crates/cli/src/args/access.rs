@@ -107,7 +107,7 @@ pub(crate) struct Create {
     /// What it may do: exec, stdin, signal, fs-read, fs-write, http; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
-    /// Start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes
+    /// Touch files and start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Vec<PathBuf>,
     /// Let it set only this variable, LC_* for all that begin so; repeatable [default: any]

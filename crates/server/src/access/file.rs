@@ -5,7 +5,7 @@
 //! name = "ci"                       # the principal
 //! sha256 = "9f86d081…"              # of the token, which is nowhere
 //! scopes = ["exec", "stdin"]
-//! roots = ["/srv/ci"]               # optional: where its processes may start
+//! roots = ["/srv/ci"]               # optional: where its files lie and its processes may start
 //! env = ["PATH", "LC_*"]            # optional: the variables it may set
 //! created = 2026-11-16T04:30:00Z
 //! expires = 2026-12-16T04:30:00Z    # optional

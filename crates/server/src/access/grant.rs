@@ -13,7 +13,7 @@ use crate::core::Principal;
 pub struct Rights {
     /// Which methods it may call.
     pub scopes: Vec<Scope>,
-    /// Directories beneath which its processes start; empty means anywhere. No confinement: a process goes where it likes.
+    /// Directories beneath which its files lie and its processes start; empty means anywhere. No confinement: a process goes where it likes.
     pub roots: Vec<PathBuf>,
     /// Names of variables that its requests may set, `LC_*` for all that begin so; `None` means any.
     pub env: Option<Vec<String>>,

@@ -1,0 +1,169 @@
+//! Against naive models: what a range, some lines and a sequence of writes come to, and how a view resolves.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use proptest::prelude::*;
+
+use crate::{
+    Cancel, Draft, Finish, Kind, Links, Part, Place, View, Walk, create_directory, metadata, open, read_details,
+    remove, walk, write,
+};
+
+const MOST: u64 = 1 << 20;
+
+fn read(path: &Path, part: Part) -> Vec<u8> {
+    let file = open(&View::everything(), path, Links::Follow).expect("it is there");
+    file.read(part, MOST, "", &Cancel::new()).expect("it can be read").bytes
+}
+
+fn put(view: &View, path: &Path, place: Place, bytes: &[u8]) -> crate::Result<crate::Written> {
+    write(view, path, Links::Follow, (place, bytes), (&Finish::default(), &Cancel::new()))
+}
+
+proptest! {
+    #[test]
+    fn ranges_and_lines_are_what_a_naive_reader_cuts_out(
+        text in "[ab\n]{0,60}", offset in 0u64..70, len in 0u64..70, first in 1u64..9, count in 0u64..9,
+    ) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        fs::write(&path, &text).expect("write");
+        let from = usize::try_from(offset).expect("small").min(text.len());
+        let to = (from + usize::try_from(len).expect("small")).min(text.len());
+        prop_assert_eq!(read(&path, Part::Bytes { offset, len: Some(len) }), text.as_bytes()[from..to].to_vec());
+        let lines: String = text.split_inclusive('\n')
+            .skip(usize::try_from(first - 1).expect("small"))
+            .take(usize::try_from(count).expect("small"))
+            .collect();
+        prop_assert_eq!(read(&path, Part::Lines { first, count }), lines.into_bytes());
+    }
+
+    #[test]
+    fn writes_add_up_as_in_memory(writes in prop::collection::vec((0u8..3, 0u64..40, prop::collection::vec(any::<u8>(), 0..20)), 1..12)) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        let mut model: Vec<u8> = Vec::new();
+        for (how, offset, bytes) in writes {
+            let place = match how {
+                0 => { model.clone_from(&bytes); Place::Whole }
+                1 => { model.extend(&bytes); Place::End }
+                _ => {
+                    let at = usize::try_from(offset).expect("small");
+                    if !bytes.is_empty() {
+                        model.resize(model.len().max(at + bytes.len()), 0);
+                        model[at..at + bytes.len()].copy_from_slice(&bytes);
+                    }
+                    Place::Offset(offset)
+                }
+            };
+            let written = put(&View::everything(), &path, place, &bytes).expect("it can be written");
+            prop_assert_eq!(written.atomic, place == Place::Whole);
+            prop_assert_eq!(written.size, model.len() as u64);
+            prop_assert_eq!(&fs::read(&path).expect("it is there"), &model);
+        }
+        prop_assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 1);
+    }
+
+    #[test]
+    fn a_restricted_view_never_leaves_its_root(steps in prop::collection::vec(prop::sample::select(vec!["..", ".", "in", "out", "abs", "file", "loop"]), 0..8)) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let top = dir.path().canonicalize().expect("it is there");
+        let root = top.join("root");
+        fs::create_dir_all(root.join("in")).expect("make");
+        fs::write(root.join("in/file"), b"inside").expect("write");
+        fs::write(top.join("file"), b"outside").expect("write");
+        symlink("../..", root.join("in/out")).expect("link");
+        symlink(root.join("in"), root.join("abs")).expect("link");
+        symlink("loop", root.join("in/loop")).expect("link");
+        let path = steps.iter().fold(root.clone(), |path: PathBuf, step| path.join(step));
+        let view = View::beneath([&root]);
+        if let Ok(file) = open(&view, &path, Links::Follow) {
+            let bytes = file.read(Part::ALL, MOST, "", &Cancel::new()).expect("it can be read").bytes;
+            prop_assert_eq!(bytes, b"inside".to_vec());
+        }
+        if let Ok(fd) = view.locate(&path, Links::Follow) {
+            prop_assert!(crate::view::real_path(std::os::fd::AsFd::as_fd(&fd)).expect("a path").starts_with(&root));
+        }
+        // What the whole machine would find beneath the root, the view finds, too.
+        if let Ok(real) = path.canonicalize() && real.starts_with(&root) && !path.components().any(|part| part == std::path::Component::ParentDir) {
+            prop_assert!(view.locate(&path, Links::Follow).is_ok(), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_root_that_is_not_there_permits_nothing() {
+    let view = View::beneath(["/no/such/root"]);
+    for path in ["/", "/no/such/root", "/etc"] {
+        let error = metadata(&view, Path::new(path), Links::Follow, false).expect_err("nothing is permitted");
+        assert_eq!(error.kind(), Kind::OutsideView);
+    }
+}
+
+#[test]
+fn a_cancelled_operation_changes_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (view, path, cancel) = (View::everything(), dir.path().join("file"), Cancel::new());
+    let mut draft = Draft::create(&view, &path, Links::Follow, None).expect("a draft");
+    draft.write_block(0, b"bytes").expect("a block");
+    cancel.cancel();
+    let finish = Finish::default();
+    assert_eq!(draft.commit(None, &finish, &cancel).expect_err("called off").kind(), Kind::Cancelled);
+    let error = write(&view, &path, Links::Follow, (Place::Whole, b"x"), (&finish, &cancel)).expect_err("called off");
+    assert_eq!(error.kind(), Kind::Cancelled);
+    let options = Walk {
+        max_depth: 1,
+        max_directories: 1,
+        max_entries: 1,
+        max_bytes: 99,
+        follow_directories: false,
+        prune_hidden: false,
+    };
+    assert_eq!(walk(&view, dir.path(), &options, &cancel).expect_err("called off").kind(), Kind::Cancelled);
+    drop(draft);
+    assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
+}
+
+#[test]
+fn a_program_that_runs_is_replaced_and_not_written_into() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (view, path) = (View::everything(), dir.path().join("program"));
+    fs::copy("/bin/sleep", &path).expect("copy a program");
+    // The kernel refuses writers while somebody executes it; an open for execution is not at hand, so a mapping of it is made by running it.
+    #[expect(clippy::disallowed_methods, reason = "a test runs a program")]
+    let mut child = std::process::Command::new(&path).arg("60").spawn().expect("run it");
+    let error = put(&view, &path, Place::End, b"x").expect_err("it runs");
+    assert_eq!(error.kind(), Kind::Other, "{error}");
+    assert!(put(&view, &path, Place::Whole, b"new").expect("it is replaced").atomic);
+    assert_eq!(fs::read(&path).expect("it is there"), b"new");
+    child.kill().expect("end it");
+    child.wait().expect("it ends");
+}
+
+#[test]
+fn listing_in_parts_misses_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let view = View::everything();
+    for n in 0..25 {
+        create_directory(&view, &dir.path().join(format!("{n:02}")), Links::Refuse, (false, None)).expect("make");
+    }
+    let (mut found, mut parts) = (Vec::new(), 0);
+    loop {
+        let after: Option<std::ffi::OsString> = found.last().cloned();
+        let part = (after.as_deref(), 7);
+        let (details, more) = read_details(&view, dir.path(), Links::Follow, part, &Cancel::new()).expect("list");
+        found.extend(details.into_iter().map(|detail| detail.entry.name));
+        parts += 1;
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((found.len(), parts), (25, 4));
+    assert!(found.is_sorted());
+    remove(&view, dir.path(), Links::Follow, (true, true), &Cancel::new()).expect("remove");
+    assert!(!dir.path().exists());
+}
