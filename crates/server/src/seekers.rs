@@ -351,7 +351,11 @@ impl Watching {
                 news.await;
             }
         };
-        if tokio::time::timeout(wait, something).await.is_ok() && !self.changes.is_over() {
+        if !wait.is_zero() {
+            // Nothing came: then that is the answer.
+            tokio::time::timeout(wait, something).await.ok();
+        }
+        if !settle.is_zero() && !self.changes.is_empty() && !self.changes.is_over() {
             tokio::time::sleep(settle).await;
         }
         Ok(self.changes.take(most))
