@@ -292,6 +292,11 @@ fn the_table_of_limits_is_true() {
         ("levels of a walk", limits::WALK_DEPTH.to_string()),
         ("directories of a walk", limits::WALK_DIRECTORIES.to_string()),
         ("answer of a walk", bytes(limits::WALK_BYTES as u64)),
+        ("searches and globs under way per connection", limits::SEARCHES.to_string()),
+        ("watches per connection", limits::WATCHES.to_string()),
+        ("searches of all connections, and watches", limits::SEARCHES_OF_SERVER.to_string()),
+        ("results of a search or glob in one answer", bytes(limits::SEARCH_BYTES as u64)),
+        ("results of a search in pages", bytes(limits::SEARCH_PAGED_BYTES as u64)),
         ("error text", bytes(limits::ERROR_TEXT_BYTES as u64)),
     ];
     let expected: Vec<Vec<String>> = expected.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();

@@ -165,6 +165,11 @@ impl Changes {
         self.lock().end.is_some()
     }
 
+    /// Says that nothing more can be told.
+    pub fn fail(&self) {
+        self.end(End::Failed);
+    }
+
     fn note(&self, path: PathBuf, what: What, is_directory: bool) {
         let mut state = self.lock();
         if let Some(known) = state.waiting.get_mut(&path) {

@@ -36,6 +36,8 @@ pub(crate) enum File {
     Write(u64),
     /// Reads, when this number was settled.
     Read(u64),
+    /// Searches, when this number was settled.
+    Search(u64),
     /// Of which only the answer counts.
     Other,
 }
@@ -66,7 +68,7 @@ impl Client {
         let at = |name: &str| json!(self.desk.dir.join(name));
         let (register, copy, link) = (at("register"), at("copy"), at("link"));
         let options = json!({"maxDepth": 2, "maxDirectories": 9, "maxEntries": 9, "followDirectorySymlinks": true});
-        let (method, params) = match rng.within(0..20) {
+        let (method, params) = match rng.within(0..26) {
             0..4 => return self.write_register(attached, register),
             4..7 => return self.read_register(attached, register),
             7 => return self.draft_register(attached, register),
@@ -81,6 +83,13 @@ impl Client {
             16 => ("fs/open", json!({"handleId": "h", "path": register})),
             17 => ("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 100})),
             18 => ("fs/close", json!({"handleId": "h"})),
+            19 => return self.search_register(attached, register),
+            20 => ("fs/search", json!({"path": self.desk.dir, "pattern": "0", "handleId": "s", "pages": true})),
+            21 => ("fs/searchNext", json!({"handleId": "s"})),
+            22 => ("fs/glob", json!({"path": self.desk.dir, "pattern": "**"})),
+            23 => ("fs/watch", json!({"path": self.desk.dir, "handleId": "w"})),
+            // What the kernel has told by now depends on this machine's moment: only the answer counts, and it comes at once.
+            24 => ("fs/watchNext", json!({"handleId": "w", "waitMs": 0, "settleMs": 0})),
             _ => ("fs/createDirectory", json!({"path": self.desk.dir.join("sub")})),
         };
         self.trace(format_args!("{method}"));
@@ -103,6 +112,14 @@ impl Client {
         self.call(attached, Call::File(File::Read(settled)), "fs/readFile", json!({"path": path}));
     }
 
+    /// Looks for the first line of the register: a search sees what a read sees.
+    fn search_register(&mut self, attached: u32, path: Value) {
+        let settled = self.desk.settled;
+        self.trace(format_args!("searches its register"));
+        let params = json!({"path": path, "pattern": "^[0-9]{8}$", "maxMatches": 1});
+        self.call(attached, Call::File(File::Search(settled)), "fs/search", params);
+    }
+
     /// The same as a write, in three steps. Where one of them is cut off nothing happens.
     fn draft_register(&mut self, attached: u32, path: Value) {
         self.desk.sent += 1;
@@ -123,20 +140,28 @@ impl Client {
             }
             File::Read(settled) => {
                 let read = result["dataBase64"].as_str().and_then(number);
-                self.trace(format_args!("its register says {read:?}"));
-                if !read.is_some_and(|read| (*settled..=self.desk.sent).contains(&read)) {
-                    let sent = self.desk.sent;
-                    self.wrong(Invariant::Files, format_args!("read {read:?}, settled {settled}, sent {sent}"));
-                }
+                self.check_register(*settled, read);
+            }
+            File::Search(settled) => {
+                let found = result["matches"][0]["text"].as_str().and_then(|text| text.parse().ok());
+                self.check_register(*settled, found);
             }
             File::Other => self.trace(format_args!("file work done")),
+        }
+    }
+
+    fn check_register(&mut self, settled: u64, read: Option<u64>) {
+        self.trace(format_args!("its register says {read:?}"));
+        let sent = self.desk.sent;
+        if !read.is_some_and(|read| (settled..=sent).contains(&read)) {
+            self.wrong(Invariant::Files, format_args!("read {read:?}, settled {settled}, sent {sent}"));
         }
     }
 
     /// Whether a file request may fail so. A register that was settled is there.
     pub(crate) fn may_fail(&self, file: &File, kind: &str) -> bool {
         match file {
-            File::Read(settled) => *settled == 0 && kind == "notFound",
+            File::Read(settled) | File::Search(settled) => *settled == 0 && kind == "notFound",
             File::Write(_) | File::Other => {
                 ["notFound", "unknownHandle", "duplicateHandle", "tooManyHandles", "alreadyExists"].contains(&kind)
             }

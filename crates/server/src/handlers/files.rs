@@ -63,6 +63,17 @@ impl Sight {
         let view = if self.roots.is_empty() { view } else { view.narrowed(&self.roots) };
         Ok(Seen { view, sandbox })
     }
+
+    /// Shows it to work that takes long, or says why it may not begin at this path.
+    fn show(&self, path: &Path, work: impl FnOnce(Result<&View, Failure>)) {
+        match self.look() {
+            Ok(seen) => match seen.sandbox.as_ref().map_or(Ok(()), |sandbox| sandbox.permits_reading(path)) {
+                Ok(()) => work(Ok(&seen.view)),
+                Err(denied) => work(Err(denied)),
+            },
+            Err(failure) => work(Err(failure)),
+        }
+    }
 }
 
 impl Errand {
@@ -117,16 +128,24 @@ impl Errand {
         work: impl FnOnce(Result<&View, Failure>) + Send + 'static,
     ) -> Result<(), Failure> {
         let sight = self.sight(sandbox)?;
-        let path = path.to_owned();
-        let thread = std::thread::Builder::new().name("exec-seek".to_owned());
-        let launched = thread.spawn(move || match sight.look() {
-            Ok(seen) => match seen.sandbox.as_ref().map_or(Ok(()), |sandbox| sandbox.permits_reading(&path)) {
-                Ok(()) => work(Ok(&seen.view)),
-                Err(denied) => work(Err(denied)),
-            },
-            Err(failure) => work(Err(failure)),
-        });
-        launched.map(drop).map_err(|source| Failure::Host { what: "start a thread", source })
+        let (path, before) = (path.to_owned(), self.context.core.config.before_file_work.clone());
+        // Nobody waits for the thread itself: what it finds is told as it goes.
+        drop(tokio::task::spawn_blocking(move || {
+            before.call();
+            seek::named(move || sight.show(&path, work));
+        }));
+        Ok(())
+    }
+
+    /// The same for work that lasts as long as a connection: a simulation's clock does not wait for its end.
+    fn keep(
+        &self,
+        (path, sandbox): (&Path, Option<&RawValue>),
+        work: impl FnOnce(Result<&View, Failure>) + Send + 'static,
+    ) -> Result<(), Failure> {
+        let (sight, path) = (self.sight(sandbox)?, path.to_owned());
+        let kept = std::thread::Builder::new().spawn(move || seek::named(move || sight.show(&path, work)));
+        kept.map(drop).map_err(|source| Failure::Host { what: "start a thread", source })
     }
 
     fn sight(&self, sandbox: Option<&RawValue>) -> Result<Sight, Failure> {

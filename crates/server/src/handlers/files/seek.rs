@@ -1,10 +1,14 @@
 //! `fs/search`, `fs/searchNext`, `fs/glob`, `fs/watch`, `fs/watchNext`: work that takes long, on threads of its own. What is found waits in
 //! [`Seekers`](crate::seekers::Seekers) until it is asked for; all of it ends with the connection.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use exec_server_fs::{
-    PathPattern, Patterns, Stop, View, glob as globbing,
+    Cancel, PathPattern, Patterns, Stop, View, glob as globbing,
     scan::{self, EntryKind, Filter, Seen},
     search as searching,
     watch::{self as watching, End, Ender, Taken, Watch, What},
@@ -241,22 +245,8 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
     let watched = Watching::new(ender, form, place);
     let seeker = Seeker::Watch(watched.clone());
     errand.seekers().add(&params.handle_id, seeker.clone())?;
-    let (begun_tx, begun_rx) = oneshot::channel();
-    let worker = watched.clone();
-    let whence = path.clone();
-    let launched =
-        errand.launch((&whence, params.sandbox.as_deref()), move |view| match begin(view, &path, options, &worker) {
-            Ok((view, watch)) => {
-                begun_tx.send(Ok(watch.directories())).ok(); // Nobody waits: then somebody has called it off.
-                watch.run(view, &worker.changes, &worker.ender, &|| worker.ring());
-            }
-            Err(refused) => drop(begun_tx.send(Err(refused))),
-        });
-    let begun = match launched {
-        Ok(()) => begun_rx.await.map_err(|_| Failure::Internal { what: "a watch" }),
-        Err(failure) => Err(failure),
-    };
-    match begun.and_then(|begun| begun.map_err(|refused| errand.refused(refused))) {
+    let begun = watch_and_tell(errand, path, options, &params, &watched).await;
+    match begun {
         Ok(directories) => Ok(wire::WatchResult {
             handle_id: params.handle_id,
             directories: directories as u64,
@@ -269,14 +259,26 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
     }
 }
 
-fn begin<'a>(
-    view: Result<&'a View, Failure>,
-    path: &Path,
+/// Begins where it can be refused, and goes on where it lasts; how many directories are watched.
+async fn watch_and_tell(
+    errand: &Errand,
+    path: PathBuf,
     options: watching::Options,
-    watched: &Watching,
-) -> Result<(&'a View, Watch), Refused> {
-    let view = view?;
-    Ok((view, Watch::new(view, path, options, &watched.changes)?))
+    params: &wire::WatchParams,
+    watched: &Arc<Watching>,
+) -> Result<usize, Failure> {
+    let (sandbox, worker, whence) = (params.sandbox.as_deref(), watched.clone(), path.clone());
+    let begin = move |view: &View, _: &Cancel| Watch::new(view, &path, options, &worker.changes);
+    let watch = errand.run(sandbox, begin).await?;
+    let (directories, worker) = (watch.directories(), watched.clone());
+    errand.keep((&whence, sandbox), move |view| match view {
+        Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.ring()),
+        Err(_) => {
+            worker.changes.fail();
+            worker.ring();
+        }
+    })?;
+    Ok(directories)
 }
 
 /// `fs/watchNext`: what has changed, or will soon.
@@ -391,4 +393,14 @@ fn filter(params: &wire::ScanParams) -> Result<Filter, Refused> {
 
 fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Work on a thread that says what it does, for whoever looks at the threads of a server.
+pub(super) fn named(work: impl FnOnce()) {
+    let before = rustix::thread::name().ok();
+    rustix::thread::set_name(c"exec-seek").ok(); // It works as well without.
+    work();
+    if let Some(before) = before {
+        rustix::thread::set_name(&before).ok();
+    }
 }
