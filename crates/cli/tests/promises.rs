@@ -28,9 +28,11 @@ mod promises {
     mod s13_nothing_is_compressed;
     mod s14_children_get_three_descriptors_and_nothing_else_of_ours;
     mod s15_no_plumbing_and_no_token_reaches_a_child;
+    mod s16_a_racer_finds_no_way_out_of_a_sandbox;
     mod s16_files_stay_beneath_their_roots;
     mod s17_only_its_own_terminal_controls_a_child;
     mod s18_a_sandbox_holds_or_nothing_starts;
+    mod s19_a_confined_child_reaches_no_secret;
     mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;
     mod s21_memory_is_bounded;

@@ -78,6 +78,7 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "sessionEnd",
         "forget",
         "limitsHit",
+        "sandbox",
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }

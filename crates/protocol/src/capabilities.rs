@@ -94,6 +94,8 @@ pub struct ServerCapabilities {
     pub search: bool,
     /// `fs/watch` and `fs/watchNext` are served.
     pub watch: bool,
+    /// `sandbox` of requests is enforced, or refused where this host cannot.
+    pub sandbox: bool,
     /// Binary dialects the server speaks.
     pub dialects: Vec<String>,
     /// Unacknowledged bytes after which a client should acknowledge.
@@ -127,6 +129,7 @@ impl ServerCapabilities {
             files: true,
             search: true,
             watch: true,
+            sandbox: true,
             dialects: Vec::new(),
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::default(),

@@ -20,9 +20,25 @@ pub struct InfoResult {
     /// The directory for temporary files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<String>,
+    /// What this host can enforce of a sandbox; other servers do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSupport>,
     /// The reference's capability flags.
     #[serde(default)]
     pub capabilities: EnvironmentCapabilities,
+}
+
+/// What a host can enforce of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxSupport {
+    /// The release of Landlock that the kernel has; null where it has none, and no process can be confined.
+    pub landlock: Option<u32>,
+    /// System calls can be filtered.
+    pub seccomp: bool,
+    /// Mount namespaces can be made, without which neither processes nor file methods can be confined.
+    pub namespaces: bool,
 }
 
 /// A shell.

@@ -29,6 +29,7 @@ mod races;
 pub(crate) mod readme;
 pub(crate) mod relay;
 pub(crate) mod rules;
+mod sandboxes;
 mod skew;
 mod slow;
 mod soak;
@@ -196,6 +197,12 @@ const RUNS: &[Run] = &[
         what: "`exec-server cp -r` is killed",
         how: "SIGKILL, called again; up and down, 10,000 files and 2 GiB",
         run: copies::run,
+    },
+    Run {
+        name: "F27",
+        what: "names are swapped beneath file requests in a sandbox",
+        how: "directories and files exchanged with links that lead out",
+        run: sandboxes::run,
     },
     Run { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
 ];

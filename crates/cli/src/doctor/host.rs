@@ -92,19 +92,18 @@ fn proc_mounted() -> Finding {
 }
 
 fn landlock() -> Finding {
-    match read("/sys/kernel/security/lsm") {
-        Some(modules) if modules.split(',').any(|module| module == "landlock") => Finding::fine("landlock", "enabled"),
-        Some(modules) => {
-            Finding::weak("landlock", format!("not among {modules}"), "boot with landlock in `lsm=` for sandboxes")
-        }
-        None => Finding::weak("landlock", "unknown: securityfs cannot be read", "mount securityfs to learn it"),
+    const ADVICE: &str = "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
+    match exec_server_sandbox::Host::look().landlock {
+        Some(release) => Finding::fine("landlock", format!("release {release}")),
+        None => Finding::weak("landlock", "not offered by this kernel", ADVICE),
     }
 }
 
 fn seccomp() -> Finding {
-    match read("/proc/sys/kernel/seccomp/actions_avail") {
-        Some(_) => Finding::fine("seccomp", "available"),
-        None => Finding::weak("seccomp", "not in this kernel", "sandboxes of a later release need it"),
+    if exec_server_sandbox::Host::look().seccomp {
+        Finding::fine("seccomp", "available")
+    } else {
+        Finding::weak("seccomp", "not in this kernel", "without it no process can be put into a sandbox, and such a start is refused")
     }
 }
 
@@ -114,7 +113,8 @@ fn user_namespaces() -> Finding {
         || read("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
     if is_off {
-        Finding::weak("user namespaces", "not for every user", "nothing of this release needs them")
+        const ADVICE: &str = "allow them: a server without rights of root needs them for every sandbox, and refuses what asks for one";
+        Finding::weak("user namespaces", "not for every user", ADVICE)
     } else {
         Finding::fine("user namespaces", "available")
     }

@@ -5,9 +5,11 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::Path};
 use exec_server_protocol::{
     Empty,
     capabilities::EnvironmentCapabilities,
-    environment::{InfoResult, Shell, Status, StatusResult},
+    environment::{InfoResult, SandboxSupport, Shell, Status, StatusResult},
     path,
 };
+
+use exec_server_sandbox::Host;
 
 use super::Context;
 use crate::pump::Reply;
@@ -35,8 +37,14 @@ pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
         cwd: config.cwd.as_deref().map(path::to_uri),
         temporary_directories: Some(Vec::new()),
         temp_dir: temp.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(&temp))),
+        sandbox: Some(support()),
         capabilities: EnvironmentCapabilities::default(),
     });
+}
+
+fn support() -> SandboxSupport {
+    let Host { landlock, seccomp, namespaces } = Host::look();
+    SandboxSupport { landlock, seccomp, namespaces }
 }
 
 /// `environment/status`: whoever answers is ready.

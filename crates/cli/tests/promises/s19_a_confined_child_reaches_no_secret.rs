@@ -1,0 +1,104 @@
+//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither the token nor the memory of server, spawner and holder,
+//! reaches no socket of theirs and signals none of them; it cannot type into a terminal, trace, mount, or gain rights.
+
+use serde_json::json;
+
+use crate::promises::{
+    boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
+    host::{compile, modern, named, sh},
+};
+
+/// Each line is one try: its name and the error, or `done`.
+const TRIES: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/keyctl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+static void tell(const char *what, long result) {
+    printf("%s=%s\n", what, result < 0 ? strerrorname_np(errno) : "done");
+}
+int main(int argc, char **argv) {
+    char key = '#';
+    tell("type", syscall(SYS_ioctl, 0, (unsigned long) TIOCSTI, &key));
+    tell("high", syscall(SYS_ioctl, 0, (unsigned long) TIOCSTI | 0xffffffff00000000ul, &key));
+    tell("trace", ptrace(PTRACE_TRACEME, 0, 0, 0));
+    // At a place that is not there: unconfined, as root, it would be mounted.
+    tell("mount", mount("none", "/no/such/place", "tmpfs", 0, 0));
+    tell("key", syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, -3, 0));
+    tell("ring", syscall(SYS_io_uring_setup, 1, 0));
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    strncpy(to.sun_path, argv[1], sizeof to.sun_path - 1);
+    int s = socket(AF_UNIX, SOCK_STREAM, 0);
+    tell("dial", connect(s, (struct sockaddr *) &to, sizeof to));
+    printf("rights=%d\n", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
+    return 0;
+}
+"#;
+
+#[test]
+fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
+    for user in USERS {
+        let (server, ground) = (server_of(user), Ground::new());
+        let (mut client, _) = modern(&server);
+        client.ok("process/start", sh("other", "exec sleep 1000"));
+        let state = server.state_dir().display().to_string();
+        let mut family = vec![server.pid()];
+        family.extend(named(&server, "exec-spawner"));
+        family.extend(named(&server, "exec-holder"));
+        assert_eq!(family.len(), 3, "{family:?}");
+        let looks = family.iter().map(|pid| {
+            format!(
+                "for f in mem environ fd/0 root/etc/passwd cwd/etc/passwd; do (exec 3</proc/{pid}/$f) 2>/dev/null && echo open {pid} $f; done; kill -0 {pid} 2>/dev/null && echo signalled {pid}\n"
+            )
+        });
+        let looks: String = looks.collect();
+        let script =
+            format!("cat {state}/token 2>/dev/null && echo token; ls {state} 2>/dev/null; {looks}echo done");
+        let policies = [
+            workspace(&ground.at("work")),
+            sandbox(vec![special("root", "write"), path(ground.at("outside"), "deny")], "enabled"),
+            sandbox(vec![special("minimal", "read"), path(server.dir(), "write")], "restricted"),
+            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
+        ];
+        for (number, policy) in policies.iter().enumerate() {
+            let said = said_in(&mut client, &format!("in-{number}"), &script, Some(policy));
+            assert_eq!(said, "done", "{user}: {policy}");
+        }
+        let said = said_in(&mut client, "out", &script, None);
+        assert!(said.starts_with(server.token()) && said.contains("signalled"), "{user}: {said}");
+    }
+}
+
+#[test]
+fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
+    for user in USERS {
+        let (server, ground) = (server_of(user), Ground::new());
+        let tries = compile(&ground.at(""), "tries", TRIES, &[]);
+        let (mut client, _) = modern(&server);
+        let socket = server.state_dir().join("dial.sock").display().to_string();
+        let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
+        for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
+            let mut params = crate::common::start_params(id, &[&tries, &socket]);
+            params["tty"] = json!(true);
+            params["sandbox"] = policy;
+            client.ok("process/start", params);
+            let said = String::from_utf8_lossy(&client.collect(id).stdout).replace("\r\n", "\n");
+            // What covers the directory is empty for root, and closed for everybody else.
+            let said = said.replace("dial=EACCES", "dial=ENOENT");
+            let refused = "type=EPERM\nhigh=EPERM\ntrace=EPERM\nmount=EPERM\nkey=EPERM\nring=EPERM\n";
+            assert_eq!(said, format!("{refused}dial={dial}\nrights=1\n"), "{user}");
+        }
+        let said = said_in(&mut client, "free", &format!("{tries} {socket}"), None);
+        assert!(said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"), "{user}: {said}");
+    }
+}
