@@ -43,10 +43,12 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
                 let (ground, done, address) = (&ground, &done, &server.address);
-                scope.spawn(move || ground.ask(address, client, || {
-                    let count = done.fetch_add(1, Ordering::Relaxed);
-                    count < operations || begun.elapsed() < at_least
-                }))
+                scope.spawn(move || {
+                    ground.ask(address, client, || {
+                        let count = done.fetch_add(1, Ordering::Relaxed);
+                        count < operations || begun.elapsed() < at_least
+                    })
+                })
             })
             .collect();
         let answers = clients.into_iter().map(|client| client.join().expect("a client does not panic")).collect();
@@ -138,9 +140,15 @@ impl Ground {
             ("fs/writeFile", json!({"path": at("file"), "dataBase64": evil})),
             ("fs/createDirectory", json!({"path": at("dir").join(format!("{mine}.d")), "recursive": true})),
             ("fs/readDirectory", json!({"path": at("dir")})),
-            ("fs/copy", json!({"sourcePath": at("dir/file"), "destinationPath": at(&format!("{mine}.copy")), "recursive": false})),
+            (
+                "fs/copy",
+                json!({"sourcePath": at("dir/file"), "destinationPath": at(&format!("{mine}.copy")), "recursive": false}),
+            ),
             ("fs/readFile", json!({"path": at(&format!("{mine}.copy"))})),
-            ("fs/copy", json!({"sourcePath": at(&format!("{mine}.copy")), "destinationPath": at("dir").join(format!("{mine}.back")), "recursive": false})),
+            (
+                "fs/copy",
+                json!({"sourcePath": at(&format!("{mine}.copy")), "destinationPath": at("dir").join(format!("{mine}.back")), "recursive": false}),
+            ),
             ("fs/remove", json!({"path": at("dir.link").join("file"), "recursive": false, "force": true})),
             ("fs/getMetadata", json!({"path": at("dir/file")})),
         ];
@@ -169,7 +177,8 @@ impl Ground {
     }
 
     fn ensure_untouched(&self) -> Result<()> {
-        let names: Vec<_> = fs::read_dir(&self.outside)?.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<_, _>>()?;
+        let names: Vec<_> =
+            fs::read_dir(&self.outside)?.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<_, _>>()?;
         ensure!(names == ["file"], "outside has {names:?}");
         ensure!(fs::read_to_string(self.outside.join("file"))? == SECRET, "the file outside was written");
         Ok(())

@@ -92,7 +92,8 @@ fn proc_mounted() -> Finding {
 }
 
 fn landlock() -> Finding {
-    const ADVICE: &str = "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
+    const ADVICE: &str =
+        "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
     match exec_server_sandbox::Host::look().landlock {
         Some(release) => Finding::fine("landlock", format!("release {release}")),
         None => Finding::weak("landlock", "not offered by this kernel", ADVICE),
@@ -103,7 +104,11 @@ fn seccomp() -> Finding {
     if exec_server_sandbox::Host::look().seccomp {
         Finding::fine("seccomp", "available")
     } else {
-        Finding::weak("seccomp", "not in this kernel", "without it no process can be put into a sandbox, and such a start is refused")
+        Finding::weak(
+            "seccomp",
+            "not in this kernel",
+            "without it no process can be put into a sandbox, and such a start is refused",
+        )
     }
 }
 
@@ -113,7 +118,8 @@ fn user_namespaces() -> Finding {
         || read("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
     if is_off {
-        const ADVICE: &str = "allow them: a server without rights of root needs them for every sandbox, and refuses what asks for one";
+        const ADVICE: &str =
+            "allow them: a server without rights of root needs them for every sandbox, and refuses what asks for one";
         Finding::weak("user namespaces", "not for every user", ADVICE)
     } else {
         Finding::fine("user namespaces", "available")

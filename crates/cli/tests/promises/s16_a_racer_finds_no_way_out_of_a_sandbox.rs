@@ -79,7 +79,8 @@ fn no_request_leaves_its_sandbox_while_names_are_swapped() {
                     assert!(!ask(&mut client, &ground, Some(policy)), "{user}: round {round} read what is outside");
                 }
             }
-            let names: Vec<_> = fs::read_dir(&outside).expect("list it").map(|entry| entry.expect("it").file_name()).collect();
+            let names: Vec<_> =
+                fs::read_dir(&outside).expect("list it").map(|entry| entry.expect("it").file_name()).collect();
             assert_eq!(names, ["file"], "{user}");
             assert_eq!(fs::read_to_string(outside.join("file")).expect("it is there"), "outer");
             let free = (0..ROUNDS * 20).any(|_| ask(&mut client, &ground, None));

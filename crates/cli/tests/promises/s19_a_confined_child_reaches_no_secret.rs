@@ -62,8 +62,7 @@ fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
             )
         });
         let looks: String = looks.collect();
-        let script =
-            format!("cat {state}/token 2>/dev/null && echo token; ls {state} 2>/dev/null; {looks}echo done");
+        let script = format!("cat {state}/token 2>/dev/null && echo token; ls {state} 2>/dev/null; {looks}echo done");
         let policies = [
             workspace(&ground.at("work")),
             sandbox(vec![special("root", "write"), path(ground.at("outside"), "deny")], "enabled"),
@@ -99,6 +98,9 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             assert_eq!(said, format!("{refused}dial={dial}\nrights=1\n"), "{user}");
         }
         let said = said_in(&mut client, "free", &format!("{tries} {socket}"), None);
-        assert!(said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"), "{user}: {said}");
+        assert!(
+            said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"),
+            "{user}: {said}"
+        );
     }
 }
