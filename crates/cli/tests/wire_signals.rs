@@ -161,10 +161,11 @@ fn terminate_behind_a_start_leaves_nothing() {
         let terminate = client.send_request("process/terminate", process(&id));
         assert_eq!(client.answer(terminate).expect("terminate")["running"], true);
         match client.answer(start) {
-            // It was still starting: called off, and the name is free.
+            // It was still starting: called off, and asked for again it is not started again.
             Err(error) => {
                 assert_error(&error, -32600, "startCancelled");
-                assert_error(&client.fails("process/read", process(&id)), -32600, "unknownProcess");
+                assert_eq!(client.collect(&id).code(), 137);
+                assert_error(&client.fails("process/start", sh(&id, "exec sleep 1000")), -32600, "duplicateProcess");
             }
             Ok(started) => {
                 assert_eq!(client.collect(&id).code(), 137);

@@ -369,9 +369,6 @@ impl Session {
             }
         };
         let Launch { meta, spec, .. } = launch;
-        if !lock(&self.state).is_starting(&meta.process_id, &gate) {
-            return reply.fail(&Failure::StartCancelled { id: meta.process_id });
-        }
         let waiter = Waiter::Start { meta, gate, reply, session: Arc::downgrade(self) };
         if let Err(unsent) = link.ask(waiter, |req| ToHolder::Start { req, spec })
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
@@ -385,21 +382,24 @@ impl Session {
         }
     }
 
-    /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
-    pub(crate) fn handle_started(&self, process: Arc<Process>, gate: &Gate) -> bool {
-        self.record_running(&process);
+    /// The holder has started a process. False where it was terminated in the meantime: it is killed now.
+    ///
+    /// It keeps its name like every other: whoever asked for it, lost the answer with the link and asks again must find that it was
+    /// started, and hear how it ended, instead of starting it a second time.
+    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) -> bool {
+        self.record_running(process);
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
-        if !state.is_starting(process.id(), gate) {
-            drop(state);
-            process.abandon();
-            // Nobody waits for the answer: the exit is seen in the log, and the sweep forgets the process.
-            drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
-            return false;
-        }
+        state.processes.insert(process.id().to_owned(), Entry::Live(process.clone()));
+        // Read under the lock under which it is written: a terminate that comes later finds the process itself.
+        let is_called_off = gate.is_called_off();
+        drop(state);
         gate.close();
-        state.processes.insert(process.id().to_owned(), Entry::Live(process));
-        true
+        if is_called_off {
+            // Nobody waits for the answer: the exit is seen in the log.
+            drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
+        }
+        !is_called_off
     }
 
     /// Pushes a process that has just started to whoever is attached now, after its start was answered.
@@ -418,15 +418,11 @@ impl Session {
         gate.close();
     }
 
-    /// Frees an id whose start is under way; true if there was one.
+    /// Calls off a start that is under way; true if there was one.
     pub(crate) fn cancel_start(&self, id: &str) -> bool {
-        match self.lookup(id) {
-            Lookup::Starting(gate) => {
-                self.handle_start_failed(id, &gate);
-                true
-            }
-            Lookup::Live(_) | Lookup::Unknown => false,
-        }
+        let state = lock(&self.state);
+        let starting = state.processes.get(id).and_then(Entry::gate);
+        starting.inspect(|gate| gate.call_off()).is_some()
     }
 
     pub(crate) fn lookup(&self, id: &str) -> Lookup {
@@ -445,6 +441,13 @@ impl Session {
                 Lookup::Unknown => return None,
                 Lookup::Starting(gate) => gate.passed().await,
             }
+        }
+    }
+
+    /// Waits until no start of this id is under way.
+    pub(crate) async fn start_decided(&self, id: &str) {
+        while let Lookup::Starting(gate) = self.lookup(id) {
+            gate.passed().await;
         }
     }
 
@@ -542,7 +545,7 @@ impl Session {
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
             Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
-            // Terminated while it started, hidden, or forgotten while others still hold it.
+            // Hidden, or forgotten while others still hold it.
             Some(_) => process.is_taken() && !process.has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();

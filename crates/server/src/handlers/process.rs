@@ -67,6 +67,8 @@ fn wall_clock_ms() -> u64 {
 /// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
     trace::about(params.process_id.as_str());
+    // One of the same name that is under way is waited for: whether this one repeats it or takes its place is known only then.
+    context.session.start_decided(params.process_id.as_str()).await;
     let (launch, gate) = match prepare(&context, params).and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))

@@ -2,7 +2,14 @@
 //!
 //! Plain state under the session's lock. Must not know connections beyond telling the attached one to let a process go.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, time::Instant};
@@ -19,7 +26,7 @@ pub(super) struct State {
     /// The last attached client announced nothing: ids are free again 30 s after `closed`.
     pub(super) reference: bool,
     pub(super) processes: BTreeMap<String, Entry>,
-    /// The holder's names; also holds processes that were terminated while they started and have no name any more.
+    /// The holder's names; also holds processes that were hidden or forgotten and have no name any more.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
     pub(super) link: Option<Arc<Link>>,
     /// The session is over; what still comes from its holder is expected.
@@ -33,24 +40,38 @@ pub(super) enum Entry {
     Live(Arc<Process>),
 }
 
-/// One start: where later requests on its id wait. A name may be reserved again while an earlier start of that name is still under way, so
-/// a start is known by its gate, not by its name.
+/// One start: where later requests on its id wait.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate(Arc<Semaphore>);
+pub(crate) struct Gate(Arc<Start>);
+
+#[derive(Debug)]
+struct Start {
+    decided: Semaphore,
+    is_called_off: AtomicBool,
+}
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(0)))
+        Self(Arc::new(Start { decided: Semaphore::new(0), is_called_off: AtomicBool::new(false) }))
     }
 
     /// The start is decided.
     pub(super) fn close(&self) {
-        self.0.close();
+        self.0.decided.close();
+    }
+
+    /// What is being started is to be ended as soon as it is there.
+    pub(super) fn call_off(&self) {
+        self.0.is_called_off.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_called_off(&self) -> bool {
+        self.0.is_called_off.load(Ordering::Relaxed)
     }
 
     /// Returns when the start is decided. Waiters go on in the order in which they came.
     pub(super) async fn passed(&self) {
-        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
+        drop(self.0.decided.acquire().await); // It never has a permit; closing it is what ends the wait.
     }
 }
 
