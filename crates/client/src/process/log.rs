@@ -408,7 +408,9 @@ impl State {
 
     fn keep_early(&mut self, from: u64, event: Event) -> Result<(), Breach> {
         match self.discipline {
-            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => Err(Breach("the server skipped a number")),
+            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => {
+                Err(Breach("the server skipped a number"))
+            }
             Discipline::Reference => {
                 if event.weight() > EARLY_BYTES {
                     return Err(Breach("one piece of output is larger than 1 MiB"));
