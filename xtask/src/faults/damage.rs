@@ -29,8 +29,8 @@ use crate::{
     wire::{self, Address},
 };
 
-/// Damaged connections at once.
-const AT_ONCE: u64 = 4;
+/// Damaged connections at once: most of them only wait for the other side to see the damage.
+const AT_ONCE: u64 = 16;
 
 /// A damaged connection must have ended by then: its input has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
