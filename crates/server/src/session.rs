@@ -376,7 +376,8 @@ impl Session {
             self.handle_start_failed(&meta.process_id, &gate);
             let program = meta.argv.first().cloned().unwrap_or_default();
             reply.fail(&match error.kind() {
-                io::ErrorKind::BrokenPipe => self.holder_lost(),
+                // A holder that died with something unread resets the socket.
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.holder_lost(),
                 _ => Failure::Resources { program, source: error },
             });
         }
