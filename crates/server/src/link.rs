@@ -389,12 +389,9 @@ impl Link {
                     let birth = Birth { session: session_id, meta, pid, slot, leader, counted: [0; 2] };
                     let process = Arc::new(Process::new(birth, self.clone(), control));
                     self.metrics.started.inc();
+                    session.handle_started(&process, &gate);
                     // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
-                    if session.handle_started(&process, &gate) {
-                        reply.started(&process);
-                    } else {
-                        reply.fail(&Failure::StartCancelled { id: process.id().to_owned() });
-                    }
+                    reply.started(&process);
                     session.follow_new(&process);
                 }
             }

@@ -383,24 +383,14 @@ impl Session {
         }
     }
 
-    /// The holder has started a process. False where it was terminated in the meantime: it is killed now.
-    ///
-    /// It keeps its name like every other: whoever asked for it, lost the answer with the link and asks again must find that it was
-    /// started, and hear how it ended, instead of starting it a second time.
-    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) -> bool {
+    /// The holder has started a process.
+    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) {
         self.record_running(process);
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
         state.processes.insert(process.id().to_owned(), Entry::Live(process.clone()));
-        // Read under the lock under which it is written: a terminate that comes later finds the process itself.
-        let is_called_off = gate.is_called_off();
         drop(state);
         gate.close();
-        if is_called_off {
-            // Nobody waits for the answer: the exit is seen in the log.
-            drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
-        }
-        !is_called_off
     }
 
     /// Pushes a process that has just started to whoever is attached now, after its start was answered.
@@ -417,13 +407,6 @@ impl Session {
             state.processes.remove(id);
         }
         gate.close();
-    }
-
-    /// Calls off a start that is under way; true if there was one.
-    pub(crate) fn cancel_start(&self, id: &str) -> bool {
-        let state = lock(&self.state);
-        let starting = state.processes.get(id).and_then(Entry::gate);
-        starting.inspect(|gate| gate.call_off()).is_some()
     }
 
     pub(crate) fn lookup(&self, id: &str) -> Lookup {

@@ -147,9 +147,6 @@ impl Held {
     pub fn handle_unstarted(&self, fate: &Fate, error: &Error) {
         self.is_cancelled.set(true);
         match error {
-            Error::Server { kind: Some(Kind::StartCancelled), .. } if self.asked_to_die.get() => {
-                self.stage.trace.count(Branch::TerminateWhileStarting);
-            }
             Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
             Error::Server { kind: Some(Kind::UnknownSession), .. } if fate.ended.get() => {}
             // A server that ends starts nothing; the client does not ask the next one by itself.

@@ -203,7 +203,8 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
     }
 }
 
-/// `process/terminate`: at once, or with a grace period. A start that is under way is called off.
+/// `process/terminate`: at once, or with a grace period. What is being started is ended once it is there, and was started all the same:
+/// whoever lost the answer with the link and asks again must not start it a second time.
 pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, reply: Reply) {
     let session = match context.session(params.session_id.as_ref()) {
         Ok(session) => session,
@@ -211,9 +212,6 @@ pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, r
     };
     let id = params.process_id.as_str();
     trace::about(id);
-    if session.cancel_start(id) {
-        return reply.result(&wire::TerminateResult { running: true, streams_held: false });
-    }
     let Some(process) = session.process(id).await else {
         return reply.result(&wire::TerminateResult { running: false, streams_held: false });
     };

@@ -2,14 +2,7 @@
 //!
 //! Plain state under the session's lock. Must not know connections beyond telling the attached one to let a process go.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, time::Instant};
@@ -42,36 +35,21 @@ pub(super) enum Entry {
 
 /// One start: where later requests on its id wait.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate(Arc<Start>);
-
-#[derive(Debug)]
-struct Start {
-    decided: Semaphore,
-    is_called_off: AtomicBool,
-}
+pub(crate) struct Gate(Arc<Semaphore>);
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Start { decided: Semaphore::new(0), is_called_off: AtomicBool::new(false) }))
+        Self(Arc::new(Semaphore::new(0)))
     }
 
     /// The start is decided.
     pub(super) fn close(&self) {
-        self.0.decided.close();
-    }
-
-    /// What is being started is to be ended as soon as it is there.
-    pub(super) fn call_off(&self) {
-        self.0.is_called_off.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_called_off(&self) -> bool {
-        self.0.is_called_off.load(Ordering::Relaxed)
+        self.0.close();
     }
 
     /// Returns when the start is decided. Waiters go on in the order in which they came.
     pub(super) async fn passed(&self) {
-        drop(self.0.decided.acquire().await); // It never has a permit; closing it is what ends the wait.
+        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
     }
 }
 
