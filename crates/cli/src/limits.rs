@@ -180,7 +180,7 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             "ack-window",
             Bytes(core.ack_window_bytes),
             (Bytes(64 << 10), Bytes(1 << 30)),
-            "the process is not sent any more until the client acknowledges",
+            "the process is not sent any more until the client acknowledges; at most `--memory-per-process` less 2 MiB",
         ),
     ]
 }

@@ -54,8 +54,12 @@ impl Routes {
         let discipline = match feed {
             Feed::Starting | Feed::Pushed => state.expected.unwrap_or(Discipline::Reference),
             Feed::Observed => Discipline::Observed,
-            // What we ask for ourselves is bounded by our asking.
-            Feed::Polled => Discipline::Acked { window: u64::MAX / 8 },
+            Feed::Polled => Discipline::Polled {
+                window: match state.expected {
+                    Some(Discipline::Acked { window }) => Some(window),
+                    _ => None,
+                },
+            },
         };
         match state.routes.entry(key) {
             Entry::Occupied(_) => None,

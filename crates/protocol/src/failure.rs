@@ -75,7 +75,6 @@ kinds! {
     UnknownProcess "unknownProcess" INVALID_REQUEST "There is no such process in the session.";
     DuplicateProcess "duplicateProcess" INVALID_REQUEST "The session already has a process of this name.";
     ProcessStarting "processStarting" INVALID_REQUEST "The process is being started.";
-    StartCancelled "startCancelled" INVALID_REQUEST "The process was terminated while it was being started.";
     SpawnFailed "spawnFailed" INTERNAL "The operating system could not start the process.";
     ProgramNotFound "programNotFound" INTERNAL "The program does not exist.";
     CwdNotFound "cwdNotFound" INTERNAL "The working directory does not exist or is not a directory.";

@@ -230,6 +230,7 @@ impl Core {
     /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
+        config.ack_window_bytes = config.ack_window_bytes.min(config.widest_window_bytes());
         let hidden = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
         let tmpdir = config.environment.iter().find(|(name, _)| name == "TMPDIR").map(|(_, dir)| PathBuf::from(dir));
         Arc::new(Self {

@@ -52,8 +52,6 @@ pub(crate) enum Failure {
     UnknownProcess { id: String },
     #[error("process {id} already exists")]
     DuplicateProcess { id: String },
-    #[error("process {id} was terminated while it started")]
-    StartCancelled { id: String },
     #[error("process {id} has not closed yet; terminate it first")]
     NotClosed { id: String },
     #[error("start `{program}`: {source}")]
@@ -165,7 +163,6 @@ impl Failure {
             Self::Superseded => Kind::SessionResumedElsewhere,
             Self::UnknownProcess { .. } => Kind::UnknownProcess,
             Self::DuplicateProcess { .. } => Kind::DuplicateProcess,
-            Self::StartCancelled { .. } => Kind::StartCancelled,
             Self::NotClosed { .. } => Kind::ProcessNotClosed,
             Self::Program { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Kind::ProgramNotFound,

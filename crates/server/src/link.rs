@@ -436,13 +436,10 @@ impl Link {
                     let birth = Birth { session: session_id, meta, pid, slot, leader, counted: [0; 2] };
                     let process = Arc::new(Process::new(birth, self.clone(), control));
                     self.metrics.started.inc();
-                    if session.handle_started(process.clone(), &gate) {
-                        // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
-                        reply.started(&process);
-                        session.follow_new(&process);
-                    } else {
-                        reply.fail(&Failure::StartCancelled { id: process.id().to_owned() });
-                    }
+                    session.handle_started(&process, &gate);
+                    // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
+                    reply.started(&process);
+                    session.follow_new(&process);
                 }
             }
             FromHolder::StartFailed { req, stage, errno, detail } => {

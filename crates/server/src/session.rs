@@ -381,9 +381,6 @@ impl Session {
             }
         };
         let Launch { meta, spec, .. } = launch;
-        if !lock(&self.state).is_starting(&meta.process_id, &gate) {
-            return reply.fail(&Failure::StartCancelled { id: meta.process_id });
-        }
         let waiter = Waiter::Start { meta, gate, reply, confined: confined.clone(), session: Arc::downgrade(self) };
         if let Err(unsent) = link.start(waiter, spec, confined)
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
@@ -391,27 +388,21 @@ impl Session {
             self.handle_start_failed(&meta.process_id, &gate);
             let program = meta.argv.first().cloned().unwrap_or_default();
             reply.fail(&match error.kind() {
-                io::ErrorKind::BrokenPipe => self.holder_lost(),
+                // A holder that died with something unread resets the socket.
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.holder_lost(),
                 _ => Failure::Resources { program, source: error },
             });
         }
     }
 
-    /// The holder has started a process. False where it was terminated in the meantime: it is killed and nobody hears of it.
-    pub(crate) fn handle_started(&self, process: Arc<Process>, gate: &Gate) -> bool {
-        self.record_running(&process);
+    /// The holder has started a process.
+    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) {
+        self.record_running(process);
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
-        if !state.is_starting(process.id(), gate) {
-            drop(state);
-            process.abandon();
-            // Nobody waits for the answer: the exit is seen in the log, and the sweep forgets the process.
-            drop(process.link().status(|req| ToHolder::Terminate { req, slot: process.slot(), grace_ms: None }));
-            return false;
-        }
+        state.processes.insert(process.id().to_owned(), Entry::Live(process.clone()));
+        drop(state);
         gate.close();
-        state.processes.insert(process.id().to_owned(), Entry::Live(process));
-        true
     }
 
     /// Pushes a process that has just started to whoever is attached now, after its start was answered.
@@ -430,17 +421,6 @@ impl Session {
         gate.close();
     }
 
-    /// Frees an id whose start is under way; true if there was one.
-    pub(crate) fn cancel_start(&self, id: &str) -> bool {
-        match self.lookup(id) {
-            Lookup::Starting(gate) => {
-                self.handle_start_failed(id, &gate);
-                true
-            }
-            Lookup::Live(_) | Lookup::Unknown => false,
-        }
-    }
-
     pub(crate) fn lookup(&self, id: &str) -> Lookup {
         match lock(&self.state).processes.get(id) {
             Some(Entry::Live(process)) => Lookup::Live(process.clone()),
@@ -457,6 +437,13 @@ impl Session {
                 Lookup::Unknown => return None,
                 Lookup::Starting(gate) => gate.passed().await,
             }
+        }
+    }
+
+    /// Waits until no start of this id is under way.
+    pub(crate) async fn start_decided(&self, id: &str) {
+        while let Lookup::Starting(gate) = self.lookup(id) {
+            gate.passed().await;
         }
     }
 
@@ -556,7 +543,7 @@ impl Session {
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
             Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
-            // Terminated while it started, hidden, or forgotten while others still hold it.
+            // Hidden, or forgotten while others still hold it.
             Some(_) => process.is_taken() && !process.has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();

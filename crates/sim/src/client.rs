@@ -320,12 +320,7 @@ impl Client {
             matches!(view.start, Start::Asked(_)),
             view.start == Start::Done && !view.closed && self.kind == Kind::Reference,
         );
-        if asked && self.is_called_off(name) {
-            // Nobody knows whether it began; asked again, it would begin again.
-            if let Some(view) = self.views.get_mut(name) {
-                view.cancel();
-            }
-        } else if asked {
+        if asked {
             self.ask_start(name);
         }
         for index in unanswered {

@@ -54,8 +54,7 @@ impl Dialer {
         let mut state = self.lock();
         state.is_good = true;
         if let Some(link) = &state.current {
-            link.pace(Way::Up, None);
-            link.pace(Way::Down, None);
+            link.mend();
         }
     }
 

@@ -113,8 +113,8 @@ impl Client {
             }
             Call::Write(name, index) => {
                 let status = match Self::accepted(&result["status"]) {
-                    // Its start was called off: there is nothing to write to.
-                    None if self.is_called_off(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    // It never began: there is nothing to write to.
+                    None if self.is_unstarted(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
                     status => status,
                 };
                 self.trace(format_args!("write {name} {index}: {}", result["status"]));
@@ -127,7 +127,7 @@ impl Client {
             Call::CloseStdin(name) => {
                 self.trace(format_args!("close stdin of {name}: {}", result["status"]));
                 let status = match Self::accepted(&result["status"]) {
-                    None if self.is_called_off(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    None if self.is_unstarted(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
                     status => status,
                 };
                 match (self.views.get_mut(&name), status) {
@@ -178,7 +178,10 @@ impl Client {
     }
 
     fn handle_list(&self, result: &Value) {
-        for process in result["processes"].as_array().into_iter().flatten() {
+        let mut processes: Vec<&Value> = result["processes"].as_array().into_iter().flatten().collect();
+        // By the time of day they began at, which no seed repeats.
+        processes.sort_by_key(|process| process["processId"].as_str());
+        for process in processes {
             let (id, blocked) = (&process["processId"], &process["blocked"]);
             let (retained, written) = (&process["retainedBytes"], &process["outputBytes"]);
             self.trace(format_args!("list: {id} blocked {blocked}, {retained} of {written} bytes"));
@@ -259,16 +262,8 @@ impl Client {
             // It was sent behind the end of the session.
             (_, "unknownSession" | "holderLost") if self.asked_to_end => {}
             (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
-            (Call::Start(name), "startCancelled") => {
-                if let Some(view) = self.views.get_mut(name)
-                    && view.asked_to_die
-                {
-                    self.stage.trace.count(Branch::TerminateWhileStarting);
-                    view.cancel();
-                }
-            }
-            // Its start was called off.
-            (Call::Read(name, _), "unknownProcess") if self.is_called_off(name) => {}
+            // It never began.
+            (Call::Read(name, _), "unknownProcess") if self.is_unstarted(name) => {}
             (Call::Read(name, _), "unknownProcess") if self.views.get(name).is_some_and(|view| view.may_be_gone) => {
                 if let Some(view) = self.views.get_mut(name) {
                     view.forgotten = true;
@@ -324,8 +319,8 @@ impl Client {
         self.holder_killed
     }
 
-    pub(crate) fn is_called_off(&self, name: &str) -> bool {
-        self.views.get(name).is_some_and(|view| view.asked_to_die || view.start == Start::Cancelled)
+    fn is_unstarted(&self, name: &str) -> bool {
+        self.views.get(name).is_some_and(|view| view.start == Start::Cancelled)
     }
 
     fn handle_started_before(&mut self, name: &str) {

@@ -133,7 +133,10 @@ impl Held {
 
     /// The program ends: its cursors and its handle are gone, its notes stay.
     pub fn let_go(&self) {
-        *self.process.borrow_mut() = None;
+        if self.process.borrow_mut().take().is_none() && !self.is_settled() {
+            // Its start was under way, and a client that goes calls it off where it still can.
+            self.asked_to_die.set(true);
+        }
         if self.written.get() > self.accepted.get() {
             // Writes that were under way are lost with the client that knew their ids.
             self.is_input_over.set(true);
@@ -144,10 +147,8 @@ impl Held {
     pub fn handle_unstarted(&self, fate: &Fate, error: &Error) {
         self.is_cancelled.set(true);
         match error {
-            Error::Server { kind: Some(Kind::StartCancelled), .. } if self.asked_to_die.get() => {
-                self.stage.trace.count(Branch::TerminateWhileStarting);
-            }
             Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
+            Error::Server { kind: Some(Kind::UnknownSession), .. } if fate.ended.get() => {}
             // A server that ends starts nothing; the client does not ask the next one by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => {

@@ -19,7 +19,7 @@ use crate::{
 const PROCESSES_MAX: usize = 6;
 
 /// What may have become of a process between the decision to call and the call.
-const GONE: &[Kind] = &[Kind::UnknownProcess, Kind::StartCancelled];
+const GONE: &[Kind] = &[Kind::UnknownProcess];
 
 impl User {
     /// One move.
@@ -142,6 +142,7 @@ impl User {
     fn terminate(&mut self, name: &str) {
         let Some((client, held)) = self.client.clone().zip(self.held.get(name)) else { return };
         held.asked_to_die.set(true);
+        self.stage.trace.count(Branch::TerminateWhileStarting);
         let params = wire::TerminateParams { process_id: name.into(), session_id: None, grace_ms: None };
         let calling = async move { client.request::<exec_server_client::requests::ProcessTerminate>(&params).await };
         self.expect(format!("terminate {name} while it starts"), GONE, calling);

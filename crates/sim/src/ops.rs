@@ -68,10 +68,11 @@ impl World {
         self.next_process += 1;
         let name = format!("{}p{}", self.clients[client].borrow().name, self.next_process);
         let plan = plans::draw(&mut self.rng, self.is_heavy);
-        let is_called_off = self.rng.chance(6);
+        let is_ended_at_once = self.rng.chance(6);
         let mut client = self.clients[client].borrow_mut();
         client.start(&name, plan);
-        if is_called_off {
+        if is_ended_at_once {
+            self.stage.trace.count(Branch::TerminateWhileStarting);
             client.command(&name, "process/terminate", json!({"processId": name}));
         }
     }

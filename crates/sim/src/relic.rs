@@ -142,7 +142,7 @@ impl Relic {
         let kind = message["error"]["data"]["kind"].as_str();
         self.trace(format_args!("{what}: {}", kind.unwrap_or("done")));
         match kind {
-            None | Some("stdinClosed" | "unknownProcess" | "draining" | "startCancelled") => {}
+            None | Some("stdinClosed" | "unknownProcess" | "draining") => {}
             Some(kind) => self.wrong(Invariant::Answered, format_args!("{what}: {kind}")),
         }
     }

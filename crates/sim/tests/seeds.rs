@@ -63,8 +63,8 @@ fn seeds_that_once_failed_pass() {
     }
 }
 
-/// Worlds that do not repeat yet. In 3 a process is terminated while the holder of its session is made, and now the one, now the
-/// other is first.
+/// Worlds that do not repeat yet. In 3 a link is cut while a start and a terminate of the same process are under way; the client sends
+/// both again, in the order in which a watch channel wakes them, which is none.
 const UNSETTLED: &[u64] = &[3];
 
 #[test]

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Damaged connections at once.
-const AT_ONCE: u64 = 4;
+const AT_ONCE: u64 = 8;
 
 /// A damaged connection must have ended by then: its input has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,8 +41,9 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let mut random = setting.random("F18");
     let proxy = Proxy::start(server.address.socket, random.next(), |random| {
-        // The request, then frames of about 150 bytes; most of the damage hits what comes after the request.
-        let byte = if random.one_in(8) { random.between(0, 200) } else { random.between(200, 1700) };
+        // The request, then frames of about 150 bytes. Nearly all of the damage hits what comes after the request: a hundred wrong tokens
+        // from one address, and the door answers it later and later, which is another run's matter (F24).
+        let byte = if random.one_in(64) { random.between(0, 200) } else { random.between(200, 1700) };
         Plan::default().up(byte, Event::any_damage(random, 40))
     })?;
     let (done, ends) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));

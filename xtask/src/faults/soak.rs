@@ -2,7 +2,8 @@
 //!
 //! Two servers beside each other. The first is never ended: its link is cut (F1), its clients are killed while they write (F3)
 //! and go silent (F6), and what it holds is weighed all the time. The second is killed (F2) and drained (F5); weighed are its
-//! holders, which outlive it. A line through the samples of each tells the growth; the first fifth is left out as warming up.
+//! holders, which outlive it. What a load holds comes and goes, and what leaks stays: a line through the least of each half minute tells
+//! the growth; the first fifth is left out as warming up.
 
 use std::{
     collections::BTreeMap,
@@ -110,7 +111,10 @@ fn weigh(setup_name: &str, setup: &Setup, samples: &mut BTreeMap<String, Vec<Sam
     }
 }
 
-/// A straight line through samples, without their first fifth.
+/// Within such a time every load has a low point.
+const WINDOW_SECONDS: f64 = 30.0;
+
+/// A straight line through the low points of samples, without their first fifth.
 struct Line {
     mean: f64,
     per_hour: f64,
@@ -121,13 +125,18 @@ struct Line {
 impl Line {
     fn fit(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Self {
         let samples = &samples[samples.len() / 5..];
-        let count = samples.len().max(1) as f64;
-        let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
-        let mean = samples.iter().map(&value).sum::<f64>() / count;
-        let square = samples.iter().map(|sample| (sample.at - mean_at).powi(2)).sum::<f64>();
-        let product = samples.iter().map(|sample| (sample.at - mean_at) * (value(sample) - mean)).sum::<f64>();
+        let mut lows: Vec<(f64, f64)> = Vec::new();
+        for window in samples.chunk_by(|a, b| (a.at / WINDOW_SECONDS).floor() == (b.at / WINDOW_SECONDS).floor()) {
+            let low = window.iter().map(|sample| (sample.at, value(sample))).min_by(|a, b| a.1.total_cmp(&b.1));
+            lows.extend(low);
+        }
+        let count = lows.len().max(1) as f64;
+        let mean_at = lows.iter().map(|(at, _)| at).sum::<f64>() / count;
+        let mean = lows.iter().map(|(_, value)| value).sum::<f64>() / count;
+        let square = lows.iter().map(|(at, _)| (at - mean_at).powi(2)).sum::<f64>();
+        let product = lows.iter().map(|(at, value)| (at - mean_at) * (value - mean)).sum::<f64>();
         let slope = if square > 0.0 { product / square } else { 0.0 };
-        let long = samples.last().map_or(0.0, |last| last.at) - samples.first().map_or(0.0, |first| first.at);
+        let long = lows.last().map_or(0.0, |last| last.0) - lows.first().map_or(0.0, |first| first.0);
         Self { mean, per_hour: slope * 3600.0, rise: slope * long }
     }
 }

@@ -88,7 +88,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let mut wire = resume(&server.address, &lasting).context("a session that had time left")?;
     wire.call("session/end", &json!({}))?;
     flow.finish().context("the flow")?;
-    expires(&server.address, &ending)?;
+    expires(&server.address, &ending, Duration::ZERO)?;
     quiet.end()?;
     ensure!(!setup.log().contains("no sign of life"), "a live client was dropped: {}", setup.log_tail());
     end(&setup, server)?;
@@ -134,7 +134,8 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     });
     let mut wire = resume(&server.address, &lasting).context("a session that had time left")?;
     wire.call("session/end", &json!({}))?;
-    expires(&server.address, &ending)?;
+    // It may have been stopped before it heard that it is alone, and counts from then.
+    expires(&server.address, &ending, stop / 3)?;
     end(&setup, server)?;
     Ok(took)
 }
@@ -200,9 +201,9 @@ fn resume(address: &wire::Address, session: &str) -> Result<Wire> {
     Ok(Wire::open(address, &hello(Some(session)))?.0)
 }
 
-/// The process of a session whose time is over ends, now or within a second; the session cannot be resumed then.
-fn expires(address: &wire::Address, session: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(1);
+/// The process of a session whose time is over in `rest` ends then or within a second; the session cannot be resumed then.
+fn expires(address: &wire::Address, session: &str, rest: Duration) -> Result<()> {
+    let deadline = Instant::now() + rest + Duration::from_secs(1);
     let (mut observer, _) = Wire::session(address)?;
     loop {
         let list = observer.call("process/list", &json!({ "scope": "all" }))?;

@@ -31,14 +31,14 @@ const EARLY_BYTES: u64 = 1 << 20;
 /// Events not taken, whatever their size: about what a server's log of 16 MiB can hold.
 const EVENTS: usize = 1 << 20;
 
-/// A log that is filled by reading has no window of its own, and acknowledges as if it had this one: 4 MiB.
-const ACK_WINDOW_MAX: u64 = 4 << 20;
-
 /// How much a server may send before it is acknowledged, and whether it promises order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discipline {
     /// Sends in order, and at most this many bytes beyond the last acknowledgement.
     Acked { window: u64 },
+    /// Answers what it is asked, in order; as long as we ask for no more than we hold, no window bounds it. Acknowledged as if it
+    /// were pushed with this window, where the server knows acknowledgements.
+    Polled { window: Option<u64> },
     /// Sends in order, and waits for nobody.
     Observed,
     /// Sends in any order, and knows no acknowledgement.
@@ -408,7 +408,9 @@ impl State {
 
     fn keep_early(&mut self, from: u64, event: Event) -> Result<(), Breach> {
         match self.discipline {
-            Discipline::Acked { .. } | Discipline::Observed => Err(Breach("the server skipped a number")),
+            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => {
+                Err(Breach("the server skipped a number"))
+            }
             Discipline::Reference => {
                 if event.weight() > EARLY_BYTES {
                     return Err(Breach("one piece of output is larger than 1 MiB"));
@@ -437,6 +439,7 @@ impl State {
                 }
                 Ok(Heard::Fine)
             }
+            Discipline::Polled { .. } => Ok(Heard::Fine),
             Discipline::Observed | Discipline::Reference if !self.is_full() => Ok(Heard::Fine),
             Discipline::Reference if !self.cursors.is_empty() => Ok(Heard::Full),
             Discipline::Observed | Discipline::Reference => {
@@ -454,9 +457,11 @@ impl State {
     }
 
     fn is_ack_due(&self) -> bool {
-        let Discipline::Acked { window } = self.discipline else { return false };
+        let (Discipline::Acked { window } | Discipline::Polled { window: Some(window) }) = self.discipline else {
+            return false;
+        };
         let is_at_end = self.closed.is_some() && self.taken + 1 == self.next;
-        self.taken > self.acked && (self.unacked_bytes >= window.min(ACK_WINDOW_MAX) / 4 || is_at_end)
+        self.taken > self.acked && (self.unacked_bytes >= window / 4 || is_at_end)
     }
 
     fn is_full(&self) -> bool {

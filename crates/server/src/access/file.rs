@@ -23,7 +23,7 @@ use std::{
     collections::BTreeSet,
     fs::{File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -34,7 +34,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use super::Rights;
 use crate::{
     core::Principal,
-    state_dir::{self, Token, TokenDigest, TokenError},
+    state_dir::{self, NotPrivate, Token, TokenDigest, TokenError, private},
     wall_clock,
 };
 
@@ -54,22 +54,9 @@ pub enum FileError {
         /// What the system said.
         source: io::Error,
     },
-    /// Another user could have written it.
-    #[error("token file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Other users have access.
-    #[error("token file `{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    /// Other users could have written or read it.
+    #[error(transparent)]
+    NotPrivate(#[from] NotPrivate),
     /// Not TOML of this shape.
     #[error("token file `{}` cannot be read", path.display())]
     Syntax {
@@ -220,15 +207,7 @@ impl TokenFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // Asked of the open file, not of the path: what is read is what was checked.
-        let metadata = file.metadata().map_err(failed)?;
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-            return Err(FileError::Owner { path: path.to_owned(), owner });
-        }
-        if mode & 0o077 != 0 {
-            return Err(FileError::Mode { path: path.to_owned(), mode });
-        }
+        private::check(&file, &file.metadata().map_err(failed)?, path)?;
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
         let file: Self = toml::from_str(&text)

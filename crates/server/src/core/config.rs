@@ -26,7 +26,8 @@ pub struct Config {
     pub cwd: Option<PathBuf>,
     /// Memory a process's log may hold before the child blocks (attached) or spills (detached); at least [`Config::LEAST_CAP_BYTES`].
     pub memory_cap_bytes: u64,
-    /// How far output may run ahead of the last acknowledgement.
+    /// How far output may run ahead of the last acknowledgement; at most the cap less the two segments of [`Config::LEAST_CAP_BYTES`]
+    /// that need not be free.
     pub ack_window_bytes: u64,
     /// Bytes of incoming messages that all connections together may hold; beyond it the largest is closed.
     pub incoming_bytes: usize,
@@ -53,6 +54,12 @@ pub struct Config {
 impl Config {
     /// Three segments: one being written, and two that may be kept for the last readable MiB. Less would block a child for ever.
     pub const LEAST_CAP_BYTES: u64 = 3 << 20;
+
+    /// The widest window in which no log stands still. A client acknowledges every quarter of it; were that more than what the readable
+    /// MiB and a segment begun leave of the log, the log could be full with too little in it to acknowledge.
+    pub(crate) fn widest_window_bytes(&self) -> u64 {
+        self.memory_cap_bytes - (2 << 20)
+    }
 
     /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
     pub(crate) fn reference_cap_bytes(&self) -> u64 {

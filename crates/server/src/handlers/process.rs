@@ -69,6 +69,8 @@ fn wall_clock_ms() -> u64 {
 /// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
     trace::about(params.process_id.as_str());
+    // One of the same name that is under way is waited for: whether this one repeats it or takes its place is known only then.
+    context.session.start_decided(params.process_id.as_str()).await;
     let (launch, gate) = match prepare(&context, params).and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
@@ -190,7 +192,8 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
     }
 }
 
-/// `process/terminate`: at once, or with a grace period. A start that is under way is called off.
+/// `process/terminate`: at once, or with a grace period. What is being started is ended once it is there, and was started all the same:
+/// whoever lost the answer with the link and asks again must not start it a second time.
 pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, reply: Reply) {
     let session = match context.session(params.session_id.as_ref()) {
         Ok(session) => session,
@@ -198,9 +201,6 @@ pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, r
     };
     let id = params.process_id.as_str();
     trace::about(id);
-    if session.cancel_start(id) {
-        return reply.result(&wire::TerminateResult { running: true, streams_held: false });
-    }
     let Some(process) = session.process(id).await else {
         return reply.result(&wire::TerminateResult { running: false, streams_held: false });
     };

@@ -19,7 +19,7 @@ pub(super) struct State {
     /// The last attached client announced nothing: ids are free again 30 s after `closed`.
     pub(super) reference: bool,
     pub(super) processes: BTreeMap<String, Entry>,
-    /// The holder's names; also holds processes that were terminated while they started and have no name any more.
+    /// The holder's names; also holds processes that were hidden or forgotten and have no name any more.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
     pub(super) link: Option<Arc<Link>>,
     /// The session is over; what still comes from its holder is expected.
@@ -33,8 +33,7 @@ pub(super) enum Entry {
     Live(Arc<Process>),
 }
 
-/// One start: where later requests on its id wait. A name may be reserved again while an earlier start of that name is still under way, so
-/// a start is known by its gate, not by its name.
+/// One start: where later requests on its id wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate(Arc<Semaphore>);
 

@@ -15,11 +15,13 @@
 
 mod holders;
 mod place;
+pub(crate) mod private;
 mod sessions;
 mod token;
 
 pub use holders::{Spawned, SpawnedConfig};
 pub use place::{private_dir, shared_name, slug};
+pub use private::NotPrivate;
 pub use token::{Token, TokenDigest, TokenError};
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use super::{OpenError, StateDir, Token, TokenError, slug};
+use super::{NotPrivate, OpenError, StateDir, Token, TokenError, slug};
 use crate::listen::ListenUrl;
 
 fn mode(path: &Path) -> u32 {
@@ -126,7 +126,7 @@ fn a_token_file_must_be_ours_and_closed_to_others() {
     for open in [0o644, 0o640, 0o620, 0o602, 0o777] {
         set_mode(&path, open);
         match Token::from_file(&path) {
-            Err(TokenError::Mode { mode, .. }) => assert_eq!(mode, open),
+            Err(TokenError::NotPrivate(NotPrivate::Mode { mode, .. })) => assert_eq!(mode, open),
             other => panic!("{open:o}: {other:?}"),
         }
     }
@@ -135,7 +135,7 @@ fn a_token_file_must_be_ours_and_closed_to_others() {
     assert!(matches!(Token::from_file(base.path()), Err(TokenError::NotAFile { .. })));
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
-        assert!(matches!(Token::from_file(&path), Err(TokenError::Owner { owner: 65534, .. })));
+        assert!(matches!(Token::from_file(&path), Err(TokenError::NotPrivate(NotPrivate::Owner { owner: 65534, .. }))));
     }
 }
 

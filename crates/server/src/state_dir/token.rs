@@ -5,7 +5,7 @@ use std::{
     fmt,
     fs::{File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -13,16 +13,13 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 use zeroize::Zeroizing;
 
+use super::private::{self, NotPrivate};
+
 /// 256 bits from the OS, written as 64 hexadecimal digits.
 const GENERATED_BYTES: usize = 32;
 
 /// Longest token accepted; it must fit into a request head of 8 KiB, percent-encoded.
 const MAX_BYTES: usize = 1024;
-
-/// Entries of an access list, as `system.posix_acl_access` has them.
-const OWNER: u8 = 0x01;
-const USER: u8 = 0x02;
-const MASK: u8 = 0x10;
 
 /// Why a token cannot be used. Never holds the token.
 #[derive(Debug, thiserror::Error)]
@@ -35,22 +32,9 @@ pub enum TokenError {
         /// What the system said.
         source: io::Error,
     },
-    /// Another user could have written the file.
-    #[error("token file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Other users can read or write the file.
-    #[error("token file `{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    /// Other users could have written or read the file.
+    #[error(transparent)]
+    NotPrivate(#[from] NotPrivate),
     /// It is a directory, a socket or a device.
     #[error("token file `{}` is not a file", path.display())]
     NotAFile {
@@ -104,14 +88,7 @@ impl Token {
         if !metadata.is_file() && !metadata.file_type().is_fifo() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
         }
-        let owner = metadata.uid();
-        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-            return Err(TokenError::Owner { path: path.to_owned(), owner });
-        }
-        let mode = metadata.mode() & 0o7777;
-        if mode & 0o077 != 0 && !is_listed_for_us(&file, mode) {
-            return Err(TokenError::Mode { path: path.to_owned(), mode });
-        }
+        private::check(&file, &metadata, path)?;
         let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
         file.take(MAX_BYTES as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
         Self::parse(&bytes)
@@ -170,22 +147,6 @@ impl Token {
         file.sync_all()?;
         std::fs::rename(&beside, path)
     }
-}
-
-/// Whether the group's bits are only the mask of an access list that lets us alone read. So systemd hands a service that is not
-/// root's its credentials: the file stays root's, with mode 0440 to look at.
-fn is_listed_for_us(file: &File, mode: u32) -> bool {
-    let mut list = [0; 512];
-    let Ok(size) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
-    // Four bytes of version; then for each entry its kind, its rights and, for a named one, whose they are.
-    let (entries, rest) = list[..size].get(4..).unwrap_or_default().as_chunks::<8>();
-    let us = rustix::process::geteuid().as_raw();
-    let is_harmless = |&[kind, _, rights, _, id @ ..]: &[u8; 8]| match kind {
-        OWNER | MASK => true,
-        USER => [0, us].contains(&u32::from_le_bytes(id)),
-        _ => rights == 0,
-    };
-    mode & 0o037 == 0 && rest.is_empty() && entries.iter().all(is_harmless)
 }
 
 impl TokenDigest {

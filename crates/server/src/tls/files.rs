@@ -15,6 +15,7 @@ use rustls_pki_types::{
 use zeroize::Zeroizing;
 
 use super::TlsError;
+use crate::state_dir::private;
 
 /// Largest file read: a chain of certificates has a few KiB, a bundle of authorities some hundred.
 const FILE_MAX_BYTES: u64 = 4 << 20;
@@ -43,16 +44,7 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
 /// The private key of a PEM file that only we, or root for us, can have read and written.
 pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let file = File::open(path).map_err(|source| failed(path, source))?;
-    // Asked of the open file: what is read is what was checked.
-    let metadata = file.metadata().map_err(|source| failed(path, source))?;
-    let owner = metadata.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(TlsError::Owner { path: path.to_owned(), owner });
-    }
-    let mode = metadata.mode() & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(TlsError::Mode { path: path.to_owned(), mode });
-    }
+    private::check(&file, &file.metadata().map_err(|source| failed(path, source))?, path)?;
     let bytes = read(path, file)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }

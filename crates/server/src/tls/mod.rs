@@ -31,6 +31,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use self::{files::Stamp, names::Name, verifier::Verifier};
+use crate::state_dir::NotPrivate;
 
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -83,22 +84,9 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
     },
-    /// Another user could have written the key.
-    #[error("key file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Other users can read the key.
-    #[error("key file `{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    /// Other users could have written or read the key.
+    #[error(transparent)]
+    NotPrivate(#[from] NotPrivate),
     /// Authorities that cannot be used.
     #[error("use the authorities in `{}`: {reason}", path.display())]
     Authorities {

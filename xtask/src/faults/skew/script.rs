@@ -88,7 +88,7 @@ impl Client {
         self.start("cat", &["cat"], &json!({ "pipeStdin": true }))?;
         let terminal = json!({ "tty": true, "size": { "rows": 24, "cols": 80 } });
         self.start("tty", &["sh", "-c", "stty -echo; stty size; read line; stty size; echo got $line"], &terminal)?;
-        let trap = "trap 'echo hup; exit 7' HUP; echo ready; while :; do sleep 0.05; done";
+        let trap = "trap 'echo hup; exit 7' HUP; echo ready; while :; do :; done";
         self.start("signal", &["sh", "-c", trap], &json!({}))?;
         self.start("stubborn", &["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"], &json!({}))?;
         self.start("ended", &["sh", "-c", "echo whole; exit 3"], &json!({}))?;
