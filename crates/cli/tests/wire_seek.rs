@@ -339,3 +339,47 @@ fn roots_and_scopes_of_a_principal_hold_for_searching_too() {
         told.iter().any(|change| change["path"] == json!(inside.path().join("new/deep/file")))
     });
 }
+
+#[test]
+fn a_sandbox_hides_from_searching_and_watching_what_it_denies() {
+    let (server, dir) = (TestServer::start(), tree());
+    for name in ["inside/file", "inside/secret/file", "outside/file"] {
+        put(dir.path(), name, "needle\n");
+    }
+    let at = |name: &str| json!(dir.path().join(name));
+    let entry = |name: &str, access: &str| json!({"path": {"type": "path", "path": at(name)}, "access": access});
+    let sandbox = json!({"permissions": {"type": "managed", "network": "restricted", "file_system":
+        {"type": "restricted", "entries": [entry("inside", "read"), entry("inside/secret", "deny")]}}});
+    let mut client = server.client();
+    let confined = |params: Value| with(params, json!({"sandbox": sandbox}));
+    let found = |client: &mut Client, params: Value| client.ok("fs/search", params)["matches"].as_array().map(Vec::len);
+    let params = json!({"path": at("inside"), "pattern": "needle"});
+    assert_eq!(found(&mut client, params.clone()), Some(2), "without the sandbox it is seen");
+    assert_eq!(found(&mut client, confined(params.clone())), Some(1));
+    let (matches, ..) = pages(&mut client, confined(params));
+    assert_eq!(matches.iter().map(|line| line["path"].clone()).collect::<Vec<_>>(), [at("inside/file")]);
+    let globbed = client.ok("fs/glob", confined(json!({"path": at("inside"), "pattern": "**"})));
+    let paths: Vec<&Value> =
+        globbed["entries"].as_array().expect("an array").iter().map(|entry| &entry["path"]).collect();
+    assert_eq!(paths, [&at("inside/file")]);
+    for name in ["outside", "inside/secret", "outside/file"] {
+        for (method, params) in [
+            ("fs/search", json!({"path": at(name), "pattern": "needle"})),
+            ("fs/glob", json!({"path": at(name), "pattern": "*"})),
+            ("fs/watch", json!({"path": at(name), "handleId": "w"})),
+        ] {
+            assert_error(&client.fails(method, confined(params)), -32600, "sandboxDenied");
+        }
+    }
+    let begun = client.ok("fs/watch", confined(json!({"path": at("inside"), "handleId": "w"})));
+    assert_eq!(begun["directories"], 1);
+    put(dir.path(), "inside/secret/unseen", "x");
+    put(dir.path(), "inside/new/seen", "x");
+    let mut told = Vec::new();
+    wait_for("what may be seen", || {
+        let next = client.ok("fs/watchNext", json!({"handleId": "w", "waitMs": 1000}));
+        told.extend(next["changes"].as_array().expect("an array").iter().map(|change| change["path"].clone()));
+        told.contains(&at("inside/new/seen"))
+    });
+    assert!(!told.contains(&at("inside/secret/unseen")), "{told:?}");
+}

@@ -70,9 +70,9 @@ pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named
         rules_above: filter.rules_above && view.is_everything(),
         ..filter.clone()
     };
-    let seen = Scan::new(root, path, &filter, stop).on("look into", path)?.run(|entry, seen| {
+    let seen = Scan::new((view, root), path, &filter, stop).on("look into", path)?.run(|entry, seen| {
         if pattern.is_match(entry.relative)
-            && let Some(named) = describe(entry, path)
+            && let Some(named) = describe(view, entry, path)
         {
             told += named.path.as_os_str().len() + RESULT_OVERHEAD;
             if found.len() >= bounds.max_results || told > bounds.max_result_bytes {
@@ -87,9 +87,10 @@ pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named
     Ok((found, seen))
 }
 
-/// None: it is gone.
-fn describe(entry: &Entry<'_>, root: &Path) -> Option<Named> {
-    let stat = statat(entry.parent, entry.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+/// None: it is gone, or only stands for what is hidden.
+fn describe(view: &View, entry: &Entry<'_>, root: &Path) -> Option<Named> {
+    let stat =
+        statat(entry.parent, entry.name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(|stat| !view.is_cover(stat.st_dev))?;
     Some(Named {
         path: root.join(entry.relative),
         kind: entry.kind,

@@ -189,6 +189,7 @@ struct Level {
 
 /// One scan: what it may see and what it has seen.
 pub struct Scan<'a> {
+    view: &'a View,
     filter: &'a Filter,
     stop: &'a Stop,
     /// What the root is called in what is told.
@@ -202,12 +203,17 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Begins at a directory that is open already. `path` names it in what is told.
-    pub fn new(root: OwnedFd, path: &'a Path, filter: &'a Filter, stop: &'a Stop) -> Result<Self, Trouble> {
+    /// Begins at a directory of a view that is open already. `path` names it in what is told.
+    pub fn new(
+        (view, root): (&'a View, OwnedFd),
+        path: &'a Path,
+        filter: &'a Filter,
+        stop: &'a Stop,
+    ) -> Result<Self, Trouble> {
         let stat = fstat(&root)?;
         let real = real_path(root.as_fd()).unwrap_or_else(|_| path.to_owned());
         let above = if filter.ignore_rules && filter.rules_above { Rules::above(&real) } else { Vec::new() };
-        let mut scan = Self { filter, stop, path, real, above, levels: Vec::new(), seen: Seen::default() };
+        let mut scan = Self { view, filter, stop, path, real, above, levels: Vec::new(), seen: Seen::default() };
         if is_of_the_kernel(root.as_fd()) {
             scan.seen.special += 1;
         } else {
@@ -264,6 +270,9 @@ impl<'a> Scan<'a> {
         let device = level.device;
         let entered = open_below(level.dir.as_fd(), name, OFlags::DIRECTORY).map_err(io::Error::from).and_then(|dir| {
             let stat = fstat(&dir)?;
+            if self.view.is_cover(stat.st_dev) {
+                return Ok(());
+            }
             if stat.st_dev != device && is_of_the_kernel(dir.as_fd()) {
                 self.seen.special += 1;
                 return Ok(());

@@ -191,7 +191,7 @@ pub fn search(
     let (root, kind) = scan::open_root(view, path).on("search", path)?;
     let seen = if kind == EntryKind::Directory {
         let filter = Filter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
-        let scan = Scan::new(root, path, &filter, stop).on("search", path)?;
+        let scan = Scan::new((view, root), path, &filter, stop).on("search", path)?;
         scan.run(|entry, seen| search.visit(entry, path, seen))
     } else {
         let mut seen = Seen::default();

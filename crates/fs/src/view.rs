@@ -134,6 +134,11 @@ impl View {
         }
     }
 
+    /// Whether a file system only covers what is hidden: who goes from descriptor to descriptor asks for each that he enters.
+    pub(crate) fn is_cover(&self, device: u64) -> bool {
+        self.tree.as_ref().is_some_and(|tree| tree.covers.contains(&device))
+    }
+
     /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
         let opened = match self.open_directly(path, links, flags, mode) {

@@ -286,7 +286,7 @@ impl Watch {
         let mut watch = Self { inotify, options, told, root, identity, only, directories: HashMap::new() };
         watch.watch(dir.as_fd(), PathBuf::new())?;
         if watch.is_recursive() {
-            watch.watch_below(dir, Path::new(""), changes, false);
+            watch.watch_below((view, dir), Path::new(""), changes, false);
         }
         Ok(watch)
     }
@@ -390,7 +390,7 @@ impl Watch {
         match self.open(view, relative) {
             Ok(dir) => {
                 match self.watch(dir.as_fd(), relative.to_owned()) {
-                    Ok(()) => self.watch_below(dir, relative, changes, true),
+                    Ok(()) => self.watch_below((view, dir), relative, changes, true),
                     Err(_) => changes.add_unwatched(1),
                 }
                 true
@@ -411,7 +411,7 @@ impl Watch {
         }
         match self.open(view, Path::new("")) {
             Ok(dir) => {
-                self.watch_below(dir, Path::new(""), changes, false);
+                self.watch_below((view, dir), Path::new(""), changes, false);
                 true
             }
             Err(_) => {
@@ -422,7 +422,7 @@ impl Watch {
     }
 
     /// Watches every directory below one that is watched itself. `tells` says whether what is found there is news.
-    fn watch_below(&mut self, dir: OwnedFd, relative: &Path, changes: &Changes, tells: bool) {
+    fn watch_below(&mut self, (view, dir): (&View, OwnedFd), relative: &Path, changes: &Changes, tells: bool) {
         let filter = Filter {
             hidden: self.options.hidden,
             exclude: Patterns::default(),
@@ -431,7 +431,7 @@ impl Watch {
             ..Filter::default()
         };
         let (stop, base) = (Stop::new(), self.told.join(relative));
-        let Ok(scan) = Scan::new(dir, &base, &filter, &stop) else { return };
+        let Ok(scan) = Scan::new((view, dir), &base, &filter, &stop) else { return };
         let seen = scan.run(|entry, _| {
             let path = relative.join(entry.relative);
             if self.options.exclude.is_match(&path) {
@@ -442,7 +442,7 @@ impl Watch {
             }
             ControlFlow::Continue(match entry.kind {
                 // Watched before it is listed: what comes in between is seen by both.
-                EntryKind::Directory if self.watch_entry(entry, path, changes) => Next::Enter,
+                EntryKind::Directory if self.watch_entry(view, entry, path, changes) => Next::Enter,
                 EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => Next::Pass,
             })
         });
@@ -450,12 +450,15 @@ impl Watch {
         changes.add_unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
     }
 
-    fn watch_entry(&mut self, entry: &Entry<'_>, path: PathBuf, changes: &Changes) -> bool {
+    fn watch_entry(&mut self, view: &View, entry: &Entry<'_>, path: PathBuf, changes: &Changes) -> bool {
         if self.directories.len() >= self.options.max_directories {
             changes.add_unwatched(1);
             return false;
         }
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
+        if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) {
+            return false;
+        }
         let watched = self.watch(dir.as_fd(), path);
         changes.add_unwatched(u64::from(watched.is_err()));
         watched.is_ok()
