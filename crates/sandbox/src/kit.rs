@@ -23,9 +23,6 @@ use crate::{
 /// Capabilities over files, users, signals and low ports; all others reach around a view.
 const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
 
-/// Numbers of capabilities, those of the next years included.
-const CAPABILITIES: usize = 64;
-
 /// `_LINUX_CAPABILITY_VERSION_3`: two words for each set.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
@@ -170,27 +167,13 @@ impl InChild {
     }
 }
 
-/// Lets go of all capabilities but those over files, users and signals, for good.
+/// Lets go of all capabilities but those over files, users and signals. For good: with `no_new_privs`, which is set next, a program that is
+/// executed gets no more than was there before, root or not.
 fn drop_capabilities() -> Result<(), c_int> {
     // Version and process; then effective, permitted and inheritable of the lower and the upper half.
     let header: [u32; 2] = [CAPABILITY_VERSION, 0];
     let mut sets = [0_u32; 6];
     call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0])?;
-    let has_any = sets.iter().any(|set| *set != 0);
-    for number in 0..CAPABILITIES {
-        if KEPT_CAPABILITIES >> number & 1 == 0 {
-            match call(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, number, 0, 0, 0, 0]) {
-                // Numbers beyond the last that the kernel knows.
-                Err(libc::EINVAL) => break,
-                // One without any capability may not, and gains none: `no_new_privs` is set next.
-                Err(libc::EPERM) if !has_any => break,
-                other => other?,
-            };
-        }
-    }
-    if !has_any {
-        return Ok(());
-    }
     let kept = [KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32];
     for (half, kept) in sets.chunks_exact_mut(3).zip(kept) {
         half[0] &= kept;

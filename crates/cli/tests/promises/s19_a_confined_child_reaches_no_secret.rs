@@ -97,6 +97,11 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             let refused = "type=EPERM\nhigh=EPERM\ntrace=EPERM\nmount=EPERM\nkey=EPERM\nring=EPERM\n";
             assert_eq!(said, format!("{refused}dial={dial}\nrights=1\n"), "{user}");
         }
+        // Over files, users, signals and low ports, for root; and none for anybody else.
+        let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
+        let kept = if user == "root" { "00000000000005fb" } else { "0000000000000000" };
+        let policy = workspace(&ground.at("work"));
+        assert_eq!(said_in(&mut client, "rights", rights, Some(&policy)), kept, "{user}");
         let said = said_in(&mut client, "free", &format!("{tries} {socket}"), None);
         assert!(
             said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"),
