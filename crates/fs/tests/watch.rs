@@ -35,7 +35,7 @@ struct Watched {
 
 fn begin(path: &Path, options: Options) -> (Watch, Arc<Changes>) {
     let changes = Arc::new(Changes::default());
-    (Watch::new(&View::everything(), path, options, &changes).unwrap(), changes)
+    (Watch::new(&View::everything(), path, options, &changes).expect("it can be watched"), changes)
 }
 
 fn watch(path: &Path, options: Options) -> Watched {
@@ -45,12 +45,13 @@ fn watch(path: &Path, options: Options) -> Watched {
 
 fn run(watch: Watch, changes: Arc<Changes>) -> Watched {
     let directories = watch.directories();
-    let (bell, ender) = (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(Ender::new().unwrap()));
+    let (bell, ender) =
+        (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(Ender::new().expect("a descriptor is free")));
     let thread = thread::spawn({
         let (changes, bell, ender) = (changes.clone(), bell.clone(), ender.clone());
         move || {
             watch.run(&View::everything(), &changes, &ender, &|| {
-                *bell.0.lock().unwrap() += 1;
+                *bell.0.lock().expect("no panic under the lock") += 1;
                 bell.1.notify_all();
             });
         }
@@ -74,27 +75,31 @@ impl Watched {
                 return all;
             }
             assert!(Instant::now() < end, "not told within {LONG:?}: {:?}", &all.changes[..all.changes.len().min(5)]);
-            let rung = self.bell.0.lock().unwrap();
-            drop(self.bell.1.wait_timeout(rung, Duration::from_millis(20)).unwrap());
+            let rung = self.bell.0.lock().expect("no panic under the lock");
+            drop(self.bell.1.wait_timeout(rung, Duration::from_millis(20)).expect("no panic under the lock"));
         }
     }
 
     fn until_told(&self, path: &Path, what: What) -> Change {
         let taken = self.until(|taken| taken.changes.iter().any(|change| change.path == path && change.what == what));
-        taken.changes.into_iter().find(|change| change.path == path).unwrap()
+        taken.changes.into_iter().find(|change| change.path == path).expect("it was told")
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
         self.ender.end();
-        self.thread.take().unwrap().join().unwrap();
+        self.thread.take().expect("joined once").join().expect("a watch does not panic");
     }
 }
 
 /// Events that the kernel keeps for one who does not read.
 fn kernel_queue() -> usize {
-    fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap()
+    fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+        .expect("inotify is there")
+        .trim()
+        .parse()
+        .expect("a number")
 }
 
 #[test]

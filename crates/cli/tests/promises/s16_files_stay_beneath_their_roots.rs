@@ -247,7 +247,7 @@ fn pipes_devices_and_files_of_proc_are_not_opened() {
         }
     }
     // A magic link is not followed: it would lead to what this server has open.
-    for path in ["/proc/self/fd/0", "/proc/self/exe", "/proc/self/root/etc/hostname", "/proc/self/cwd/x"] {
+    for path in ["/proc/self/fd/0", "/proc/self/exe", "/proc/self/root", "/proc/self/cwd/x"] {
         client.call("fs/readFile", json!({"path": path})).expect_err("it is a magic link");
     }
     assert!(!server.dir().join("copy").exists());

@@ -23,6 +23,7 @@
 
 pub mod error;
 #[cfg(feature = "local")]
+mod handle;
 mod local;
 mod remote;
 mod seek;

@@ -16,7 +16,8 @@ use exec_server_protocol::{
 
 use super::{
     Error, ErrorKind, Remote,
-    remote::{Handle, decode, resolve},
+    handle::Handle,
+    remote::{decode, resolve},
 };
 use crate::requests;
 
