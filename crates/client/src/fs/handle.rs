@@ -1,0 +1,148 @@
+//! Files of a server that are open: handles of the session, which outlive cut links as the session does.
+//! Failure path: a commit that a cut interrupted is looked for before it is tried again.
+
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use exec_server_protocol::{base64, fs as wire};
+
+use super::{
+    Block, CommitOptions, EntryKind, Error, ErrorKind, Links, ReadAt, WriteAt, Written,
+    remote::{Remote, decode},
+};
+use crate::{requests, transport::BoxFuture};
+
+/// A handle of the session; closed when it is dropped.
+pub(super) struct Handle {
+    pub(super) remote: Remote,
+    pub(super) path: PathBuf,
+    pub(super) handle_id: String,
+    pub(super) is_open: bool,
+}
+
+impl Handle {
+    pub(super) fn new(remote: &Remote, path: &Path) -> Self {
+        Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
+    }
+
+    pub(super) async fn close(mut self, discard: bool) -> Result<(), Error> {
+        self.is_open = false;
+        let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard };
+        self.remote.call::<requests::FsClose>("close", &self.path, &params).await.map(drop)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.is_open {
+            let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard: false };
+            self.remote.client().close_file(params);
+        }
+    }
+}
+
+/// A file that is read.
+pub(super) struct File {
+    pub(super) handle: Handle,
+    pub(super) size: u64,
+    pub(super) etag: Option<String>,
+}
+
+impl ReadAt for File {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn etag(&self) -> Option<&str> {
+        self.etag.as_deref()
+    }
+
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
+        Box::pin(async move {
+            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
+            let block = remote.call::<requests::FsReadBlock>("read", path, &params).await?;
+            let bytes = Bytes::from(decode("read", path, &block.chunk)?);
+            if bytes.len() > len {
+                return Err(Error::new(
+                    "read",
+                    path,
+                    ErrorKind::InvalidData,
+                    "the server sent more than was asked for",
+                ));
+            }
+            Ok(Block { bytes, hole: block.hole.unwrap_or_default(), eof: block.eof })
+        })
+    }
+}
+
+/// A file that is written.
+pub(super) struct Draft {
+    pub(super) handle: Handle,
+    pub(super) found: u64,
+}
+
+impl Draft {
+    /// Whether a commit that a cut interrupted has worked: then the file is there, with the size and the time it was to have.
+    /// Where it has not, it is tried once more.
+    async fn committed(&self, params: &wire::CommitParams) -> Option<Written> {
+        let (size, modified) = (params.size?, params.modified_at?);
+        let Handle { remote, path, .. } = &self.handle;
+        let is_there = match remote.metadata_of(path, Links::Itself).await {
+            Ok(found) if (found.kind, found.size, found.modified) == (EntryKind::File, size, modified) => Some(found),
+            _ => None,
+        };
+        match is_there {
+            Some(found) => Some(Written { atomic: true, etag: found.etag }),
+            None => {
+                let written = remote.client().request::<requests::FsCommit>(params).await.ok()?;
+                Some(Written { atomic: written.atomic, etag: written.etag })
+            }
+        }
+    }
+}
+
+impl WriteAt for Draft {
+    fn found(&self) -> u64 {
+        self.found
+    }
+
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let chunk = Cow::Owned(base64::encode(&bytes));
+            let params = wire::WriteBlockParams { handle_id: handle_id.clone(), offset, chunk };
+            remote.call::<requests::FsWriteBlock>("write", path, &params).await.map(drop)
+        })
+    }
+
+    fn commit(mut self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {
+        Box::pin(async move {
+            let params = wire::CommitParams {
+                handle_id: self.handle.handle_id.clone(),
+                if_match: options.if_match,
+                fsync: options.sync,
+                size: options.size,
+                mode: options.mode,
+                modified_at: options.modified,
+            };
+            let Handle { remote, path, .. } = &self.handle;
+            let written = match remote.client().request::<requests::FsCommit>(&params).await {
+                Ok(written) => Written { atomic: written.atomic, etag: written.etag },
+                Err(error @ crate::Error::UnknownOutcome { .. }) => {
+                    self.committed(&params).await.ok_or_else(|| Error::of_call("complete", path, &error))?
+                }
+                Err(error) => return Err(Error::of_call("complete", path, &error)),
+            };
+            self.handle.is_open = false;
+            Ok(written)
+        })
+    }
+
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.handle.close(true))
+    }
+}
