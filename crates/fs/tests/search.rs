@@ -25,14 +25,14 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
 
 fn run(path: &Path, pattern: &str, filter: &Filter, bounds: &Bounds, stop: &Stop) -> (Vec<Line>, Outcome) {
-    let pattern = Pattern::new(pattern, Reading::default()).unwrap();
+    let pattern = Pattern::new(pattern, Reading::default()).expect("the tree can be made and searched");
     let mut lines = Vec::new();
     let request = Request { path, pattern: &pattern, filter, bounds };
     let outcome = search::search(&View::everything(), request, stop, &mut |line| {
         lines.push(line);
         ControlFlow::Continue(())
     });
-    (lines, outcome.unwrap())
+    (lines, outcome.expect("the tree can be made and searched"))
 }
 
 fn find(path: &Path, pattern: &str) -> (Vec<Line>, Outcome) {
@@ -41,13 +41,22 @@ fn find(path: &Path, pattern: &str) -> (Vec<Line>, Outcome) {
 
 fn put(dir: &TempDir, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
     let path = dir.path().join(name);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, content).unwrap();
+    fs::create_dir_all(path.parent().expect("a file lies in a directory")).expect("the tree can be made and searched");
+    fs::write(&path, content).expect("the tree can be made and searched");
     path
 }
 
 fn names(dir: &TempDir, lines: &[Line]) -> Vec<String> {
-    lines.iter().map(|line| line.path.strip_prefix(dir.path()).unwrap().to_string_lossy().into_owned()).collect()
+    lines
+        .iter()
+        .map(|line| {
+            line.path
+                .strip_prefix(dir.path())
+                .expect("the tree can be made and searched")
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect()
 }
 
 #[test]
