@@ -218,7 +218,7 @@ fn changes_are_told_as_they_happen() {
     read_until(&mut out, "created  sub/new\n");
     fs::remove_file(world.tree.path().join("sub/old")).expect("remove a file");
     read_until(&mut out, "removed  sub/old\n");
-    signal(child.id(), Signal::INT);
+    signal(child.id(), Signal::TERM);
     assert_eq!(end_of(&mut child).code(), None);
     // The root goes, and the watch with it.
     world.put("gone/x", "");
