@@ -26,10 +26,7 @@ const GATED: [(&str, &str); 13] = [
 ];
 
 /// Methods of the reference that this release does not serve.
-const UNSERVED: [&str; 10] = [
-    "fs/readFile",
-    "fs/writeFile",
-    "fs/open",
+const UNSERVED: [&str; 7] = [
     "http/request",
     "environmentConfig/read",
     "capabilityRoots/discoverV1",
