@@ -22,8 +22,8 @@
 //! ```
 
 pub mod error;
-#[cfg(feature = "local")]
 mod handle;
+#[cfg(feature = "local")]
 mod local;
 mod remote;
 mod seek;
