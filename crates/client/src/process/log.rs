@@ -36,8 +36,7 @@ const EVENTS: usize = 1 << 20;
 pub(crate) enum Discipline {
     /// Sends in order, and at most this many bytes beyond the last acknowledgement.
     Acked { window: u64 },
-    /// Answers what it is asked, in order; as long as we ask for no more than we hold, no window bounds it. Acknowledged as if it
-    /// were pushed with this window, where the server knows acknowledgements.
+    /// Answers what it is asked, in order; acknowledged as if it were pushed with this window, where the server knows that.
     Polled { window: Option<u64> },
     /// Sends in order, and waits for nobody.
     Observed,
@@ -48,6 +47,8 @@ pub(crate) enum Discipline {
 /// A rule that the server broke, or a bound that it passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Breach(pub(crate) &'static str);
+const SKIPPED: Breach = Breach("the server skipped a number");
+const OVERRUN: Breach = Breach("the server sent more than its window allows");
 
 /// What became of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +59,7 @@ pub(crate) enum Heard {
     Full,
 }
 
-/// Bytes and events that a process may be ahead of its reader where no acknowledgement bounds them.
+/// How far a process may be ahead of its reader where no acknowledgement bounds it.
 const AHEAD_BYTES: u64 = 16 << 20;
 const AHEAD_EVENTS: usize = 1 << 16;
 
@@ -408,9 +409,7 @@ impl State {
 
     fn keep_early(&mut self, from: u64, event: Event) -> Result<(), Breach> {
         match self.discipline {
-            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => {
-                Err(Breach("the server skipped a number"))
-            }
+            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => Err(SKIPPED),
             Discipline::Reference => {
                 if event.weight() > EARLY_BYTES {
                     return Err(Breach("one piece of output is larger than 1 MiB"));
@@ -432,12 +431,9 @@ impl State {
         match self.discipline {
             Discipline::Acked { window } => {
                 // Twice, because acknowledgements travel; and what is behind the last cursor is history.
-                if self.untaken_bytes > window.saturating_mul(2).saturating_add(HISTORY_BYTES)
-                    || self.events.len() > EVENTS
-                {
-                    return Err(Breach("the server sent more than its window allows"));
-                }
-                Ok(Heard::Fine)
+                let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
+                let is_within = self.untaken_bytes <= most && self.events.len() <= EVENTS;
+                is_within.then_some(Heard::Fine).ok_or(OVERRUN)
             }
             Discipline::Polled { .. } => Ok(Heard::Fine),
             Discipline::Observed | Discipline::Reference if !self.is_full() => Ok(Heard::Fine),
