@@ -105,10 +105,15 @@ impl Spawned {
         let Ok(secret) = <[u8; 32]>::try_from(secret) else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        let controller = connect(&dir)?;
-        match controller {
-            Some(controller) => Ok(Found::Holder { controller, secret }),
-            None => remains(dir.as_fd()),
+        match connect(&dir)? {
+            Reached::Holder(controller) => Ok(Found::Holder { controller, secret }),
+            Reached::Remains => remains(dir.as_fd()),
+            // The server died after it wrote the secret and before a holder was there: nothing was started, so nothing is lost.
+            Reached::Nothing => {
+                self.state.forget_secret(session);
+                let record = sessions::read_small(dir.as_fd(), "record")?;
+                Ok(record.map_or(Found::Dead, Found::Record))
+            }
         }
     }
 }
@@ -230,14 +235,22 @@ impl Holders for Spawned {
     }
 }
 
-/// Connects to the holder of a session; `None` when nobody listens there.
-fn connect(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+/// What answers where a holder should be.
+enum Reached {
+    Holder(OwnedFd),
+    /// Nobody listens on its socket any more.
+    Remains,
+    /// There is no socket: it never was.
+    Nothing,
+}
+
+fn connect(dir: &OwnedFd) -> io::Result<Reached> {
     let (times, apart) = LOOK_AGAIN;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for _ in 0..times {
         match spawner::connect(dir.as_fd()) {
-            Ok(controller) => return Ok(Some(controller)),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+            Ok(controller) => return Ok(Reached::Holder(controller)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(Reached::Remains),
             // Not bound yet, or alive with a full backlog.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => last = error,
             Err(error) => return Err(error),
@@ -245,7 +258,7 @@ fn connect(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         thread::sleep(apart);
     }
     match last.kind() {
-        io::ErrorKind::NotFound => Ok(None),
+        io::ErrorKind::NotFound => Ok(Reached::Nothing),
         // Alive but not answering: never called dead, its children run.
         _ => Err(last),
     }
