@@ -193,7 +193,7 @@ impl Setup {
             if Instant::now() > deadline {
                 let names: Vec<_> =
                     left.iter().map(|pid| format!("{} {pid}", comm(*pid).unwrap_or_default())).collect();
-                bail!("still running: {}", names.join(", "));
+                bail!("still running: {}; the server said: {}", names.join(", "), self.log_tail());
             }
             std::thread::sleep(Duration::from_millis(5));
         }

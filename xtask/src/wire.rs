@@ -147,8 +147,11 @@ impl Wire {
     /// Waits for the answer of a request that was sent.
     pub(crate) fn answer(&mut self, id: i64) -> Result<Value, Fault> {
         let mut kept = std::mem::take(&mut self.early);
+        // What is refused at once is answered before what was asked for earlier.
+        let is_it = |incoming: &Incoming| matches!(incoming, Incoming::Answer { id: answered, .. } if *answered == id);
+        let mut early = kept.iter().position(is_it).and_then(|place| kept.remove(place));
         let outcome = loop {
-            match self.receive() {
+            match early.take().map_or_else(|| self.receive(), Ok) {
                 Ok(Incoming::Answer { id: answered, outcome }) if answered == id => break outcome,
                 Ok(other) => kept.push_back(other),
                 Err(fault) => break Err(fault),

@@ -5,7 +5,7 @@
 //!
 //! Failure paths: end of file, a broken socket or a malformed message mark the link as lost; the holder takes notice once
 //! per turn with [`Controller::take_lost`]. What was queued for a lost controller is dropped: the next one gets the whole
-//! state afresh.
+//! state afresh. What it had sent before it went can still be read.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,6 +36,8 @@ struct Link {
     socket: OwnedFd,
     interest: Interest,
     queue: VecDeque<Outgoing>,
+    /// Nothing more is read: its end was seen, or it spoke nonsense.
+    is_read_out: bool,
     /// The kernel refused descriptors in flight; try again by the clock.
     has_too_many_refs: bool,
 }
@@ -56,13 +58,31 @@ impl Controller {
 
     /// Puts a new connection in the place of the old one, which is closed.
     pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
-        let link = Link { socket, interest: Interest::default(), queue: VecDeque::new(), has_too_many_refs: false };
+        let link = Link {
+            socket,
+            interest: Interest::default(),
+            queue: VecDeque::new(),
+            is_read_out: false,
+            has_too_many_refs: false,
+        };
         (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
     }
 
     /// Marks the connection as lost.
     pub(crate) fn lose(&mut self) {
         self.is_lost = self.link.is_some();
+    }
+
+    /// Marks the connection as lost for what it said; the rest of its words is not heard.
+    pub(crate) fn refuse(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.is_read_out = true;
+        }
+        self.lose();
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// Closes a lost connection; true once for each.
@@ -114,14 +134,14 @@ impl Controller {
         }
     }
 
-    /// The next command; `None` when there is none or the connection is lost.
+    /// The next command; `None` when there is none.
     pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
-        let link = self.link.as_mut().filter(|_| !self.is_lost)?;
+        let link = self.link.as_mut().filter(|link| !link.is_read_out)?;
         match wire::recv_raw(&link.socket, buf) {
             Ok(Some(datagram)) => Some(datagram),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Ok(None) | Err(_) => {
-                self.lose();
+                self.refuse();
                 None
             }
         }

@@ -28,9 +28,9 @@ const FREE_FDS: u64 = 64;
 impl<S: Spawner> Holder<S> {
     /// Obeys one message.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
-        let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.lose() };
+        let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.refuse() };
         match message {
-            ToHolder::Hello { .. } => self.cx.controller.lose(),
+            ToHolder::Hello { .. } => self.cx.controller.refuse(),
             ToHolder::Attach => self.attach(),
             ToHolder::Detach { ttl_ms } => {
                 self.lease.set_ttl(ttl(ttl_ms));

@@ -8,11 +8,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::poller::{EventFlags, Interest, Poller};
-use crate::spawner::{self, SOCKET_NAME};
+use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
 use crate::wire::{self, ToHolder};
 
 /// Connections without a `Hello` at a time; one more pushes out the oldest.
@@ -58,6 +59,17 @@ impl Door {
         let mut interest = Interest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
         Ok(Self { listener, interest, token, rests_until: None, candidates: Vec::new(), secret })
+    }
+
+    /// Whether servers that look into the session's directory find what they must know.
+    pub(crate) fn is_secret_in(&self, dir: &OwnedFd) -> bool {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut found = [0; 33];
+        match rustix::fs::openat(dir, SECRET_NAME, flags, Mode::empty()) {
+            Ok(file) => rustix::io::read(file, &mut found).is_ok_and(|len| found.get(..len) == Some(&self.secret)),
+            // Only a file that is not there says that it was taken away.
+            Err(error) => error != Errno::NOENT,
+        }
     }
 
     /// Lets a connection wait for its `Hello`.
@@ -108,8 +120,8 @@ impl Door {
         loop {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) if is_our_uid(&socket) => self.admit(socket, poller, now_ns),
-                Ok(_) | Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(rustix::io::Errno::AGAIN) => return,
+                Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
                 Err(_) => {
                     self.rests_until = Some(now_ns.saturating_add(REST_NS));
                     return self.watch(poller, EventFlags::empty());

@@ -1,7 +1,7 @@
 //! The end of a session: everything is killed until nobody is left, then its files go.
 //!
-//! Owns the two ways to end, by command and by the clock, and what each leaves: nothing, or a tombstone. It does not know
-//! why the session ends.
+//! Owns the ways to end, by command, by the clock and abandoned at birth, and what each leaves: nothing, a tombstone, or all
+//! as it was. It does not know why the session ends.
 //!
 //! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive and killing, at growing
 //! intervals; a file that cannot be removed is left, and the server removes the directory later.
@@ -30,6 +30,8 @@ pub(crate) enum Reason {
     Command { req: u32 },
     /// Its time to live has passed.
     Expiry,
+    /// Made and never used. The session lives on without it, and may have another holder by now.
+    Abandoned,
 }
 
 pub(crate) struct Ending {
@@ -84,6 +86,7 @@ impl Ending {
                 // Left behind where something else is in it; the server looks after its state directory.
                 remove_directory(dir).ok();
             }
+            Reason::Abandoned => {}
             Reason::Expiry => {
                 // Without it the server can only say that the session is gone.
                 self.tombstone.write(dir).ok();

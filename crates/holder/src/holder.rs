@@ -22,6 +22,9 @@ use crate::{Config, Confine, Spawner, end, reap};
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
 
+/// Commands of a controller that went: more than a socket holds.
+const LAST_COMMANDS_MAX: usize = 4096;
+
 /// Events of children after which a reader that waits is woken before the rest is handled.
 const RING_EVENTS: usize = 8;
 
@@ -157,8 +160,14 @@ impl<S: Spawner> Holder<S> {
         {
             self.adoption = None;
         }
+        if self.cx.controller.is_lost() {
+            self.handle_last_commands();
+        }
         if self.cx.controller.take_lost() {
             self.handle_loss();
+            if self.is_abandoned() {
+                self.end(Reason::Abandoned);
+            }
         }
         self.cx.ring();
         self.cx.take_groups();
@@ -192,9 +201,18 @@ impl<S: Spawner> Holder<S> {
     }
 
     fn handle_commands(&mut self) {
+        self.hear(COMMANDS_MAX, Self::may_work);
+    }
+
+    /// What a controller sent before it went, whatever is still queued for it: the end of the session may be among it.
+    fn handle_last_commands(&mut self) {
+        self.hear(LAST_COMMANDS_MAX, |_| true);
+    }
+
+    fn hear(&mut self, most: usize, may_go_on: impl Fn(&Self) -> bool) {
         let mut buf = std::mem::take(&mut self.buf);
-        for _ in 0..COMMANDS_MAX {
-            if !self.may_work() || self.ending.is_some() {
+        for _ in 0..most {
+            if !may_go_on(self) || self.ending.is_some() {
                 break;
             }
             let Some(mut datagram) = self.cx.controller.recv(&mut buf) else { break };
@@ -202,6 +220,12 @@ impl<S: Spawner> Holder<S> {
             self.dispatch(datagram.bytes(&buf), fds);
         }
         self.buf = buf;
+    }
+
+    /// Whether nobody will ever come: the server that made this holder could not go on with it and took its secret away, and
+    /// nothing was started.
+    fn is_abandoned(&self) -> bool {
+        self.processes.is_empty() && !self.door.is_secret_in(&self.dir)
     }
 
     fn handle_door(&mut self) {
@@ -347,7 +371,9 @@ impl<S: Spawner> Holder<S> {
         if !ending.is_over(&mut self.processes, self.cx.is_exclusive, now_ns) {
             return false;
         }
-        self.cx.groups.remove();
+        if ending.reason != Reason::Abandoned {
+            self.cx.groups.remove();
+        }
         self.cx.spill.shut_down();
         ending.clean(&self.dir);
         if let Reason::Command { req } = ending.reason {

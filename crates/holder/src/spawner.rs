@@ -33,6 +33,10 @@ pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin}
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
 
+/// Name of the file with the secret in a session's directory. The server writes it before it makes the holder, and removes it
+/// where it could not go on with one.
+pub const SECRET_NAME: &str = "secret";
+
 /// Name of the file that says when a session expired, in its directory.
 pub const TOMBSTONE_NAME: &str = "expired";
 

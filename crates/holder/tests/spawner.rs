@@ -64,7 +64,8 @@ struct Link {
 }
 
 impl Link {
-    fn create(spawner: &SpawnerHandle, dir: &Path, ttl_ms: u64) -> Self {
+    fn create(handle: &SpawnerHandle, dir: &Path, ttl_ms: u64) -> Self {
+        std::fs::write(dir.join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
         let limit = getrlimit(Resource::Nofile);
         let at_most = |most: u64, limit: Option<u64>| limit.map_or(most, |limit| limit.min(most));
         let new = NewHolder {
@@ -75,7 +76,7 @@ impl Link {
             original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
             confine: exec_server_holder::Confine::default(),
         };
-        let mut link = Self { socket: spawner.create(new).expect("create"), buf: Vec::new(), next_req: 0 };
+        let mut link = Self { socket: handle.create(new).expect("create"), buf: Vec::new(), next_req: 0 };
         link.hello(1);
         link
     }

@@ -157,7 +157,8 @@ pub trait Holders: Send + Sync + 'static {
     fn remove_segment(&self, session: &str, name: &str) -> io::Result<()>;
     /// Removes whatever is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
-    /// A holder that was asked for was never made, or died before it said a word: the session is as if nobody had asked.
+    /// A holder that was asked for was never made, or died before it said a word, or could not be heard: the session is as if
+    /// nobody had asked, and the holder, should it live, ends when it loses its link.
     fn unmake(&self, _session: &str) {}
     /// Ends whatever the dead holder of a session has left running (blocking; called off the runtime's threads).
     fn bury(&self, _session: &str) {}

@@ -1,24 +1,55 @@
 //! Whether enough descriptors are free to take on more. Must not know what they are for.
+//!
+//! The kernel counts them for the whole program, and so does this. Who may go how far: a stranger at the door before a start, a
+//! start before what is there already, so that what was taken on can always be carried on.
 
-use std::os::fd::AsRawFd as _;
+use std::{
+    io,
+    os::fd::AsRawFd as _,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
-use rustix::process::Resource;
+use rustix::{io::Errno, process::Resource};
 
-/// Descriptors that stay free: below, new connections, answers of holders and reads of spilled output would fail. Less where
-/// the limit itself is small.
+/// Descriptors that starts leave free: below, answers of holders and reads of spilled output would fail. Less where the limit
+/// itself is small.
 const FREE_MIN: u64 = 64;
 
-/// Refuses when fewer are free. The lowest free number tells, for the kernel gives out the lowest first.
-pub(crate) fn check_free() -> std::io::Result<()> {
-    let Some(limit) = rustix::process::getrlimit(Resource::Nofile).current else { return Ok(()) };
+/// Of those who were let in and do not have theirs yet.
+static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+/// One descriptor that somebody will need in a moment.
+pub(crate) struct Reserved(());
+
+impl Reserved {
+    /// Refused when so few are free that what is there already would suffer.
+    pub(crate) fn new() -> io::Result<Self> {
+        let others = RESERVED.fetch_add(1, Ordering::Relaxed);
+        let reserved = Self(());
+        if are_free(others, 1) { Ok(reserved) } else { Err(Errno::MFILE.into()) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        RESERVED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a new connection may have one: strangers leave something to those who are inside, who need them to go on.
+pub(crate) fn allow_stranger() -> bool {
+    are_free(RESERVED.load(Ordering::Relaxed), 2)
+}
+
+/// Whether beyond these the reserve is free, or a part of it. The lowest free number tells, for the kernel gives out the lowest
+/// first.
+fn are_free(wanted: u64, part: u64) -> bool {
+    let Some(limit) = rustix::process::getrlimit(Resource::Nofile).current else { return true };
     let lowest = match rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3) {
         Ok(fd) => u64::from(fd.as_raw_fd().unsigned_abs()),
-        Err(rustix::io::Errno::MFILE) => limit,
+        Err(Errno::MFILE) => limit,
         // Nothing on standard input to copy: nothing is known.
-        Err(_) => return Ok(()),
+        Err(_) => return true,
     };
-    if lowest.saturating_add(FREE_MIN.min(limit / 4)) > limit {
-        return Err(rustix::io::Errno::MFILE.into());
-    }
-    Ok(())
+    lowest.saturating_add(wanted).saturating_add(FREE_MIN.min(limit / 4) / part) <= limit
 }

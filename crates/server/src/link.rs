@@ -27,6 +27,7 @@ use tokio::{
 
 use crate::{
     core::Holders,
+    descriptors::Reserved,
     error::Failure,
     metrics::Metrics,
     process::{Birth, Meta, Process, lock},
@@ -34,9 +35,6 @@ use crate::{
     sandbox::Confined,
     session::{Gate, Session, short},
 };
-
-/// When to try again after the process had no descriptor free.
-const RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) struct Link {
     session: Arc<str>,
@@ -76,7 +74,14 @@ struct Waiters {
 
 /// Who waits for a holder's answer. Weakly: sessions and processes own their link, and not the other way round.
 pub(crate) enum Waiter {
-    Start { meta: Meta, gate: Gate, reply: Reply, confined: Option<Arc<Confined>>, session: Weak<Session> },
+    Start {
+        meta: Meta,
+        gate: Gate,
+        reply: Reply,
+        confined: Option<Arc<Confined>>,
+        reserved: Reserved,
+        session: Weak<Session>,
+    },
     Stdin(Weak<Process>),
     Done(oneshot::Sender<Status>),
 }
@@ -99,6 +104,15 @@ enum Flushed {
 /// When to try again where the host was short of descriptors or memory.
 const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
 
+/// What a lack of descriptors means to whoever receives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// It is waited for: what the holder sends stays in the socket, and the children wait for us.
+    Passes,
+    /// It is an error: nothing is lost by it yet, and somebody waits for an answer.
+    Fails,
+}
+
 /// An error that goes away by itself.
 fn passes(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
@@ -107,6 +121,10 @@ fn passes(error: &io::Error) -> bool {
             use rustix::io::Errno;
             [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS].contains(&errno)
         })
+}
+
+fn is_short_of_descriptors(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
 
 /// A status that a holder will send. Sent for already: dropping it only means not to care.
@@ -278,6 +296,7 @@ impl Link {
         self: &Arc<Self>,
         secret: [u8; 32],
         epoch: u64,
+        shortage: Shortage,
         mut process: impl FnMut(Arc<Process>),
     ) -> io::Result<Welcome> {
         self.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch });
@@ -285,7 +304,7 @@ impl Link {
         let mut welcome = None;
         let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
         loop {
-            let (message, mut fds) = self.recv(&mut buf).await?;
+            let (message, mut fds) = self.recv(shortage, &mut buf).await?;
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
                     self.version.set(version).ok(); // As with the control block below.
@@ -332,17 +351,16 @@ impl Link {
     }
 
     /// Cancel safe: a message is taken from the socket only when it is returned.
-    async fn recv(&self, buf: &mut Vec<u8>) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
+    async fn recv(&self, shortage: Shortage, buf: &mut Vec<u8>) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
         loop {
             let mut ready = self.socket.readable().await?;
             match wire::recv(self.socket.get_ref(), buf) {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                // No descriptor is free for what the holder sends: it stays in the socket, and the children wait for us.
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+                Err(error) if shortage == Shortage::Passes && is_short_of_descriptors(&error) => {
                     tracing::warn!(session = short(&self.session), %error, "a message of the holder has to wait");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -357,7 +375,7 @@ impl Link {
             // Every branch is cancel safe: readiness and permits only.
             tokio::select! {
                 biased;
-                message = self.recv(&mut buf) => match message {
+                message = self.recv(Shortage::Passes, &mut buf) => match message {
                     Ok((message, fds)) => self.handle(&session, message, fds),
                     Err(error) => break error,
                 },
@@ -398,8 +416,10 @@ impl Link {
         let Ok(room) =
             self.socket.get_ref().try_clone().and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE))
         else {
-            // Out of descriptors: the next message or answer tries again.
-            return std::future::pending().await;
+            // Without a descriptor to watch it with, it is tried by the clock: perhaps no message comes that would wake us.
+            tokio::time::sleep(SHORT_OF_RESOURCES).await;
+            self.flush_some();
+            return;
         };
         while let Ok(mut ready) = room.writable().await {
             match self.flush_some() {
@@ -430,9 +450,11 @@ impl Link {
     fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
             FromHolder::Started { req, slot, pid } => {
-                if let (Some(Waiter::Start { meta, gate, reply, .. }), Ok(control)) = (self.waiter(req), self.control())
+                if let (Some(Waiter::Start { meta, gate, reply, reserved, .. }), Ok(control)) =
+                    (self.waiter(req), self.control())
                 {
                     let (session_id, leader) = (self.session.clone(), fds.pop());
+                    drop(reserved); // It is the leader's now.
                     let birth = Birth { session: session_id, meta, pid, slot, leader, counted: [0; 2] };
                     let process = Arc::new(Process::new(birth, self.clone(), control));
                     self.metrics.started.inc();

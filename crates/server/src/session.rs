@@ -26,9 +26,10 @@ use tokio::time::Instant;
 use crate::{
     connection::Peer,
     core::{Config, Core, Principal, Remains},
+    descriptors::Reserved,
     error::Failure,
     files::Files,
-    link::{Link, Unsent, Waiter},
+    link::{Link, Shortage, Unsent, Waiter},
     process::{Birth, Meta, Process, lock},
     pump::{Follow, Manners, Order, Reply, Role, Start},
     sandbox::{self, Confinement},
@@ -95,6 +96,8 @@ pub(crate) struct Launch {
     pub(crate) confinement: Option<Confinement>,
     /// Who asked, for the record.
     pub(crate) peer: Arc<str>,
+    /// The descriptor by which its end will be seen.
+    pub(crate) reserved: Reserved,
 }
 
 impl Session {
@@ -227,10 +230,7 @@ impl Session {
         let mut made = self.make_holder(holders.clone()).await;
         if made.as_ref().is_err_and(is_stillborn) {
             // The spawner may have died with the request in its hands; the next one has not.
-            made = self.make_holder(holders.clone()).await;
-        }
-        if made.as_ref().is_err_and(is_stillborn) {
-            holders.unmake(&self.id);
+            made = self.make_holder(holders).await;
         }
         let (link, welcome) = made.map_err(failed)?;
         let core = self.core.upgrade().ok_or(Failure::Draining)?;
@@ -244,10 +244,16 @@ impl Session {
     ) -> io::Result<(Arc<Link>, crate::link::Welcome)> {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
         let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
-        let link = Link::new(self.id.clone(), holders, metrics, socket)?;
-        let hello = link.hello(secret, 1, |_| ());
-        let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten()?;
-        Ok((link, welcome))
+        let link = Link::new(self.id.clone(), holders.clone(), metrics, socket)?;
+        let hello = link.hello(secret, 1, Shortage::Fails, |_| ());
+        match tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten() {
+            Ok(welcome) => Ok((link, welcome)),
+            Err(error) => {
+                // Before the link goes: a holder that loses it and finds its secret gone knows that nobody will come.
+                holders.unmake(&self.id);
+                Err(error)
+            }
+        }
     }
 
     fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<Link>, welcome: crate::link::Welcome) {
@@ -275,7 +281,7 @@ impl Session {
     ) -> io::Result<Arc<Self>> {
         let link = Link::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
         let mut found = Vec::new();
-        let welcome = link.hello(secret, epoch, |process| found.push(process)).await?;
+        let welcome = link.hello(secret, epoch, Shortage::Passes, |process| found.push(process)).await?;
         let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
         let attachment = Attachment {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
@@ -380,8 +386,9 @@ impl Session {
                 return reply.fail(&failure);
             }
         };
-        let Launch { meta, spec, .. } = launch;
-        let waiter = Waiter::Start { meta, gate, reply, confined: confined.clone(), session: Arc::downgrade(self) };
+        let Launch { meta, spec, reserved, .. } = launch;
+        let (confining, session) = (confined.clone(), Arc::downgrade(self));
+        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
         if let Err(unsent) = link.start(waiter, spec, confined)
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
         {

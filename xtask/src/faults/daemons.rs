@@ -75,7 +75,7 @@ fn lot(setting: &Setting, count: u64, grouped: bool) -> Result<Figures> {
         times.push(gone);
     }
     descendants::settle("descriptors of the server", before.0, || server::descriptors(server.pid()))?;
-    ensure!(descendants::zombies(&setup.family()) == 0, "somebody was not reaped");
+    descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     setup.ensure_no_panic()?;

@@ -21,6 +21,9 @@ const DESCRIPTORS: u64 = 64;
 const CONNECTS: usize = 200;
 const STARTS: usize = 100;
 
+/// What connections leave to the server where they leave a few.
+const FEW: u64 = 12;
+
 /// How long it is left without descriptors while its processor time is measured.
 const STARVED: Duration = Duration::from_secs(1);
 
@@ -28,7 +31,8 @@ const STARVED: Duration = Duration::from_secs(1);
 const TICKS: u64 = 10;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    let rounds = setting.pick(2, 10, 100);
+    let rounds = setting.pick(6, 18, 180);
+    let mut random = setting.random("F11");
     let setup = Setup::new(&setting.binary)?.nofile(DESCRIPTORS);
     let server = setup.start()?;
     let mut neighbour = Neighbour::new(&server.address)?;
@@ -40,8 +44,13 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let (mut wire, _) = Wire::session(&server.address).with_context(said)?;
         let crowd =
             |count| (0..count).filter_map(|_| TcpStream::connect(server.address.socket).ok()).collect::<Vec<_>>();
-        // In every other round the processes are there first, and the connections find nothing left.
-        let early = crowd(if round % 2 == 0 { 0 } else { CONNECTS });
+        // The processes are there first, and the connections find nothing left; or the other way round; or the connections
+        // leave so few that what a holder needs is there in part.
+        let early = match round % 3 {
+            0 => Vec::new(),
+            1 => crowd(CONNECTS),
+            _ => crowd(free(server.pid()).saturating_sub(random.between(0, FEW)) as usize),
+        };
         let (ok, no) = starts(&mut wire).with_context(said)?;
         let late = crowd(CONNECTS - early.len());
         started += ok;
@@ -70,6 +79,11 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             .set("refused", refused)
             .set("worst_cpu_percent", worst_ticks * 100 / (STARVED.as_millis() as u64 / 10)),
     ])
+}
+
+/// Descriptors that the server can still open.
+fn free(pid: u32) -> u64 {
+    DESCRIPTORS.saturating_sub(server::descriptors(pid))
 }
 
 /// Starts as many as it is asked to; each is answered, with a process or with a reason.

@@ -1,5 +1,6 @@
 //! The lease and the end of the session.
 
+use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::tombstone::{Ended, Tombstone};
 use exec_server_holder::wire::{FromHolder, StartSpec, Status, TTL_NONE, ToHolder};
 
@@ -63,9 +64,7 @@ fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
     rig.now = 5000 * MS;
     rig.turn();
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
-    let (gone, _other) = rustix::pipe::pipe().expect("a pipe");
-    rig.server.socket = gone;
-    rig.server.is_lost = true;
+    rig.lose_server();
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
     rig.now = 5099 * MS;
@@ -74,6 +73,42 @@ fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
     rig.now = 5100 * MS;
     rig.turn();
     assert!(rig.last.ended);
+}
+
+#[test]
+fn one_that_nobody_can_find_any_more_ends_with_its_link() {
+    let mut rig = Rig::scripted();
+    std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
+    rig.turn();
+    assert!(!rig.last.ended, "while its server is there nothing is lost");
+    rig.lose_server();
+    until_ended(&mut rig);
+    assert_eq!(rig.files(), ["sock"], "another holder of the session may have taken the name");
+}
+
+#[test]
+fn one_with_a_process_lives_on_without_its_secret() {
+    let mut rig = Rig::scripted();
+    rig.start(spec());
+    std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
+    rig.lose_server();
+    rig.turn();
+    assert!(!rig.last.ended);
+}
+
+#[test]
+fn last_words_of_a_server_that_read_nothing_are_heard() {
+    let mut rig = Rig::scripted();
+    // More answers than its socket and the holder's queue take together, so that the holder stops listening.
+    for req in 0..500 {
+        rig.server.send(&ToHolder::Signal { req, slot: 7, signal: 1 });
+        rig.holder.turn(0);
+    }
+    rig.server.send(&ToHolder::End { req: 500 });
+    rig.holder.turn(0);
+    rig.lose_server();
+    until_ended(&mut rig);
+    assert!(!rig.dir.path().exists());
 }
 
 #[test]

@@ -266,6 +266,8 @@ impl Rig {
 
     pub(crate) fn build(source: Source, limits: Limits) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join(exec_server_holder::spawner::SECRET_NAME), SECRET)
+            .expect("the secret, as a server writes it");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
         let config = Config {
@@ -386,13 +388,21 @@ impl Rig {
         std::mem::replace(&mut self.server, server)
     }
 
-    /// Names of the files in the session's directory.
+    /// Names of the files in the session's directory, but for the secret, which belongs to the server.
     pub(crate) fn files(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.dir.path()) else { return Vec::new() };
         let mut names: Vec<String> =
             entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.retain(|name| name != exec_server_holder::spawner::SECRET_NAME);
         names.sort();
         names
+    }
+
+    /// The server is gone.
+    pub(crate) fn lose_server(&mut self) {
+        let (gone, _other) = rustix::pipe::pipe().expect("a pipe");
+        self.server.socket = gone;
+        self.server.is_lost = true;
     }
 }
 

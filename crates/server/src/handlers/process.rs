@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{Context, permitted};
 use crate::{
     audit::Record,
-    descriptors,
+    descriptors::Reserved,
     environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Meta, Process},
@@ -44,7 +44,7 @@ pub(super) struct Parts {
     pub(super) spec: StartSpec,
 }
 
-/// Checks what can be checked before the id is looked at: the path, then argv.
+/// Checks what can be checked before the id is looked at: the path, then argv, then whether there is room for it.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
@@ -52,12 +52,14 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     if argv.is_empty() {
         return Err(Failure::EmptyArgv);
     }
+    let program = || argv.first().cloned().unwrap_or_default();
+    let reserved = Reserved::new().map_err(|source| Failure::Resources { program: program(), source })?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
     let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
-    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
+    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone(), reserved })
 }
 
 /// For people only; nothing is timed by it.
@@ -98,8 +100,6 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
         return Err(Failure::NotEnforceable { what: "`networkProxy` is of another product".to_owned() });
     }
     check_names(params.env_policy.as_ref(), &params.env)?;
-    descriptors::check_free()
-        .map_err(|source| Failure::Resources { program: params.argv.first().cloned().unwrap_or_default(), source })?;
     let config = &context.core.config;
     let mut env = params.env;
     if let Some(term) = params.term.filter(|_| params.tty) {

@@ -11,6 +11,7 @@ use tokio::{
 };
 
 use super::unix::UnixSocket;
+use crate::descriptors;
 
 /// How long to leave the listener alone when no descriptor is free: long enough to cost no processor, short enough to be
 /// healthy again within a second.
@@ -60,7 +61,13 @@ impl<L: Listener> Acceptor<L> {
     pub(super) async fn next(&mut self) -> L::Connection {
         loop {
             match self.listener.accept().await {
-                Ok(connection) => return connection,
+                Ok(connection) if descriptors::allow_stranger() => return connection,
+                Ok(connection) => {
+                    drop(connection);
+                    tracing::warn!("too few descriptors are free for a connection; closing those that wait");
+                    self.close_waiting();
+                    time::sleep(BACK_OFF).await;
+                }
                 Err(error) if is_exhausted(&error) => {
                     tracing::warn!(%error, "no descriptor for a connection; closing those that wait");
                     self.close_waiting();

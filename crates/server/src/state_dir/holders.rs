@@ -14,7 +14,7 @@ use std::{
 use exec_server_holder::{
     Confine, Limits,
     cgroup::{Root, SessionGroup},
-    spawner::{self, NewHolder, SpawnerHandle},
+    spawner::{self, NewHolder, SECRET_NAME, SpawnerHandle},
 };
 use exec_server_sandbox::{BuildError, Built, Script};
 use sha2::{Digest as _, Sha256};
@@ -96,11 +96,9 @@ impl Spawned {
         if let Some(text) = sessions::read_small(dir.as_fd(), "expired")? {
             return Ok(Found::Expired(String::from_utf8_lossy(&text).into_owned()));
         }
-        let secret = sessions::read_small(dir.as_fd(), "secret")?;
-        let Some(secret) = secret else {
+        let Some(secret) = sessions::read_small(dir.as_fd(), SECRET_NAME)? else {
             // No holder was ever made for it.
-            let record = sessions::read_small(dir.as_fd(), "record")?;
-            return Ok(record.map_or(Found::Dead, Found::Record));
+            return record(dir.as_fd());
         };
         let Ok(secret) = <[u8; 32]>::try_from(secret) else {
             return Err(io::ErrorKind::InvalidData.into());
@@ -111,11 +109,15 @@ impl Spawned {
             // The server died after it wrote the secret and before a holder was there: nothing was started, so nothing is lost.
             Reached::Nothing => {
                 self.state.forget_secret(session);
-                let record = sessions::read_small(dir.as_fd(), "record")?;
-                Ok(record.map_or(Found::Dead, Found::Record))
+                record(dir.as_fd())
             }
         }
     }
+}
+
+/// A session without a holder: what the server wrote of it.
+fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
+    Ok(sessions::read_small(dir, "record")?.map_or(Found::Dead, Found::Record))
 }
 
 /// What a dead holder left: the output that it had spilled, of the processes that its roll names.
@@ -146,7 +148,7 @@ impl Holders for Spawned {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         // Before the holder exists: a server that finds the holder must also find what it wants to hear.
-        sessions::write_beside(dir.as_fd(), Path::new("secret"), &secret)?;
+        sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret)?;
         let made = self.make_group(session, &dir).and_then(|group| {
             self.spawner()?.create(NewHolder {
                 dir,

@@ -8,7 +8,10 @@ use std::{
     path::Path,
 };
 
-use exec_server_holder::roll::{self, Enrolled, ROLL_NAME};
+use exec_server_holder::{
+    roll::{self, Enrolled, ROLL_NAME},
+    spawner::SECRET_NAME,
+};
 use rustix::{
     fs::{AtFlags, Dir, Mode, OFlags},
     io::Errno,
@@ -72,7 +75,7 @@ impl StateDir {
     /// Takes back the secret of a holder that was never made.
     pub(crate) fn forget_secret(&self, id: &str) {
         if let Ok(dir) = self.open_session_dir(id) {
-            rustix::fs::unlinkat(&dir, "secret", AtFlags::empty()).ok(); // Not there is what is wanted.
+            rustix::fs::unlinkat(&dir, SECRET_NAME, AtFlags::empty()).ok(); // Not there is what is wanted.
         }
     }
 
