@@ -257,3 +257,32 @@ fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed
         assert_eq!(hidden(dir), Vec::<PathBuf>::new(), "and the old part is gone");
     }
 }
+
+#[test]
+fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_stays() {
+    let world = World::new();
+    make_tree(&world.there("tree"), 40);
+    fs::write(world.there("tree/large"), noise(24 << 20)).expect("write");
+    let copy = world.here("copy");
+    fs::create_dir(&copy).expect("make a directory");
+    interrupted(&world, &["-r", ":tree/.", "copy"], &copy);
+    // As a kill between two steps of a replacement leaves it: of a file that the source may not have any more, and of a link.
+    fs::create_dir_all(copy.join("d0/e")).expect("make the directories, unless they are there");
+    fs::write(copy.join(".exec-server-0123456789abcdef.tmp"), "half").expect("write");
+    symlink("half", copy.join("d0/.exec-server-0123456789abcdef-link.tmp")).expect("make a link");
+    // Of another program that still writes it, and the user's own.
+    let held = fs::File::create(copy.join("d0/e/.exec-server-fedcba9876543210.tmp")).expect("create");
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).expect("lock");
+    fs::write(copy.join("d0/.exec-server-notes.tmp"), "notes").expect("write");
+    world.ok(&["-r", ":tree/.", "copy"]);
+    let left = ["d0/.exec-server-notes.tmp", "d0/e/.exec-server-fedcba9876543210.tmp"].map(|name| copy.join(name));
+    assert_eq!(hidden(&world.here("")), left);
+    for path in left {
+        fs::remove_file(path).expect("remove");
+    }
+    for dir in ["d0/e", "d0", ""] {
+        let then = fs::metadata(world.there("tree").join(dir)).and_then(|found| found.modified()).expect("a time");
+        fs::File::open(copy.join(dir)).expect("open").set_modified(then).expect("set the time");
+    }
+    same(&world.there("tree"), &copy);
+}

@@ -23,7 +23,9 @@ use crate::{
     Cancel, Links, Result, Stat, Trouble, Type, View,
     directory::names,
     error::On,
+    left,
     read::require_regular,
+    target::{LINK_END, Target, link_scratch_name},
     view::real_path,
     write::{Draft, Finish},
 };
@@ -33,6 +35,9 @@ const STEP: usize = 8 << 20;
 
 /// Entries of one tree: more than any tree of source has, and an end for one that grows as fast as it is copied.
 const ENTRIES: usize = 10_000_000;
+
+/// How often a link is made before it replaces something: as often as others may take its name away.
+const LINK_TRIES: u32 = 16;
 
 /// What peers compare.
 const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath is a directory";
@@ -243,14 +248,33 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
             Err(Errno::EXIST) if replace => {}
             other => return Ok(other?),
         }
-        let scratch = crate::target::Target::scratch_name()?;
-        rustix::fs::symlinkat(target, &dir, &scratch)?;
-        if let Err(errno) = rustix::fs::renameat(&dir, &scratch, &dir, name) {
-            // Ours, and nobody knows its name.
-            rustix::fs::unlinkat(&dir, &scratch, rustix::fs::AtFlags::empty()).ok();
-            return Err(errno.into());
-        }
-        Ok(())
+        replace_by_link(dir.as_fd(), name, target)
     };
     create().on("link", path)
+}
+
+/// Puts a link in place of what has this name. No lock can be held on a link, so the name that it has before may be taken away by
+/// whoever clears up, or replaces the same name: then it is made again.
+fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<(), Trouble> {
+    let mut scratch = link_scratch_name(name);
+    for _ in 0..LINK_TRIES {
+        match rustix::fs::symlinkat(target, dir, &scratch) {
+            Err(Errno::EXIST) => {
+                if !left::clear(dir, &scratch) {
+                    scratch = Target::random_name(LINK_END)?;
+                }
+                continue;
+            }
+            other => other?,
+        }
+        match rustix::fs::renameat(dir, &scratch, dir, name) {
+            Err(Errno::NOENT) => {}
+            Err(errno) => {
+                left::clear(dir, &scratch);
+                return Err(errno.into());
+            }
+            Ok(()) => return Ok(()),
+        }
+    }
+    Err(Trouble::Busy("others replace it without an end"))
 }

@@ -27,6 +27,11 @@ use crate::{
 /// Locks for names. Two writers of one name share one; so do, rarely, two of different names, which costs them a wait.
 static NAMES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
+/// How every hidden name begins, and how those end that files and links have before they replace something.
+const PREFIX: &str = ".exec-server-";
+pub(crate) const FILE_END: &str = ".tmp";
+pub(crate) const LINK_END: &str = "-link.tmp";
+
 /// A name in a directory.
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -119,11 +124,17 @@ impl Target {
         NAMES[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A name beside this one that nobody has.
-    pub(crate) fn scratch_name() -> Result<OsString, Trouble> {
+    /// The name beside this one that bytes have for a moment before they replace it. Always the same, so that whoever writes this
+    /// name again finds what a killed writer left.
+    pub(crate) fn scratch_name(&self) -> OsString {
+        format!("{PREFIX}{:016x}{FILE_END}", hash(&self.name)).into()
+    }
+
+    /// A name that nobody has, where the usual one is in use.
+    pub(crate) fn random_name(end: &str) -> Result<OsString, Trouble> {
         let mut random = [0_u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        Ok(format!(".exec-server-{:016x}.tmp", u64::from_le_bytes(random)).into())
+        Ok(format!("{PREFIX}{:016x}{end}", u64::from_le_bytes(random)).into())
     }
 
     /// The name beside this one under which unfinished bytes are kept. A machine that went down without a word may have lost
@@ -144,17 +155,40 @@ impl Target {
     }
 
     fn kept_prefix(&self) -> String {
-        let mut hasher = DefaultHasher::new();
-        self.name.hash(&mut hasher);
-        format!(".exec-server-{:016x}-", hasher.finish())
+        format!("{PREFIX}{:016x}-", hash(&self.name))
     }
 
     /// Whether a name is one of those that this crate gives to what is unfinished.
     #[must_use]
     pub(crate) fn is_unfinished(name: &OsStr) -> bool {
         let name = name.as_encoded_bytes();
-        name.starts_with(b".exec-server-") && (name.ends_with(b".tmp") || name.ends_with(b".part"))
+        name.starts_with(PREFIX.as_bytes()) && (name.ends_with(b".tmp") || name.ends_with(b".part"))
     }
+}
+
+/// The name beside `name` that a link has for a moment before it replaces it.
+pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
+    format!("{PREFIX}{:016x}{LINK_END}", hash(name)).into()
+}
+
+/// What has a hidden name for a moment, by that name; `None` for names of others, and for parts, which are meant to stay.
+pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
+    let rest = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?;
+    let (number, end) = rest.split_at_checked(16)?;
+    if !number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    match end {
+        _ if end == FILE_END.as_bytes() => Some(Type::File),
+        _ if end == LINK_END.as_bytes() => Some(Type::Symlink),
+        _ => None,
+    }
+}
+
+fn hash(name: &OsStr) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Compares what is there with the state that a writer expects.

@@ -1,6 +1,7 @@
 //! Against naive models: what a range, some lines and a sequence of writes come to, and how a view resolves.
 
 use std::{
+    ffi::OsStr,
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -9,8 +10,10 @@ use std::{
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, Finish, Kind, Links, Part, Place, View, Walk, create_directory, metadata, open, read_details,
-    remove, walk, write,
+    Cancel, Draft, Finish, Kind, Links, Part, Place, View, Walk, create_directory, create_symlink, left, metadata,
+    open, read_details, remove,
+    target::{Target, link_scratch_name},
+    walk, write,
 };
 
 const MOST: u64 = 1 << 20;
@@ -166,4 +169,29 @@ fn listing_in_parts_misses_nothing() {
     assert!(found.is_sorted());
     remove(&view, dir.path(), Links::Follow, (true, true), &Cancel::new()).expect("remove");
     assert!(!dir.path().exists());
+}
+
+#[test]
+fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().canonicalize().expect("it is there");
+    let (file, link, view) = (path.join("file"), path.join("link"), View::everything());
+    let target = Target::find(&view, &file, Links::Refuse).expect("find");
+    let aside = [path.join(target.scratch_name()), path.join(link_scratch_name(OsStr::new("link")))];
+    fs::write(&file, "old").expect("write");
+    symlink("old", &link).expect("link");
+    for aside in &aside {
+        fs::write(aside, "half").expect("write");
+    }
+    put(&view, &file, Place::Whole, b"new").expect("it can be written");
+    create_symlink(&view, &link, Links::Refuse, b"new", true).expect("it can be replaced");
+    assert_eq!(fs::read(&file).expect("it is there"), b"new");
+    assert_eq!(fs::read_link(&link).expect("a link"), Path::new("new"));
+    assert!(aside.iter().all(|aside| !aside.exists()));
+    // One that is in use is left alone, and another name is found.
+    let held = fs::File::create(&aside[0]).expect("create");
+    assert!(left::hold(&held));
+    put(&view, &file, Place::Whole, b"newer").expect("it can be written");
+    assert_eq!((fs::read(&file).expect("it is there"), aside[0].exists()), (b"newer".to_vec(), true));
+    assert_eq!(fs::read_dir(&path).expect("it is there").count(), 3);
 }

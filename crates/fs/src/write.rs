@@ -2,7 +2,8 @@
 //!
 //! Bytes go into a file without a name, in the directory of the target; it gets its name when all of it is there. So nobody sees
 //! half of it, a full disk leaves the old file whole, and what is abandoned is gone with its descriptor, also when the program is
-//! killed. Where the file system cannot do that the file has a name that begins with `.exec-server-` until then.
+//! killed. For the moment in which it replaces another file, and from the beginning where the file system knows no files without
+//! a name, it has one that begins with `.exec-server-`. Whoever has such a file holds a lock on it: see `left`.
 //!
 //! In place, and so not in one step, are written: a file with more than one name (the other names must see the change, as in the
 //! reference), what is appended or written at an offset, and a file in a directory where nothing can be made.
@@ -26,8 +27,9 @@ use crate::{
     Cancel, Links, Moment, Result, Stat, Trouble, View,
     copy::copy_bytes,
     error::On,
+    left,
     metadata::{ABSENT, etag, permissions, times},
-    target::{Existing, Target, require_state},
+    target::{Existing, FILE_END, Target, require_state},
     view::proc_path,
 };
 
@@ -36,6 +38,9 @@ const STEP: usize = 1 << 20;
 
 /// Entries of a directory that are looked at for what older drafts left.
 const STALE_SEEN: usize = 100_000;
+
+/// Names that are tried for a file that cannot be without one.
+const NAME_TRIES: u32 = 8;
 
 /// Names of attributes that are carried over to a new file, in bytes.
 const ATTRIBUTES_BYTES: usize = 64 << 10;
@@ -206,7 +211,7 @@ impl Scratch {
         let unnamed = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let scratch = match rustix::fs::openat(&target.dir, ".", unnamed, mode) {
             Ok(fd) => Self { file: File::from(fd), name: None, is_kept: false },
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Self::named(target, Target::scratch_name()?, mode)?,
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Self::named(target, mode)?,
             Err(errno) => return Err(errno.into()),
         };
         match existing.map_or(Ok(()), |existing| scratch.resemble(existing)) {
@@ -218,10 +223,18 @@ impl Scratch {
         }
     }
 
-    fn named(target: &Target, name: OsString, mode: Mode) -> Result<Self, Trouble> {
+    fn named(target: &Target, mode: Mode) -> Result<Self, Trouble> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&target.dir, &name, flags, mode)?;
-        Ok(Self { file: File::from(fd), name: Some(name), is_kept: false })
+        for _ in 0..NAME_TRIES {
+            let name = Target::random_name(FILE_END)?;
+            let file = File::from(rustix::fs::openat(&target.dir, &name, flags, mode)?);
+            // Whoever swept between these two steps holds the lock, or has taken the name away.
+            if left::hold(&file) && Stat::of(file.as_fd())?.links > 0 {
+                return Ok(Self { file, name: Some(name), is_kept: false });
+            }
+            rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // It may be gone already.
+        }
+        Err(Trouble::Busy("others hold every file that is made there"))
     }
 
     /// Takes over owner, mode and attributes. What cannot be taken over makes the caller write in place.
@@ -293,15 +306,35 @@ impl Scratch {
 
     fn replace(&mut self, target: &Target) -> Result<(), Trouble> {
         if self.name.is_none() {
-            let name = Target::scratch_name()?;
-            self.link(target, &name)?;
-            self.name = Some(name);
+            // Where nothing is to be replaced there is no other name that a kill could leave.
+            match self.link(target, &target.name) {
+                Err(Errno::EXIST) => self.name = Some(self.link_aside(target)?),
+                other => return Ok(other?),
+            }
         }
         if let Some(name) = &self.name {
             rustix::fs::renameat(&target.dir, name, &target.dir, &target.name)?;
             self.name = None;
         }
         Ok(())
+    }
+
+    /// Gives it the name that it has for the moment before it replaces something.
+    fn link_aside(&self, target: &Target) -> Result<OsString, Trouble> {
+        // Nobody else has it as long as it has no name.
+        left::hold(&self.file);
+        let name = target.scratch_name();
+        for _ in 0..2 {
+            match self.link(target, &name) {
+                Err(Errno::EXIST) if left::clear(target.dir.as_fd(), &name) => {}
+                // Another program is about to replace the same file.
+                Err(Errno::EXIST) => break,
+                other => return Ok(other.map(|()| name)?),
+            }
+        }
+        let name = Target::random_name(FILE_END)?;
+        self.link(target, &name)?;
+        Ok(name)
     }
 
     fn link(&self, target: &Target, name: &OsStr) -> Result<(), Errno> {
@@ -516,11 +549,7 @@ fn remove_stale(target: &Target, ours: &OsStr) {
         if name == ours || !target.is_kept_name(name) {
             continue;
         }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::openat(&target.dir, name, flags, Mode::empty()) else { continue };
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
-            rustix::fs::unlinkat(&target.dir, name, AtFlags::empty()).ok();
-        }
+        left::clear(target.dir.as_fd(), name);
     }
 }
 

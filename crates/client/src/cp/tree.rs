@@ -147,6 +147,8 @@ impl<'a> Tree<'a> {
         {
             self.target.set_metadata(to, Links::Itself, Some(mode | 0o700), None).await?;
         }
+        // Nothing depends on it: what cannot be cleared away stays.
+        self.target.sweep(to, Links::Refuse).await.ok();
         self.brought(to).await
     }
 

@@ -236,6 +236,12 @@ impl FileSystem for Local {
         })
     }
 
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+        self.run("clear up in", path, move |view, path, cancel| {
+            files::sweep(view, path, of_links(links), cancel).map(|_| ())
+        })
+    }
+
     fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
         self.run("open", path, move |view, path, _| {
             let file = files::open(view, path, of_links(links))?;

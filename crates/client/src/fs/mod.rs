@@ -264,6 +264,10 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         modified: Option<Moment>,
     ) -> BoxFuture<'a, Result<(), Error>>;
 
+    /// Removes what writers that were killed left hidden in a directory; what may be somebody's stays, and so do parts that are
+    /// kept. A server does so by itself, when the same file is written again.
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), Error>>;
+
     /// Opens a regular file to read it in blocks.
     fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>>;
 

@@ -441,6 +441,10 @@ impl FileSystem for Remote {
         })
     }
 
+    fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
         Box::pin(async move { Ok(Box::new(self.open_file(path, links).await?) as Box<dyn ReadAt>) })
     }

@@ -1,0 +1,148 @@
+//! What a writer that was killed left under a hidden name, and how it is known that nobody is at it any more.
+//!
+//! ```text
+//! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel gives up the lock
+//! clearer:  open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
+//! ```
+//! Nothing is removed but what has one of the names that this crate makes up, belongs to this user and is locked by nobody. A link
+//! cannot be locked; whoever makes one expects that it is taken away, and makes it again.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    io::Errno,
+};
+
+use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, directory::each, error::On, target::scratch_kind};
+
+/// Says of a file that its writer lives. `false` if somebody else is at it.
+pub(crate) fn hold(file: &File) -> bool {
+    // Where there are no locks nothing is ever taken for abandoned either.
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+}
+
+/// Takes a hidden name away that nobody is at, whichever it is: the caller knows that it is one of ours. Whether it is free now.
+pub(crate) fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
+    match try_clear(dir, name) {
+        Ok(is_free) => is_free,
+        Err(trouble) => trouble.is(Errno::NOENT),
+    }
+}
+
+fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
+    let seen = Stat::entry(dir, name)?;
+    if seen.uid != rustix::process::geteuid().as_raw() {
+        return Ok(false);
+    }
+    let _held = match seen.kind {
+        Type::Symlink => None,
+        // With a second name it is somebody's.
+        Type::File if seen.links == 1 => {
+            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let open = |access| rustix::fs::openat(dir, name, access | flags, Mode::empty());
+            let file = open(OFlags::RDONLY).or_else(|_| open(OFlags::WRONLY))?;
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            Some(file)
+        }
+        Type::File | Type::Directory | Type::Fifo | Type::Socket | Type::Device => return Ok(false),
+    };
+    // Under the lock: the name may be another writer's by now, and then that one is locked, not this one.
+    let now = Stat::entry(dir, name)?;
+    if (now.device, now.inode, now.kind) != (seen.device, seen.inode, seen.kind) {
+        return Ok(false);
+    }
+    rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
+    Ok(true)
+}
+
+/// Removes what killed writers left in a directory for the moment before a rename; parts that are kept stay. How many there were.
+pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<u64> {
+    let sweep = || -> Result<u64, Trouble> {
+        let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        let mut found: Vec<(OsString, Type)> = Vec::new();
+        each(dir.as_fd(), cancel, |name, _| {
+            found.extend(scratch_kind(name).map(|kind| (name.to_owned(), kind)));
+            Ok(())
+        })?;
+        found.retain(|(name, kind)| {
+            let is_such = Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == *kind);
+            is_such && clear(dir.as_fd(), name)
+        });
+        Ok(found.len() as u64)
+    };
+    sweep().on("clear up in", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt as _, symlink},
+    };
+
+    use super::*;
+
+    const FILE: &str = ".exec-server-0123456789abcdef.tmp";
+    const LINK: &str = ".exec-server-0123456789abcdef-link.tmp";
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).expect("list");
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn swept(dir: &Path) -> u64 {
+        sweep(&View::everything(), dir, Links::Refuse, &Cancel::new()).expect("sweep")
+    }
+
+    #[test]
+    fn only_what_is_surely_ours_and_nobody_s_is_swept() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("it is there");
+        let foreign = [
+            ".exec-server-0123456789abcdef.part",
+            ".exec-server-0123456789abcdef-0123456789abcdef.part",
+            ".exec-server-0123456789ABCDEF.tmp",
+            ".exec-server-0123456789abcde.tmp",
+            ".exec-server-0123456789abcdef0.tmp",
+            ".exec-server-notes.tmp",
+            "exec-server-0123456789abcdef.tmp",
+            ".exec-server-0123456789abcdef.tmp.txt",
+            "notes.tmp",
+        ];
+        for name in foreign {
+            fs::write(path.join(name), name).expect("write");
+        }
+        // A directory, a file where a link would be, a link where a file would be, and a file that has another name too.
+        fs::create_dir(path.join(".exec-server-1111111111111111.tmp")).expect("make a directory");
+        fs::write(path.join(".exec-server-1111111111111111-link.tmp"), "").expect("write");
+        symlink("x", path.join(".exec-server-2222222222222222.tmp")).expect("link");
+        fs::write(path.join("other"), "").expect("write");
+        fs::hard_link(path.join("other"), path.join(".exec-server-3333333333333333.tmp")).expect("link");
+        let before = names(&path);
+        fs::write(path.join(FILE), "half").expect("write");
+        fs::set_permissions(path.join(FILE), fs::Permissions::from_mode(0o200)).expect("set the mode");
+        symlink("x", path.join(LINK)).expect("link");
+        assert_eq!(swept(&path), 2);
+        assert_eq!(names(&path), before);
+    }
+
+    #[test]
+    fn what_its_writer_still_holds_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("it is there");
+        let file = File::create(path.join(FILE)).expect("create");
+        assert!(hold(&file));
+        assert_eq!((swept(&path), names(&path)), (0, vec![FILE.to_owned()]));
+        drop(file);
+        assert_eq!((swept(&path), names(&path)), (1, Vec::new()));
+    }
+}
