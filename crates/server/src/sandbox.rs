@@ -44,6 +44,19 @@ pub(crate) struct Confinement {
     is_network_restricted: bool,
 }
 
+/// What the text of a sandbox in a request says.
+pub(crate) enum Asked {
+    /// `null`: there is none.
+    Nothing,
+    /// One that confines nothing.
+    Free,
+    Confined(Confinement),
+}
+
+/// What a request is told whose sandbox confines nothing.
+pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
+    wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
+
 /// A confined process's kit, and what it means.
 #[derive(Debug)]
 pub(crate) struct Confined {
@@ -57,9 +70,15 @@ pub(crate) struct FileView {
     /// What it shows, and what keeps it; absent where all may be touched.
     shown: Option<(Arc<Tree>, OwnedFd)>,
     pub(crate) rules: Rules,
+    is_network_restricted: bool,
 }
 
 impl FileView {
+    /// The word for how it confines.
+    pub(crate) fn applied(&self) -> wire::AppliedSandbox {
+        applied(Applied { files: self.shown.is_some(), network: self.is_network_restricted })
+    }
+
     /// What a request sees, beneath its roots if it has any.
     pub(crate) fn view(&self) -> View {
         self.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
@@ -169,10 +188,11 @@ impl Sandboxes {
     }
 
     /// The same from the text of a request.
-    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Option<Confinement>, Failure> {
+    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Asked, Failure> {
         let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
             .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
-        context.as_ref().map_or(Ok(None), |context| self.read(context))
+        let Some(context) = context else { return Ok(Asked::Nothing) };
+        Ok(self.read(&context)?.map_or(Asked::Free, Asked::Confined))
     }
 
     /// What a process is to be confined with.
@@ -195,7 +215,7 @@ impl Sandboxes {
         self.ready(asked, &self.views, |rules| {
             let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
             let shown = if is_open { None } else { Some(self.show(rules)?) };
-            Ok(FileView { shown, rules: rules.clone() })
+            Ok(FileView { shown, rules: rules.clone(), is_network_restricted: asked.is_network_restricted })
         })
     }
 

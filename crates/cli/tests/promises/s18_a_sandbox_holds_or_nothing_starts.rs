@@ -197,6 +197,52 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
 }
 
+#[test]
+fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let (work, inner) = (ground.text("work"), ground.text("work/inner"));
+    let options = json!({"maxDepth": 2, "maxDirectories": 10, "maxEntries": 10, "followDirectorySymlinks": false});
+    let requests = [
+        ("fs/readFile", json!({"path": inner})),
+        ("fs/writeFile", json!({"path": inner, "dataBase64": "bmV3"})),
+        ("fs/getMetadata", json!({"path": inner})),
+        ("fs/setMetadata", json!({"path": inner, "mode": 0o600})),
+        ("fs/canonicalize", json!({"path": inner})),
+        ("fs/createDirectory", json!({"path": format!("{work}/made")})),
+        ("fs/createSymlink", json!({"path": format!("{work}/link"), "target": "inner", "replace": true})),
+        ("fs/readDirectory", json!({"path": work})),
+        ("fs/walk", json!({"path": work, "options": options})),
+        ("fs/copy", json!({"sourcePath": inner, "destinationPath": format!("{work}/copy"), "recursive": false})),
+        ("fs/remove", json!({"path": format!("{work}/copy")})),
+        ("fs/search", json!({"path": work, "pattern": "new"})),
+        ("fs/glob", json!({"path": work, "pattern": "*"})),
+        ("fs/open", json!({"path": inner, "handleId": "open"})),
+        ("fs/create", json!({"path": format!("{work}/draft"), "handleId": "draft"})),
+        ("fs/watch", json!({"path": work, "handleId": "watch"})),
+    ];
+    let network =
+        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
+    let told = |file_system: &str, network: &str| json!({"fileSystem": file_system, "network": network});
+    for (sandbox, expected) in [
+        (workspace(&ground.at("work")), told("view", "restricted")),
+        (network, told("unrestricted", "restricted")),
+        (json!({"permissions": {"type": "disabled"}}), told("unrestricted", "enabled")),
+        (Value::Null, Value::Null),
+    ] {
+        for (method, params) in &requests {
+            let mut params = params.clone();
+            params["sandbox"] = sandbox.clone();
+            let result = client.ok(method, params.clone());
+            assert_eq!(result["sandbox"], expected, "{method} in {sandbox}");
+            if let Some(handle) = params.get("handleId") {
+                client.ok("fs/close", json!({"handleId": handle}));
+            }
+        }
+    }
+}
+
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
     let mut params = sh("refused", "exit 0");
     params["sandbox"] = sandbox;
