@@ -243,6 +243,37 @@ fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
     }
 }
 
+#[test]
+fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let outside = ground.text("outside");
+    let refused = format!("echo x > {outside}/new");
+    let seen = format!("{refused}; exit 0");
+    let policy = workspace(&ground.at("work"));
+    for (id, script, is_confined, tty, is_denied) in [
+        ("write", refused.as_str(), true, false, true),
+        ("terminal", &refused, true, true, true),
+        ("went on", &seen, true, false, false),
+        ("missing", &format!("cat {outside}/none"), true, false, false),
+        ("failed", "echo wrong >&2; exit 3", true, false, false),
+        ("free", "echo Permission denied >&2; exit 1", false, false, false),
+    ] {
+        let mut params = sh(id, script);
+        params["tty"] = json!(tty);
+        if is_confined {
+            params["sandbox"] = policy.clone();
+        }
+        client.ok("process/start", params);
+        let exited = client.collect(id).exited;
+        assert_eq!(exited["sandboxDenied"], is_denied, "{id}: {exited}");
+        let read = client.ok("process/read", json!({"processId": id, "waitMs": 10_000}));
+        assert_eq!(read["sandboxDenied"], is_denied, "{id}: {read}");
+    }
+    assert!(!ground.at("outside/new").exists());
+}
+
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
     let mut params = sh("refused", "exit 0");
     params["sandbox"] = sandbox;
