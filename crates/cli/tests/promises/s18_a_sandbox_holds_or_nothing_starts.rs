@@ -7,7 +7,7 @@ use std::{fs, net::TcpListener};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer},
+    common::{Client, TestServer, encode_base64},
     promises::{
         boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
         host::{compile, modern, sh},
@@ -272,6 +272,33 @@ fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed
         assert_eq!(read["sandboxDenied"], is_denied, "{id}: {read}");
     }
     assert!(!ground.at("outside/new").exists());
+}
+
+#[test]
+fn a_single_file_that_is_granted_is_written_in_place() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let (file, beside) = (ground.text("outside/file"), ground.text("outside/new"));
+    let alone = sandbox(vec![path(&file, "write")], "restricted");
+    let around = sandbox(vec![special("root", "read"), path(&file, "write")], "restricted");
+    for (policy, text) in [(alone, "alone"), (around, "around")] {
+        let data = |text: &str| encode_base64(text.as_bytes());
+        let write = |path: &str| json!({"path": path, "dataBase64": data(text), "sandbox": policy});
+        let written = client.ok("fs/writeFile", write(&file));
+        assert_eq!((&written["atomic"], &written["size"]), (&json!(false), &json!(text.len())), "{written}");
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), text);
+        let error = client.call("fs/writeFile", write(&beside)).expect_err("its directory is not granted");
+        assert_eq!(error.kind(), "sandboxDenied", "{error:?}");
+        let shorter = client.ok("fs/writeFile", json!({"path": file, "dataBase64": data("x"), "sandbox": policy}));
+        assert_eq!((&shorter["atomic"], &shorter["size"]), (&json!(false), &json!(1)), "{shorter}");
+        let listed = fs::read_dir(ground.at("outside")).expect("list it").count();
+        assert_eq!(listed, 1, "nothing is left beside it");
+    }
+    // Where the directory is granted, too, it happens in one step.
+    let both = sandbox(vec![path(ground.at("outside"), "write"), path(&file, "write")], "restricted");
+    let written = client.ok("fs/writeFile", json!({"path": file, "dataBase64": "eA==", "sandbox": both}));
+    assert_eq!(written["atomic"], true, "{written}");
 }
 
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
