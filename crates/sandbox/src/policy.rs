@@ -177,10 +177,13 @@ impl Policy {
             let what = format!("the pattern `{pattern}` has a part `..`");
             return Err(PolicyError::NotEnforceable { what });
         }
-        glob::find(&absolute, self.scan_depth).map_err(|glob::TooMuch| PolicyError::NotEnforceable {
-            what: format!(
-                "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
-            ),
+        glob::find(&absolute, self.scan_depth).map_err(|trouble| PolicyError::NotEnforceable {
+            what: match trouble {
+                glob::Trouble::TooMuch => format!(
+                    "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
+                ),
+                glob::Trouble::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
+            },
         })
     }
 }
