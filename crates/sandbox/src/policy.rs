@@ -61,6 +61,8 @@ pub struct Entry {
     pub place: Place,
     /// What is allowed there.
     pub access: Access,
+    /// It says nothing of a path that does not exist.
+    pub skips_missing: bool,
 }
 
 /// Which files may be touched.
@@ -111,13 +113,15 @@ impl Policy {
     /// Finds out what it means now.
     pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
         let mut rules = Rules::default();
-        // Also those that do not exist: a `.git` that an entry names is not protected unasked.
+        // Also those that do not exist: a `.git` that an entry leaves to others is not protected unasked.
         let mut named = Vec::new();
         for entry in &self.entries {
             for path in self.paths(entry, scope)? {
                 let path = paths::normalized(&path);
                 grant(&mut rules, &path, entry.access)?;
-                named.push(path);
+                if entry.access == Access::Write || entry.skips_missing {
+                    named.push(path);
+                }
             }
         }
         protect_git(&mut rules, &named)?;
@@ -274,7 +278,10 @@ mod tests {
     use super::*;
 
     fn policy(entries: &[(Place, Access)]) -> Policy {
-        let entries = entries.iter().map(|(place, access)| Entry { place: place.clone(), access: *access }).collect();
+        let entries = entries
+            .iter()
+            .map(|(place, access)| Entry { place: place.clone(), access: *access, skips_missing: false })
+            .collect();
         Policy { entries, scan_depth: None }
     }
 

@@ -7,7 +7,7 @@ use std::{fs, net::TcpListener};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer, encode_base64},
+    common::{Client, TestServer, encode_base64, wait_for},
     promises::{
         boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
         host::{compile, modern, sh},
@@ -299,6 +299,64 @@ fn a_single_file_that_is_granted_is_written_in_place() {
     let both = sandbox(vec![path(ground.at("outside"), "write"), path(&file, "write")], "restricted");
     let written = client.ok("fs/writeFile", json!({"path": file, "dataBase64": "eA==", "sandbox": both}));
     assert_eq!(written["atomic"], true, "{written}");
+}
+
+#[test]
+fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
+    for user in USERS {
+        let server = server_of(user);
+        let ground = Ground::new();
+        let (mut client, _) = modern(&server);
+        let (outside, git) = (ground.at("outside"), ground.at("outside/.git"));
+        let lines = [
+            format!("mkdir {}", git.display()),
+            format!("mkdir {0}/x && mv {0}/x {1}", outside.display(), git.display()),
+            format!("echo gitdir: /tmp > {}", git.display()),
+            format!("ln -s sub {}", git.display()),
+            format!("echo x > {}/config", git.display()),
+            format!("rmdir {0} || mv {0} {0}-gone", git.display()),
+            format!("echo x > {}/.gitignore", outside.display()),
+        ];
+        let script = tries(&lines);
+        let kept = answers(&[false, false, false, false, false, false, true]);
+        let tidy = |name: &str| fs::remove_dir_all(ground.at("outside").join(name)).ok();
+        let minimal = || special("minimal", "read");
+        let named = |access: &str, skips: bool| {
+            let mut entry = path(&git, access);
+            if skips {
+                entry["missing_path_behavior"] = json!("skip");
+            }
+            sandbox(vec![minimal(), path(&outside, "write"), entry], "restricted")
+        };
+        let unnamed = sandbox(vec![minimal(), path(&outside, "write")], "restricted");
+        for (id, policy) in [("whole", workspace(&outside)), ("minimal", unnamed), ("read", named("read", false))] {
+            assert_eq!(said_in(&mut client, id, &script, Some(&policy)), kept, "{user}: {id}");
+            tidy("x");
+        }
+        // What stands for it is no repository, and goes.
+        wait_for("its place is free again", || !git.exists());
+        for (id, policy) in [("write", named("write", false)), ("skip", named("read", true))] {
+            let made = said_in(&mut client, id, &tries(&lines[..1]), Some(&policy));
+            assert_eq!(made, answers(&[true]), "{user}: {id}");
+            fs::remove_dir(&git).expect("it was made");
+        }
+        // Somebody outside makes one meanwhile: it stays, and is read-only.
+        let mut params = sh("long", "read line; echo x > $GIT/config; echo $?");
+        params["env"]["GIT"] = json!(git);
+        params["pipeStdin"] = json!(true);
+        params["sandbox"] = workspace(&outside);
+        client.ok("process/start", params);
+        fs::write(git.join("config"), "made").expect("it can be used outside");
+        let line = encode_base64(b"go\n");
+        client.ok("process/write", json!({"processId": "long", "chunk": line, "writeId": "w"}));
+        assert_ne!(String::from_utf8_lossy(&client.collect("long").stdout).trim_end(), "0", "{user}");
+        assert_eq!(fs::read_to_string(git.join("config")).expect("it is there"), "made");
+        // A server that ends does not wait for that.
+        assert_eq!(said_in(&mut client, "last", "exit 0", Some(&workspace(&ground.at("work/sub")))), "");
+        assert!(ground.at("work/sub/.git").is_dir(), "{user}: it stands there yet");
+        drop((client, server));
+        assert!(!ground.at("work/sub/.git").exists(), "{user}");
+    }
 }
 
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
