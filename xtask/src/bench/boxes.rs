@@ -15,7 +15,7 @@ use crate::{server::Setup, wire::Wire};
 const SMALL: usize = 4 << 10;
 
 pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
-    let (rounds, reads, spawns) = setting.pick((9, 100, 15), (21, 300, 50));
+    let (rounds, reads, spawns) = setting.pick((9_u32, 100, 15), (21, 300, 50));
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let (mut wire, _) = Wire::session(&server.address)?;
