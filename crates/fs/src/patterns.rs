@@ -1,4 +1,7 @@
 //! Glob patterns over paths below a root. Bytes that are not UTF-8 are matched as they are.
+//!
+//! A sandbox reads the patterns of its policy with the same engine and the same settings, but for empty alternatives, which count there:
+//! here a pattern asks for something, and there it denies.
 
 use std::{
     ffi::OsStr,

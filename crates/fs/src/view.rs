@@ -22,7 +22,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
 
@@ -141,11 +141,14 @@ impl View {
 
     /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
-        let opened = match self.open_directly(path, links, flags, mode) {
+        self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))
+    }
+
+    fn open_even_cover(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+        match self.open_directly(path, links, flags, mode) {
             Err(trouble) if trouble.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
             other => other,
-        };
-        opened.and_then(|fd| self.shown(fd))
+        }
     }
 
     /// A descriptor that stands for a path and opens nothing.
@@ -161,7 +164,9 @@ impl View {
             Some(_) => return Err(Trouble::from(Errno::ISDIR)),
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-        let dir = self.open(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = self.open_even_cover(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        // A file that is shown alone lies in a directory that is not.
+        let dir = if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.shown(dir)? };
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
             let whole = real_path(dir.as_fd())?.join(name);
             if tree.absent.contains(&whole) {
@@ -169,6 +174,12 @@ impl View {
             }
         }
         Ok((dir, name))
+    }
+
+    /// Whether a name in a directory is that of something shown, or of a link that may lead to it.
+    fn is_shown_in(&self, dir: BorrowedFd<'_>, name: &OsStr) -> bool {
+        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return false };
+        !self.is_cover(stat.st_dev) || FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
     }
 
     fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {

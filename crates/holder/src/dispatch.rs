@@ -107,6 +107,7 @@ impl<S: Spawner> Holder<S> {
             return Err(StartFailure::exhausted("descriptors"));
         }
         let mut spawn = process::describe(&spec, self.nofile, &self.confine, self.cx.is_exclusive)?;
+        let is_confined = sandbox.is_some();
         spawn.sandbox = sandbox;
         let group = self.cx.groups.take().map_err(|error| StartFailure::io("control group", &error))?;
         let child = match group.as_ref().map_or_else(|| Ok(Vec::new()), Group::doors) {
@@ -117,9 +118,8 @@ impl<S: Spawner> Holder<S> {
             Err(error) => Err(StartFailure::io("control group", &error)),
         };
         match child {
-            Ok(child) => {
-                Process::new(slot, child, group, spec, &mut self.cx).map_err(|error| StartFailure::io("epoll", &error))
-            }
+            Ok(child) => Process::new(slot, child, (group, is_confined), spec, &mut self.cx)
+                .map_err(|error| StartFailure::io("epoll", &error)),
             Err(failure) => {
                 self.cx.left_groups.extend(group);
                 Err(failure)

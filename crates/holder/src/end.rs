@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::cgroup::Group;
 use crate::context::Context;
+use crate::denial;
 use crate::grip;
 use crate::poller::EventFlags;
 use crate::process::{Phase, Process, Source, stream_fd};
@@ -222,7 +223,13 @@ impl Process {
             system_ms: exited.system_ms,
             max_rss_bytes: exited.max_rss_bytes,
             hit,
+            is_denied: self.is_confined && denial::is_likely(&exited, || self.last_words()),
         }
+    }
+
+    /// What it wrote last, a stream at a time.
+    fn last_words(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.outputs.iter().map(|output| self.writer.recent_output(output.stream))
     }
 
     /// Notes what each stream holds at the leader's death.

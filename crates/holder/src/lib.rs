@@ -29,6 +29,7 @@ pub mod cgroup;
 mod config;
 mod context;
 mod controller;
+mod denial;
 mod dispatch;
 mod door;
 mod end;

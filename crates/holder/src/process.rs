@@ -55,6 +55,8 @@ pub(crate) struct Process {
     pub(crate) killed: Option<Cause>,
     /// Its tree is to be killed at the end of this turn.
     pub(crate) is_kill_due: bool,
+    /// It runs in a sandbox, which may be why it fails.
+    pub(crate) is_confined: bool,
     /// It was sent our SIGTERM, so an orderly exit is our doing too.
     pub(crate) was_asked: bool,
     meta: Box<[u8]>,
@@ -128,7 +130,7 @@ impl Process {
     pub(crate) fn new(
         slot: u32,
         child: Child,
-        group: Option<Group>,
+        (group, is_confined): (Option<Group>, bool),
         spec: StartSpec,
         cx: &mut Context,
     ) -> io::Result<Self> {
@@ -158,6 +160,7 @@ impl Process {
             },
             killed: None,
             is_kill_due: false,
+            is_confined,
             was_asked: false,
             meta: spec.meta.into_boxed_slice(),
             child: Some(child),

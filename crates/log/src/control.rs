@@ -237,7 +237,7 @@ impl Control {
         shared.signal.store(signal, Ordering::Relaxed);
         let cause = u32::from(exit.cause.to_byte());
         shared.cause.store(cause, Ordering::Relaxed);
-        shared.hit.store(u32::from(exit.hit.to_byte()), Ordering::Relaxed);
+        shared.hit.store(u32::from(exit.flags()), Ordering::Relaxed);
         shared.user_ms.store(exit.user_ms, Ordering::Relaxed);
         shared.system_ms.store(exit.system_ms, Ordering::Relaxed);
         let max_rss = exit.max_rss_bytes;
@@ -297,6 +297,7 @@ impl Slot {
             system_ms: self.system_ms.load(Ordering::Relaxed),
             max_rss_bytes: self.max_rss_bytes.load(Ordering::Relaxed),
             hit: byte(&self.hit).map_or_else(Hit::default, Hit::from_byte),
+            is_denied: byte(&self.hit).is_some_and(Exit::is_denied_in),
         }
     }
 }

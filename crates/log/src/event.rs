@@ -110,9 +110,14 @@ pub struct Exit {
     pub max_rss_bytes: u64,
     /// Limits that were reached on the way.
     pub hit: Hit,
+    /// It was confined and seems to have failed for that.
+    pub is_denied: bool,
 }
 
-/// code 4, signal 1 (0 none), cause 1, limits hit 1, zero 1, user 8, system 8, resident set 8.
+/// The bit beside the limits that were hit.
+const DENIED: u8 = 1 << 7;
+
+/// code 4, signal 1 (0 none), cause 1, limits hit and denial 1, zero 1, user 8, system 8, resident set 8.
 pub(crate) const EXIT_BYTES: usize = 32;
 
 impl Exit {
@@ -122,7 +127,7 @@ impl Exit {
         out[..4].copy_from_slice(&self.code.to_le_bytes());
         out[4] = self.signal.unwrap_or(0);
         out[5] = self.cause.to_byte();
-        out[6] = self.hit.to_byte();
+        out[6] = self.flags();
         out[8..16].copy_from_slice(&self.user_ms.to_le_bytes());
         out[16..24].copy_from_slice(&self.system_ms.to_le_bytes());
         out[24..].copy_from_slice(&self.max_rss_bytes.to_le_bytes());
@@ -142,7 +147,17 @@ impl Exit {
             system_ms: u64_at(bytes, 16)?,
             max_rss_bytes: u64_at(bytes, 24)?,
             hit: Hit::from_byte(bytes[6]),
+            is_denied: Self::is_denied_in(bytes[6]),
         })
+    }
+
+    /// Limits and denial as one byte; a reader that knows less of them sees less.
+    pub(crate) fn flags(&self) -> u8 {
+        self.hit.to_byte() | if self.is_denied { DENIED } else { 0 }
+    }
+
+    pub(crate) fn is_denied_in(flags: u8) -> bool {
+        flags & DENIED != 0
     }
 }
 

@@ -56,7 +56,7 @@ impl RecordHeader {
         out
     }
 
-    fn decode(raw: &[u8; RECORD_HEADER]) -> Option<Self> {
+    pub(crate) fn decode(raw: &[u8; RECORD_HEADER]) -> Option<Self> {
         let header =
             Self { len: word(raw, 0), kind: raw[4], stream: raw[5], crc: word(raw, CRC_AT), seq: double(raw, 16) };
         // The reserved bytes must be zero: a reader of this layout must not guess at a newer one.

@@ -9,8 +9,8 @@ use std::{
 use crate::{
     failpoint,
     layout::{
-        self, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER, SEGMENT_MAGIC,
-        SegmentHeader, record_bytes,
+        self, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
+        SEGMENT_MAGIC, SegmentHeader, record_bytes,
     },
     mapping::SharedHeader,
     memory::{Map, Writers},
@@ -165,6 +165,22 @@ impl Segment {
         out.extend_from_slice(&header.encode_with_checksum());
         out.extend_from_slice(self.committed());
         layout::set_checksums(&mut out[SEGMENT_HEADER..]);
+    }
+
+    /// The payloads of its output records of one stream.
+    pub(crate) fn output(&self, stream: u8) -> impl Iterator<Item = &[u8]> {
+        let mut left = self.committed();
+        std::iter::from_fn(move || {
+            loop {
+                let header = RecordHeader::decode(left.first_chunk()?)?;
+                let len = usize::try_from(header.len).ok()?;
+                let payload = left.get(RECORD_HEADER..RECORD_HEADER + len)?;
+                left = left.get(record_bytes(len)..)?;
+                if header.kind == KIND_OUTPUT && header.stream == stream {
+                    return Some(payload);
+                }
+            }
+        })
     }
 
     /// Bytes that a payload at the end could have.

@@ -140,6 +140,13 @@ impl Writer {
         self.find(id).and_then(|index| self.segments[index].memory.as_ref())
     }
 
+    /// The last output of one stream that is in memory: what the current segment holds, and the one before it.
+    pub fn recent_output(&self, stream: Stream) -> Vec<u8> {
+        let last = self.segments.len().saturating_sub(2);
+        let segments = self.segments.range(last..).filter_map(|held| held.memory.as_ref());
+        segments.flat_map(|segment| segment.output(stream.to_byte())).flatten().copied().collect()
+    }
+
     /// Retained segments in memory, the current one included.
     pub fn memory_segments(&self) -> usize {
         self.in_memory

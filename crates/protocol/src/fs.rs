@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::sandbox::AppliedSandbox;
+
 pub use draft::*;
 pub use file::*;
 pub use handle::*;
@@ -21,6 +23,19 @@ mod watch;
 
 /// The sandbox of a request as it came; whoever enforces it reads it. What cannot be enforced is refused.
 pub type Sandbox = Option<Box<RawValue>>;
+
+/// A result, and the sandbox that it was got in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "{R}"))]
+pub struct Told<R> {
+    /// What was asked for.
+    #[serde(flatten)]
+    pub result: R,
+    /// How the request was confined; there if, and only if, it had a `sandbox`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<AppliedSandbox>,
+}
 
 /// A moment of a file's life, to the nanosecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

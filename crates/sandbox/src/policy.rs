@@ -61,6 +61,8 @@ pub struct Entry {
     pub place: Place,
     /// What is allowed there.
     pub access: Access,
+    /// It says nothing of a path that does not exist.
+    pub skips_missing: bool,
 }
 
 /// Which files may be touched.
@@ -111,13 +113,15 @@ impl Policy {
     /// Finds out what it means now.
     pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
         let mut rules = Rules::default();
-        // Also those that do not exist: a `.git` that an entry names is not protected unasked.
+        // Also those that do not exist: a `.git` that an entry leaves to others is not protected unasked.
         let mut named = Vec::new();
         for entry in &self.entries {
             for path in self.paths(entry, scope)? {
                 let path = paths::normalized(&path);
                 grant(&mut rules, &path, entry.access)?;
-                named.push(path);
+                if entry.access == Access::Write || entry.skips_missing {
+                    named.push(path);
+                }
             }
         }
         protect_git(&mut rules, &named)?;
@@ -177,10 +181,13 @@ impl Policy {
             let what = format!("the pattern `{pattern}` has a part `..`");
             return Err(PolicyError::NotEnforceable { what });
         }
-        glob::find(&absolute, self.scan_depth).map_err(|glob::TooMuch| PolicyError::NotEnforceable {
-            what: format!(
-                "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
-            ),
+        glob::find(&absolute, self.scan_depth).map_err(|trouble| PolicyError::NotEnforceable {
+            what: match trouble {
+                glob::Trouble::TooMuch => format!(
+                    "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
+                ),
+                glob::Trouble::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
+            },
         })
     }
 }
@@ -271,7 +278,10 @@ mod tests {
     use super::*;
 
     fn policy(entries: &[(Place, Access)]) -> Policy {
-        let entries = entries.iter().map(|(place, access)| Entry { place: place.clone(), access: *access }).collect();
+        let entries = entries
+            .iter()
+            .map(|(place, access)| Entry { place: place.clone(), access: *access, skips_missing: false })
+            .collect();
         Policy { entries, scan_depth: None }
     }
 

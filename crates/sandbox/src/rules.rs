@@ -97,6 +97,14 @@ impl Rules {
         &self.absent
     }
 
+    /// Repositories that may not be written in what may.
+    pub fn repositories(&self) -> impl Iterator<Item = &Path> {
+        let is_one = |(path, rule): &(&PathBuf, &Rule)| {
+            rule.access != Access::Write && path.ends_with(".git") && self.around(path) == Access::Write
+        };
+        self.rules.iter().filter(is_one).map(|(path, _)| path.as_path())
+    }
+
     /// Whether the places that the policy speaks of are what they were when it was read.
     pub fn is_fresh(&self) -> bool {
         self.stamps.iter().all(|(path, then)| paths::identity(path) == *then)

@@ -280,6 +280,10 @@ impl Core {
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(Instant::now());
+                if core.sandboxes.has_placeholders() {
+                    let sandboxes = core.sandboxes.clone();
+                    tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
+                }
                 if !core.holders.is_well() {
                     let holders = core.holders.clone();
                     tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());

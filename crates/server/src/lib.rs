@@ -28,6 +28,7 @@ mod files;
 mod handlers;
 mod incoming;
 mod link;
+mod placeholder;
 mod process;
 mod pump;
 mod sandbox;

@@ -4,10 +4,12 @@
 //! policy speaks of is what it was; patterns are searched again each time. All of it blocks, and is called off the runtime's threads.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use exec_server_fs::{self as files, Tree, View};
@@ -21,16 +23,21 @@ use exec_server_sandbox::{
 
 use rustix::fs::{AtFlags, statat};
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use crate::{
     core::{Core, Holders},
     error::Failure,
+    placeholder::{self, Placeholder},
     process::lock,
     session::Launch,
 };
 
 /// Sandboxes that are kept ready; each costs some descriptors and a table of mounts.
 const KEPT: usize = 32;
+
+/// How long placeholders stay after their last use, and how often they are looked at.
+const PLACED: Duration = Duration::from_secs(5);
 
 /// How often a sandbox is made anew because something was renamed while it was made.
 const TRIES: usize = 3;
@@ -44,11 +51,27 @@ pub(crate) struct Confinement {
     is_network_restricted: bool,
 }
 
+/// What the text of a sandbox in a request says.
+pub(crate) enum Asked {
+    /// `null`: there is none.
+    Nothing,
+    /// One that confines nothing.
+    Free,
+    Confined(Confinement),
+}
+
+/// What a request is told whose sandbox confines nothing.
+pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
+    wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
+
 /// A confined process's kit, and what it means.
 #[derive(Debug)]
 pub(crate) struct Confined {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
+    /// What stands for repositories that are not there.
+    placeholders: Vec<Placeholder>,
+    used: Mutex<Instant>,
 }
 
 /// Where files of a confined request are.
@@ -57,9 +80,15 @@ pub(crate) struct FileView {
     /// What it shows, and what keeps it; absent where all may be touched.
     shown: Option<(Arc<Tree>, OwnedFd)>,
     pub(crate) rules: Rules,
+    is_network_restricted: bool,
 }
 
 impl FileView {
+    /// The word for how it confines.
+    pub(crate) fn applied(&self) -> wire::AppliedSandbox {
+        applied(Applied { files: self.shown.is_some(), network: self.is_network_restricted })
+    }
+
     /// What a request sees, beneath its roots if it has any.
     pub(crate) fn view(&self) -> View {
         self.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
@@ -132,11 +161,14 @@ pub(crate) struct Sandboxes {
     tmpdir: Option<PathBuf>,
     processes: Kept<Confined>,
     views: Kept<FileView>,
+    /// Where placeholders may be, and when it was last looked whether they are needed.
+    placed: Mutex<(BTreeSet<PathBuf>, Instant)>,
 }
 
 impl Sandboxes {
     pub(crate) fn new(holders: Arc<dyn Holders>, hidden: Vec<PathBuf>, tmpdir: Option<PathBuf>) -> Self {
-        Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default() }
+        let placed = Mutex::new((BTreeSet::new(), Instant::now()));
+        Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default(), placed }
     }
 
     /// What a context asks for; nothing where it confines nothing.
@@ -169,34 +201,92 @@ impl Sandboxes {
     }
 
     /// The same from the text of a request.
-    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Option<Confinement>, Failure> {
+    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Asked, Failure> {
         let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
             .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
-        context.as_ref().map_or(Ok(None), |context| self.read(context))
+        let Some(context) = context else { return Ok(Asked::Nothing) };
+        Ok(self.read(&context)?.map_or(Asked::Free, Asked::Confined))
     }
 
     /// What a process is to be confined with.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
-        self.ready(asked, &self.processes, |rules| {
-            let purpose = match asked.files {
-                Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
-                Some(_) | None => Purpose::WholeSystem,
-            };
-            // Cheaper to find out, and on a host without it no view is made for nothing.
-            Kit::check_host().map_err(not_enforceable)?;
-            let view = self.build(rules, purpose)?;
-            let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
-            Ok(Confined { kit, rules: rules.clone() })
-        })
+        let confined = self.ready(
+            asked,
+            &self.processes,
+            || self.rules_with_placeholders(asked),
+            |rules| {
+                let placeholders: Vec<Placeholder> = rules.repositories().filter_map(placeholder::hold).collect();
+                let purpose = match asked.files {
+                    Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
+                    Some(_) | None => Purpose::WholeSystem,
+                };
+                // Cheaper to find out, and on a host without it no view is made for nothing.
+                Kit::check_host().map_err(not_enforceable)?;
+                let view = self.build(rules, purpose)?;
+                let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
+                Ok(Confined { kit, rules: rules.clone(), placeholders, used: Mutex::new(Instant::now()) })
+            },
+        )?;
+        *lock(&confined.used) = Instant::now();
+        Ok(confined)
+    }
+
+    /// What a policy means for a process: there is something in every place that must not come into being.
+    fn rules_with_placeholders(&self, asked: &Confinement) -> Result<Rules, Failure> {
+        let mut rules = asked.rules()?;
+        // Rules that confine nothing keep nothing from anybody.
+        if asked.files.is_none() || rules.allows_everything_but(&self.hidden) {
+            return Ok(rules);
+        }
+        if !rules.absent().is_empty() {
+            for path in rules.absent() {
+                placeholder::make(path).map_err(|error| Failure::NotEnforceable {
+                    what: format!("`{}` cannot be kept from being made: {error}", path.display()),
+                })?;
+            }
+            rules = asked.rules()?;
+        }
+        lock(&self.placed).0.extend(rules.repositories().map(Path::to_owned));
+        Ok(rules)
+    }
+
+    /// Whether there is something to look after.
+    pub(crate) fn has_placeholders(&self) -> bool {
+        !lock(&self.placed).0.is_empty()
+    }
+
+    /// Takes away the placeholders that nobody needs any more. Blocks.
+    pub(crate) fn sweep(&self) {
+        let paths = {
+            let mut placed = lock(&self.placed);
+            if placed.1.elapsed() < PLACED {
+                return;
+            }
+            placed.1 = Instant::now();
+            placed.0.clone()
+        };
+        // A kit that was used just now may be used again soon.
+        lock(&self.processes).retain(|(_, kept)| {
+            let is_idle = Arc::strong_count(kept) == 1 && lock(&kept.used).elapsed() >= PLACED;
+            kept.placeholders.is_empty() || !is_idle
+        });
+        for path in paths.iter().filter(|path| placeholder::remove(path)) {
+            lock(&self.placed).0.remove(path);
+        }
     }
 
     /// Where a confined request finds its files; nothing where it may touch all.
     pub(crate) fn files(&self, asked: &Confinement) -> Result<Arc<FileView>, Failure> {
-        self.ready(asked, &self.views, |rules| {
-            let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
-            let shown = if is_open { None } else { Some(self.show(rules)?) };
-            Ok(FileView { shown, rules: rules.clone() })
-        })
+        self.ready(
+            asked,
+            &self.views,
+            || asked.rules(),
+            |rules| {
+                let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
+                let shown = if is_open { None } else { Some(self.show(rules)?) };
+                Ok(FileView { shown, rules: rules.clone(), is_network_restricted: asked.is_network_restricted })
+            },
+        )
     }
 
     /// What is kept for a request, while it still fits, or what is made for it.
@@ -204,6 +294,7 @@ impl Sandboxes {
         &self,
         asked: &Confinement,
         kept: &Kept<T>,
+        read: impl Fn() -> Result<Rules, Failure>,
         make: impl Fn(&Rules) -> Result<T, Failure>,
     ) -> Result<Arc<T>, Failure> {
         let found = {
@@ -218,21 +309,21 @@ impl Sandboxes {
         };
         if let Some(found) = found {
             let fits = match asked.has_patterns() {
-                true => asked.rules()? == *found.rules(),
+                true => read()? == *found.rules(),
                 false => found.rules().is_fresh(),
             };
             if fits {
                 return Ok(found);
             }
         }
-        let mut rules = asked.rules()?;
+        let mut rules = read()?;
         let mut made = make(&rules);
         for _ in 1..TRIES {
             // Something was renamed meanwhile, and what was made may lie elsewhere.
             if made.is_ok() && rules.is_fresh() {
                 break;
             }
-            rules = asked.rules()?;
+            rules = read()?;
             made = make(&rules);
         }
         let made = Arc::new(made?);
@@ -260,7 +351,9 @@ impl Sandboxes {
                 covers.push(stat.st_dev);
             }
         }
-        Ok((Arc::new(Tree { root, covers, absent: rules.absent().to_vec() }), mounts))
+        // One that is a placeholder may go meanwhile, and its name is not free for that.
+        let absent = rules.absent().iter().map(PathBuf::as_path).chain(rules.repositories()).map(Path::to_owned);
+        Ok((Arc::new(Tree { root, covers, absent: absent.collect() }), mounts))
     }
 
     fn build(&self, rules: &Rules, purpose: Purpose) -> Result<Built, Failure> {
@@ -271,10 +364,21 @@ impl Sandboxes {
     }
 }
 
+/// What is kept ready goes with the server, and what stands for repositories where nobody runs that needs it; the rest is found by the
+/// next server that confines a process there.
+impl Drop for Sandboxes {
+    fn drop(&mut self) {
+        lock(&self.processes).clear();
+        lock(&self.placed).0.retain(|path| !placeholder::remove(path));
+    }
+}
+
 impl Confinement {
     fn rules(&self) -> Result<Rules, Failure> {
-        let everything =
-            Policy { entries: vec![Entry { place: Place::Root, access: Access::Write }], scan_depth: None };
+        let everything = Policy {
+            entries: vec![Entry { place: Place::Root, access: Access::Write, skips_missing: false }],
+            scan_depth: None,
+        };
         self.files.as_ref().unwrap_or(&everything).resolve(&self.scope).map_err(Failure::from)
     }
 
@@ -327,7 +431,8 @@ fn entry(entry: &wire::Entry) -> Result<Entry, Failure> {
         wire::Access::Write => Access::Write,
         wire::Access::Deny => Access::Deny,
     };
-    Ok(Entry { place, access })
+    let skips_missing = entry.missing_path_behavior.as_deref() == Some("skip");
+    Ok(Entry { place, access, skips_missing })
 }
 
 fn resolve(path: &PathArg) -> Result<PathBuf, Failure> {

@@ -3,6 +3,7 @@
 //! Owns rows, rounds and the printed table. A target holds when the median of interleaved ratios holds; a miss is printed and
 //! never fails a build, because other load on the machine is no defect of ours.
 
+mod boxes;
 mod copy;
 mod flow;
 mod spawn;
@@ -24,7 +25,7 @@ pub(crate) struct Options {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Only these groups: spawn, memory, throughput, roundtrip, cp.
+    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Writes `bench/results.json` too.
@@ -77,6 +78,7 @@ const GROUPS: &[(&str, Group)] = &[
     ("throughput", flow::throughput),
     ("roundtrip", flow::roundtrip),
     ("cp", copy::measure),
+    ("sandbox", boxes::measure),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {

@@ -26,7 +26,7 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
     let server = setup.start()?;
     let (mut wire, _) = Wire::session(&server.address)?;
     let mut bare = Bare::start()?;
-    let mut spawner = Spawner { wire: &mut wire, next: 0 };
+    let mut spawner = Spawner::new(&mut wire, 0);
     let mut rows = Vec::new();
 
     let (pipe, tty) = spawner.compare(&mut bare, rounds, batch)?;
@@ -59,19 +59,23 @@ struct Terminal {
 }
 
 /// The client that starts `true` again and again.
-struct Spawner<'a> {
+pub(super) struct Spawner<'a> {
     wire: &'a mut Wire,
     next: u64,
 }
 
-impl Spawner<'_> {
+impl<'a> Spawner<'a> {
+    /// One whose processes are numbered from here on.
+    pub(super) fn new(wire: &'a mut Wire, next: u64) -> Self {
+        Self { wire, next }
+    }
     fn compare(&mut self, bare: &mut Bare, rounds: u32, batch: u32) -> Result<(Rounds, Terminal)> {
         let (mut pipe, mut tty) = (Rounds::default(), Terminal::default());
         // The first round warms caches and counts for nothing.
         for round in 0..=rounds {
             let plain = bare.batch("pipe", batch)?;
-            let ours = self.batch(false, batch)?;
-            let ours_tty = self.batch(true, batch)?;
+            let ours = self.batch(&json!({ "tty": false }), batch)?;
+            let ours_tty = self.batch(&json!({ "tty": true }), batch)?;
             let plain_tty = bare.batch("tty", batch)?;
             if round > 0 {
                 pipe.add(ours, plain);
@@ -82,14 +86,16 @@ impl Spawner<'_> {
         Ok((pipe, tty))
     }
 
-    /// The median of a batch in microseconds.
-    fn batch(&mut self, tty: bool, count: u32) -> Result<f64> {
+    /// The median of a batch in microseconds, each start with these members.
+    pub(super) fn batch(&mut self, members: &Value, count: u32) -> Result<f64> {
         let mut times = Vec::new();
         for _ in 0..count {
             self.next += 1;
             let process = format!("spawn-{}", self.next);
             let mut params = wire::start(&process, &[TRUE]);
-            params["tty"] = json!(tty);
+            for (name, value) in members.as_object().into_iter().flatten() {
+                params[name] = value.clone();
+            }
             let begun = Instant::now();
             self.wire.send("process/start", &params)?;
             self.wait_closed(&process)?;

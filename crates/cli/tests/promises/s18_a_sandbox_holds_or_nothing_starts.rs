@@ -7,7 +7,7 @@ use std::{fs, net::TcpListener};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer},
+    common::{Client, TestServer, encode_base64, wait_for},
     promises::{
         boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
         host::{compile, modern, sh},
@@ -195,6 +195,168 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     params["sandbox"] = minimal;
     let error = client.call("process/start", params).expect_err("it is refused");
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
+}
+
+#[test]
+fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let (work, inner) = (ground.text("work"), ground.text("work/inner"));
+    let options = json!({"maxDepth": 2, "maxDirectories": 10, "maxEntries": 10, "followDirectorySymlinks": false});
+    let requests = [
+        ("fs/readFile", json!({"path": inner})),
+        ("fs/writeFile", json!({"path": inner, "dataBase64": "bmV3"})),
+        ("fs/getMetadata", json!({"path": inner})),
+        ("fs/setMetadata", json!({"path": inner, "mode": 0o600})),
+        ("fs/canonicalize", json!({"path": inner})),
+        ("fs/createDirectory", json!({"path": format!("{work}/made")})),
+        ("fs/createSymlink", json!({"path": format!("{work}/link"), "target": "inner", "replace": true})),
+        ("fs/readDirectory", json!({"path": work})),
+        ("fs/walk", json!({"path": work, "options": options})),
+        ("fs/copy", json!({"sourcePath": inner, "destinationPath": format!("{work}/copy"), "recursive": false})),
+        ("fs/remove", json!({"path": format!("{work}/copy")})),
+        ("fs/search", json!({"path": work, "pattern": "new"})),
+        ("fs/glob", json!({"path": work, "pattern": "*"})),
+        ("fs/open", json!({"path": inner, "handleId": "open"})),
+        ("fs/create", json!({"path": format!("{work}/draft"), "handleId": "draft"})),
+        ("fs/watch", json!({"path": work, "handleId": "watch"})),
+    ];
+    let network =
+        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
+    let told = |file_system: &str, network: &str| json!({"fileSystem": file_system, "network": network});
+    for (sandbox, expected) in [
+        (workspace(&ground.at("work")), told("view", "restricted")),
+        (network, told("unrestricted", "restricted")),
+        (json!({"permissions": {"type": "disabled"}}), told("unrestricted", "enabled")),
+        (Value::Null, Value::Null),
+    ] {
+        for (method, params) in &requests {
+            let mut params = params.clone();
+            params["sandbox"] = sandbox.clone();
+            let result = client.ok(method, params.clone());
+            assert_eq!(result["sandbox"], expected, "{method} in {sandbox}");
+            if let Some(handle) = params.get("handleId") {
+                client.ok("fs/close", json!({"handleId": handle}));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let outside = ground.text("outside");
+    let refused = format!("echo x > {outside}/new");
+    let seen = format!("{refused}; exit 0");
+    let policy = workspace(&ground.at("work"));
+    for (id, script, is_confined, tty, is_denied) in [
+        ("write", refused.as_str(), true, false, true),
+        ("terminal", &refused, true, true, true),
+        ("went on", &seen, true, false, false),
+        ("missing", &format!("cat {outside}/none"), true, false, false),
+        ("failed", "echo wrong >&2; exit 3", true, false, false),
+        ("free", "echo Permission denied >&2; exit 1", false, false, false),
+    ] {
+        let mut params = sh(id, script);
+        params["tty"] = json!(tty);
+        if is_confined {
+            params["sandbox"] = policy.clone();
+        }
+        client.ok("process/start", params);
+        let exited = client.collect(id).exited;
+        assert_eq!(exited["sandboxDenied"], is_denied, "{id}: {exited}");
+        let read = client.ok("process/read", json!({"processId": id, "waitMs": 10_000}));
+        assert_eq!(read["sandboxDenied"], is_denied, "{id}: {read}");
+    }
+    assert!(!ground.at("outside/new").exists());
+}
+
+#[test]
+fn a_single_file_that_is_granted_is_written_in_place() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let (mut client, _) = modern(&server);
+    let (file, beside) = (ground.text("outside/file"), ground.text("outside/new"));
+    let alone = sandbox(vec![path(&file, "write")], "restricted");
+    let around = sandbox(vec![special("root", "read"), path(&file, "write")], "restricted");
+    for (policy, text) in [(alone, "alone"), (around, "around")] {
+        let data = |text: &str| encode_base64(text.as_bytes());
+        let write = |path: &str| json!({"path": path, "dataBase64": data(text), "sandbox": policy});
+        let written = client.ok("fs/writeFile", write(&file));
+        assert_eq!((&written["atomic"], &written["size"]), (&json!(false), &json!(text.len())), "{written}");
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), text);
+        let error = client.call("fs/writeFile", write(&beside)).expect_err("its directory is not granted");
+        assert_eq!(error.kind(), "sandboxDenied", "{error:?}");
+        let shorter = client.ok("fs/writeFile", json!({"path": file, "dataBase64": data("x"), "sandbox": policy}));
+        assert_eq!((&shorter["atomic"], &shorter["size"]), (&json!(false), &json!(1)), "{shorter}");
+        let listed = fs::read_dir(ground.at("outside")).expect("list it").count();
+        assert_eq!(listed, 1, "nothing is left beside it");
+    }
+    // Where the directory is granted, too, it happens in one step.
+    let both = sandbox(vec![path(ground.at("outside"), "write"), path(&file, "write")], "restricted");
+    let written = client.ok("fs/writeFile", json!({"path": file, "dataBase64": "eA==", "sandbox": both}));
+    assert_eq!(written["atomic"], true, "{written}");
+}
+
+#[test]
+fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
+    for user in USERS {
+        let server = server_of(user);
+        let ground = Ground::new();
+        let (mut client, _) = modern(&server);
+        let (outside, git) = (ground.at("outside"), ground.at("outside/.git"));
+        let lines = [
+            format!("mkdir {}", git.display()),
+            format!("mkdir {0}/x && mv {0}/x {1}", outside.display(), git.display()),
+            format!("echo gitdir: /tmp > {}", git.display()),
+            format!("ln -s sub {}", git.display()),
+            format!("echo x > {}/config", git.display()),
+            format!("rmdir {0} || mv {0} {0}-gone", git.display()),
+            format!("echo x > {}/.gitignore", outside.display()),
+        ];
+        let script = tries(&lines);
+        let kept = answers(&[false, false, false, false, false, false, true]);
+        let tidy = |name: &str| fs::remove_dir_all(ground.at("outside").join(name)).ok();
+        let minimal = || special("minimal", "read");
+        let named = |access: &str, skips: bool| {
+            let mut entry = path(&git, access);
+            if skips {
+                entry["missing_path_behavior"] = json!("skip");
+            }
+            sandbox(vec![minimal(), path(&outside, "write"), entry], "restricted")
+        };
+        let unnamed = sandbox(vec![minimal(), path(&outside, "write")], "restricted");
+        for (id, policy) in [("whole", workspace(&outside)), ("minimal", unnamed), ("read", named("read", false))] {
+            assert_eq!(said_in(&mut client, id, &script, Some(&policy)), kept, "{user}: {id}");
+            tidy("x");
+        }
+        // What stands for it is no repository, and goes.
+        wait_for("its place is free again", || !git.exists());
+        for (id, policy) in [("write", named("write", false)), ("skip", named("read", true))] {
+            let made = said_in(&mut client, id, &tries(&lines[..1]), Some(&policy));
+            assert_eq!(made, answers(&[true]), "{user}: {id}");
+            fs::remove_dir(&git).expect("it was made");
+        }
+        // Somebody outside makes one meanwhile: it stays, and is read-only.
+        let mut params = sh("long", "read line; echo x > $GIT/config; echo $?");
+        params["env"]["GIT"] = json!(git);
+        params["pipeStdin"] = json!(true);
+        params["sandbox"] = workspace(&outside);
+        client.ok("process/start", params);
+        fs::write(git.join("config"), "made").expect("it can be used outside");
+        let line = encode_base64(b"go\n");
+        client.ok("process/write", json!({"processId": "long", "chunk": line, "writeId": "w"}));
+        assert_ne!(String::from_utf8_lossy(&client.collect("long").stdout).trim_end(), "0", "{user}");
+        assert_eq!(fs::read_to_string(git.join("config")).expect("it is there"), "made");
+        // A server that ends does not wait for that.
+        assert_eq!(said_in(&mut client, "last", "exit 0", Some(&workspace(&ground.at("work/sub")))), "");
+        assert!(ground.at("work/sub/.git").is_dir(), "{user}: it stands there yet");
+        drop((client, server));
+        assert!(!ground.at("work/sub/.git").exists(), "{user}");
+    }
 }
 
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {

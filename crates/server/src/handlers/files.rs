@@ -11,7 +11,7 @@ pub(crate) mod whole;
 
 use std::{
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use exec_server_fs::{self as files, Cancel, Links, View};
@@ -20,6 +20,7 @@ use exec_server_protocol::{
     failure::Kind,
     fs as wire,
     path::{PathArg, PathError},
+    sandbox::AppliedSandbox,
 };
 use serde_json::value::RawValue;
 use tokio::sync::OwnedMutexGuard;
@@ -29,7 +30,7 @@ use crate::{
     audit::Record,
     error::Failure,
     pump::Reply,
-    sandbox::{Confinement, FileView, Sandboxes},
+    sandbox::{Asked, Confinement, FileView, NOT_CONFINED, Sandboxes},
     session::Session,
 };
 
@@ -39,6 +40,8 @@ struct Errand {
     method: &'static str,
     /// Held until it is answered, for a client whose requests have their effect one after the other.
     turn: Option<OwnedMutexGuard<()>>,
+    /// The sandbox that it was confined by, once whoever looked at files has said so.
+    applied: Arc<OnceLock<AppliedSandbox>>,
 }
 
 /// What of this host's files a request sees: the one place that says so, for whichever thread looks.
@@ -47,6 +50,8 @@ struct Sight {
     roots: Vec<PathBuf>,
     /// What the sandbox of the request asks for, and who makes it.
     confinement: Option<(Confinement, Arc<Sandboxes>)>,
+    /// Where it is told how the request was confined.
+    applied: Arc<OnceLock<AppliedSandbox>>,
 }
 
 /// What a request sees, made.
@@ -59,6 +64,9 @@ impl Sight {
     /// Makes it, on the thread that calls this: a sandbox may have to be put together first.
     fn look(&self) -> Result<Seen, Failure> {
         let sandbox = self.confinement.as_ref().map(|(asked, sandboxes)| sandboxes.files(asked)).transpose()?;
+        if let Some(sandbox) = &sandbox {
+            self.applied.get_or_init(|| sandbox.applied());
+        }
         let view = sandbox.as_ref().map_or_else(View::everything, |sandbox| sandbox.view());
         let view = if self.roots.is_empty() { view } else { view.narrowed(&self.roots) };
         Ok(Seen { view, sandbox })
@@ -81,12 +89,12 @@ impl Errand {
     async fn begin(context: Context, method: &'static str) -> Self {
         let turn = context.session.files.turn.clone();
         let turn = if context.peer.manners().concurrent { None } else { Some(turn.lock_owned().await) };
-        Self { context, method, turn }
+        Self { context, method, turn, applied: Arc::default() }
     }
 
     /// One that changes nothing and asks for what is there already: it waits for nobody.
     fn out_of_turn(context: Context, method: &'static str) -> Self {
-        Self { context, method, turn: None }
+        Self { context, method, turn: None, applied: Arc::default() }
     }
 
     /// Lets the next one begin before this one is answered.
@@ -150,9 +158,24 @@ impl Errand {
 
     fn sight(&self, sandbox: Option<&RawValue>) -> Result<Sight, Failure> {
         let sandboxes = &self.context.core.sandboxes;
-        let confinement = sandbox.map(|sandbox| sandboxes.read_raw(sandbox)).transpose()?.flatten();
-        let confinement = confinement.map(|asked| (asked, sandboxes.clone()));
-        Ok(Sight { roots: self.context.grant.rights().roots.clone(), confinement })
+        let confinement = match sandbox.map(|sandbox| sandboxes.read_raw(sandbox)).transpose()? {
+            Some(Asked::Confined(asked)) => Some((asked, sandboxes.clone())),
+            Some(Asked::Free) => {
+                self.applied.get_or_init(|| NOT_CONFINED);
+                None
+            }
+            Some(Asked::Nothing) | None => None,
+        };
+        let roots = self.context.grant.rights().roots.clone();
+        Ok(Sight { roots, confinement, applied: self.applied.clone() })
+    }
+
+    /// Answers with what came of it, and in which sandbox.
+    fn answer<T: serde::Serialize>(&self, reply: Reply, done: Result<T, Failure>) {
+        match done {
+            Ok(result) => reply.result(&wire::Told { result, sandbox: self.applied.get().copied() }),
+            Err(failure) => reply.fail(&failure),
+        }
     }
 
     /// Runs work on a file that is open already.
@@ -188,14 +211,6 @@ enum Troubled {
 impl From<Failure> for Troubled {
     fn from(failure: Failure) -> Self {
         Self::Early(failure)
-    }
-}
-
-/// Answers with what came of it.
-fn answer<T: serde::Serialize>(reply: Reply, done: Result<T, Failure>) {
-    match done {
-        Ok(result) => reply.result(&result),
-        Err(failure) => reply.fail(&failure),
     }
 }
 

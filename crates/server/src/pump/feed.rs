@@ -586,7 +586,7 @@ fn exited_params(process: &Process, session_id: Option<SessionId>, seq: u64, exi
         session_id,
         seq,
         exit_code: exit.map_or(-1, |exit| exit.code),
-        sandbox_denied: Some(false),
+        sandbox_denied: Some(exit.is_some_and(|exit| exit.is_denied)),
         signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
         cause: Some(exit.map_or(wire::Cause::Lost, |exit| words::wire_cause(exit.cause))),
         usage: exit.map(|exit| wire::Usage {

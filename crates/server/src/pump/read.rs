@@ -200,7 +200,7 @@ impl ReadJob {
             exit_code: exit.map(|exit| exit.code).or(lost.map(|_| -1)).filter(|_| !cut_by_us),
             closed: !cut_by_us && status.closed_seq.is_some(),
             failure: lost.map(|_| self.failure().to_owned()),
-            sandbox_denied: false,
+            sandbox_denied: !cut_by_us && exit.is_some_and(|exit| exit.is_denied),
             first_seq,
             gap: taken.gap,
         }

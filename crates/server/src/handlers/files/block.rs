@@ -10,7 +10,7 @@ use std::{
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
 use exec_server_protocol::{Empty, base64, fs as wire, limits};
 
-use super::{Errand, answer, decode, from_wire, links, path, to_wire, write_result};
+use super::{Errand, decode, from_wire, links, path, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{Handle, Use},
@@ -22,7 +22,7 @@ use crate::{
 /// `fs/open`: a regular file, for reading.
 pub(crate) async fn open(context: Context, params: wire::OpenParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/open").await;
-    answer(reply, open_file(&errand, params).await);
+    errand.answer(reply, open_file(&errand, params).await);
 }
 
 async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
@@ -48,7 +48,7 @@ async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::Op
 /// `fs/readBlock`: some bytes of an open file. One that fails closes it.
 pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readBlock").await;
-    answer(reply, read_block(&errand, params).await);
+    errand.answer(reply, read_block(&errand, params).await);
 }
 
 async fn read_block(errand: &Errand, params: wire::ReadBlockParams) -> Result<wire::ReadBlockResult, Failure> {
@@ -95,7 +95,7 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
 /// `fs/create`: begins a draft.
 pub(crate) async fn create(context: Context, params: wire::CreateParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/create").await;
-    answer(reply, create_draft(&errand, params).await);
+    errand.answer(reply, create_draft(&errand, params).await);
 }
 
 async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
@@ -151,7 +151,7 @@ pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
         };
         errand.work(work).await.map(|size| wire::WriteBlockResult { size })
     };
-    answer(reply, written.await);
+    errand.answer(reply, written.await);
 }
 
 fn draft(errand: &Errand, id: &str) -> Result<Arc<Mutex<Draft>>, Failure> {
@@ -164,7 +164,7 @@ fn draft(errand: &Errand, id: &str) -> Result<Arc<Mutex<Draft>>, Failure> {
 /// `fs/commit`: the draft becomes the file. It is used up, unless the file was not in the expected state.
 pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/commit").await;
-    answer(reply, commit_draft(&errand, params).await);
+    errand.answer(reply, commit_draft(&errand, params).await);
 }
 
 async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {

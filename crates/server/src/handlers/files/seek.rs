@@ -19,7 +19,7 @@ use exec_server_protocol::{
 };
 use tokio::sync::oneshot;
 
-use super::{Errand, answer, path, text_and_bytes, tree::written};
+use super::{Errand, path, text_and_bytes, tree::written};
 use crate::{
     error::Failure,
     handlers::Context,
@@ -30,7 +30,8 @@ use crate::{
 /// `fs/search`: everything at once, or the first page.
 pub(crate) async fn search(context: Context, params: wire::SearchParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/search").await;
-    answer(reply, begin_search(&mut errand, params).await);
+    let done = begin_search(&mut errand, params).await;
+    errand.answer(reply, done);
 }
 
 async fn begin_search(errand: &mut Errand, params: wire::SearchParams) -> Result<wire::SearchResult, Failure> {
@@ -93,7 +94,7 @@ fn bounds(params: &wire::SearchParams) -> searching::Bounds {
 /// `fs/searchNext`: the next page.
 pub(crate) async fn search_next(context: Context, params: wire::SearchNextParams, reply: Reply) {
     let errand = Errand::out_of_turn(context, "fs/searchNext");
-    answer(reply, next_page(&errand, &params.handle_id).await);
+    errand.answer(reply, next_page(&errand, &params.handle_id).await);
 }
 
 async fn next_page(errand: &Errand, name: &str) -> Result<wire::SearchResult, Failure> {
@@ -179,7 +180,8 @@ fn cut(cut: scan::Cut) -> wire::Cut {
 /// `fs/glob`: which paths match.
 pub(crate) async fn glob(context: Context, params: wire::GlobParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/glob").await;
-    answer(reply, glob_all(&mut errand, params).await);
+    let done = glob_all(&mut errand, params).await;
+    errand.answer(reply, done);
 }
 
 async fn glob_all(errand: &mut Errand, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
@@ -227,7 +229,8 @@ fn glob_entry(named: &globbing::Named, form: Form) -> wire::GlobEntry {
 /// `fs/watch`: begins to gather what changes.
 pub(crate) async fn watch(context: Context, params: wire::WatchParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/watch").await;
-    answer(reply, begin_watch(&mut errand, params).await);
+    let done = begin_watch(&mut errand, params).await;
+    errand.answer(reply, done);
 }
 
 async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
@@ -284,7 +287,7 @@ async fn watch_and_tell(
 /// `fs/watchNext`: what has changed, or will soon.
 pub(crate) async fn watch_next(context: Context, params: wire::WatchNextParams, reply: Reply) {
     let errand = Errand::out_of_turn(context, "fs/watchNext");
-    answer(reply, next_changes(&errand, &params).await);
+    errand.answer(reply, next_changes(&errand, &params).await);
 }
 
 async fn next_changes(errand: &Errand, params: &wire::WatchNextParams) -> Result<wire::WatchNextResult, Failure> {

@@ -12,7 +12,7 @@ use exec_server_protocol::{
     path::{self as paths, Form, PathArg},
 };
 
-use super::{Errand, answer, links, path, text_and_bytes, to_wire};
+use super::{Errand, links, path, text_and_bytes, to_wire};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// Entries of one answer with details: with their members they stay below the values of one message.
@@ -27,13 +27,13 @@ pub(crate) async fn create_directory(context: Context, params: wire::CreateDirec
         let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, how);
         errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    answer(reply, created.await);
+    errand.answer(reply, created.await);
 }
 
 /// `fs/readDirectory`: as the reference lists it, or with all that is known of each entry.
 pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectoryParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readDirectory").await;
-    answer(reply, list(&errand, params).await);
+    errand.answer(reply, list(&errand, params).await);
 }
 
 async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
@@ -91,7 +91,7 @@ fn detail(detail: &files::Detail) -> wire::DirectoryEntry {
 /// `fs/walk`: a bounded look at a tree. Its bounds are looked at before anything else.
 pub(crate) async fn walk(context: Context, params: wire::WalkParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/walk").await;
-    answer(reply, walk_tree(&errand, params).await);
+    errand.answer(reply, walk_tree(&errand, params).await);
 }
 
 async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
@@ -165,7 +165,7 @@ pub(crate) async fn remove(context: Context, params: wire::RemoveParams, reply: 
         let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, how, cancel);
         errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    answer(reply, removed.await);
+    errand.answer(reply, removed.await);
 }
 
 /// `fs/copy`.
@@ -177,7 +177,7 @@ pub(crate) async fn copy(context: Context, params: wire::CopyParams, reply: Repl
         let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
         errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    answer(reply, copied.await);
+    errand.answer(reply, copied.await);
 }
 
 /// `fs/createSymlink`.
@@ -192,5 +192,5 @@ pub(crate) async fn create_symlink(context: Context, params: wire::CreateSymlink
         let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
         errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    answer(reply, created.await);
+    errand.answer(reply, created.await);
 }

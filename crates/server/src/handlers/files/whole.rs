@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use exec_server_fs::{self as files, Finish, Links, Part, Place};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
-use super::{Errand, answer, decode, from_wire, links, path, text_and_bytes, to_wire, write_result};
+use super::{Errand, decode, from_wire, links, path, text_and_bytes, to_wire, write_result};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// What to do with a file that is too large for one message.
@@ -20,7 +20,7 @@ const GROWTHS: usize = 8;
 /// `fs/readFile`: a file, a range of it or some lines.
 pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readFile").await;
-    answer(reply, read_file(&errand, params).await);
+    errand.answer(reply, read_file(&errand, params).await);
 }
 
 async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire::ReadFileResult, Failure> {
@@ -118,7 +118,7 @@ pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
             files::write(view, &path, links, (place, &bytes), (&finish, cancel))
         })
         .await;
-    answer(reply, written.map(write_result));
+    errand.answer(reply, written.map(write_result));
 }
 
 /// `fs/getMetadata`: what a path leads to.
@@ -129,7 +129,7 @@ pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataPara
         let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
         errand.run(params.sandbox.as_deref(), operation).await.map(metadata_result)
     };
-    answer(reply, described.await);
+    errand.answer(reply, described.await);
 }
 
 fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
@@ -167,7 +167,7 @@ pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataPara
             move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, of_link, change);
         errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    answer(reply, changed.await);
+    errand.answer(reply, changed.await);
 }
 
 /// `fs/canonicalize`: the same place without links.
@@ -179,5 +179,5 @@ pub(crate) async fn canonicalize(context: Context, params: wire::CanonicalizePar
         let real = errand.run(params.sandbox.as_deref(), operation).await?;
         Ok(wire::CanonicalizeResult { path: PathArg::new(super::tree::written(&real, params.path.form()).0) })
     };
-    answer(reply, resolved.await);
+    errand.answer(reply, resolved.await);
 }
