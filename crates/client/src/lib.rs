@@ -255,6 +255,7 @@ pub mod environment;
 pub mod error;
 mod hearing;
 mod link;
+mod links;
 #[cfg(feature = "local")]
 pub mod local;
 mod process;

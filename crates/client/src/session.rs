@@ -38,6 +38,7 @@ use crate::{
     error::{Error, chain},
     hearing::Ear,
     link::{self, Link, PING_EVERY, Refused},
+    links::{Links, Standing, Status},
     process::{log::Discipline, recovery},
     requests::{self, Again, Method},
     routes::Routes,
@@ -123,38 +124,6 @@ pub struct ServerDescription {
     pub capabilities: ServerCapabilities,
 }
 
-#[derive(Clone)]
-enum Status {
-    Up(Arc<Link>),
-    Down { reason: String },
-    Lost(Error),
-}
-
-/// The links of a session, for work that must not keep the session itself.
-pub(crate) struct Links {
-    status: watch::Receiver<Status>,
-    fail_fast: bool,
-}
-
-impl Links {
-    /// Waits for a link that is younger than `after`; at once an error where none can come, or the caller does not wait.
-    pub(crate) async fn after(&mut self, after: u64) -> Result<Arc<Link>, Error> {
-        loop {
-            match &*self.status.borrow_and_update() {
-                Status::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
-                Status::Lost(error) => return Err(error.clone()),
-                Status::Down { reason } if self.fail_fast => {
-                    return Err(Error::Disconnected { reason: Some(reason.clone()) });
-                }
-                Status::Up(_) | Status::Down { .. } => {}
-            }
-            if self.status.changed().await.is_err() {
-                return Err(Error::Disconnected { reason: None });
-            }
-        }
-    }
-}
-
 /// What the first `initialize` told.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
@@ -167,7 +136,7 @@ pub(crate) struct Session {
     connect: Box<dyn Connect>,
     pub(crate) options: Options,
     pub(crate) peer: Peer,
-    status: watch::Sender<Status>,
+    standing: Standing,
     state: watch::Sender<State>,
     pub(crate) routes: Arc<Routes>,
     /// Logs have something to acknowledge.
@@ -218,7 +187,7 @@ impl Session {
             connect,
             options,
             peer,
-            status: watch::Sender::new(Status::Up(Arc::clone(&link))),
+            standing: Standing::new(Status::Up(Arc::clone(&link))),
             state: watch::Sender::new(State::Connected),
             routes,
             acks,
@@ -242,8 +211,8 @@ impl Session {
 
     /// Whether nothing can be hoped for any more, and why.
     pub(crate) fn lost(&self) -> Option<Error> {
-        match &*self.status.borrow() {
-            Status::Lost(error) => Some(error.clone()),
+        match self.standing.get() {
+            Status::Lost(error) => Some(error),
             Status::Up(_) | Status::Down { .. } => None,
         }
     }
@@ -284,7 +253,7 @@ impl Session {
         is_repeated: &mut bool,
     ) -> Result<Box<RawValue>, Error> {
         let mut after = 0;
-        let mut links = self.links();
+        let links = self.links();
         loop {
             let link = links.after(after).await?;
             after = link.epoch;
@@ -305,13 +274,13 @@ impl Session {
 
     /// The links of this session, one after the other.
     pub(crate) fn links(&self) -> Links {
-        Links { status: self.status.subscribe(), fail_fast: self.options.fail_fast }
+        self.standing.links(self.options.fail_fast)
     }
 
     /// Ends the connection in order; the session stays with the server.
     pub(crate) async fn close(&self) {
-        let link = match &*self.status.borrow() {
-            Status::Up(link) => Some(Arc::clone(link)),
+        let link = match self.standing.get() {
+            Status::Up(link) => Some(link),
             Status::Down { .. } | Status::Lost(_) => None,
         };
         self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
@@ -333,7 +302,7 @@ impl Session {
     /// Returns the link that is left over, if any.
     async fn ask_to_end(&self) -> Result<Option<Arc<Link>>, Error> {
         let mut after = 0;
-        let mut links = self.links();
+        let links = self.links();
         loop {
             let link = match links.after(after).await {
                 Ok(link) => link,
@@ -431,7 +400,7 @@ impl Session {
         offences: &mut u32,
     ) -> Option<Arc<Link>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
-        let epoch = match &*self.status.borrow() {
+        let epoch = match self.standing.get() {
             Status::Up(link) => link.epoch + 1,
             Status::Down { .. } | Status::Lost(_) => return None,
         };
@@ -539,15 +508,7 @@ impl Session {
             Status::Down { reason } => State::Recovering { reason: reason.clone() },
             Status::Lost(error) => State::Lost { error: error.clone() },
         };
-        let mut is_set = false;
-        self.status.send_if_modified(|current| {
-            is_set = !matches!(current, Status::Lost(_));
-            if is_set {
-                *current = status;
-            }
-            is_set
-        });
-        if is_set {
+        if self.standing.set(status) {
             self.state.send_replace(state);
         }
     }
