@@ -124,6 +124,15 @@ pub struct ServerDescription {
     pub capabilities: ServerCapabilities,
 }
 
+/// What is remembered from one attempt to mend a link to the next.
+struct Mending {
+    backoff: Backoff,
+    offences: u32,
+    /// An attempt ended without an answer: it may reach the server late, and take the session from the link that came after it.
+    /// That is no reason to give the session up to somebody else.
+    has_ghost: bool,
+}
+
 /// What the first `initialize` told.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
@@ -333,8 +342,7 @@ impl Session {
 
     /// The life of the links.
     async fn keep(self: Arc<Self>, mut link: Arc<Link>) {
-        let mut backoff = self.options.backoff.clone();
-        let mut offences = 0;
+        let mut mending = Mending { backoff: self.options.backoff.clone(), offences: 0, has_ghost: false };
         loop {
             let since = Instant::now();
             let closed = self.attend(&link).await;
@@ -345,17 +353,18 @@ impl Session {
             }
             let reason = chain(&*closed);
             if since.elapsed() >= SETTLED {
-                backoff = self.options.backoff.clone();
-                offences = 0;
+                mending.backoff = self.options.backoff.clone();
+                mending.offences = 0;
             }
-            offences += u32::from(link::is_offence(&closed));
-            if offences >= OFFENCES {
+            mending.offences += u32::from(link::is_offence(&closed));
+            if mending.offences >= OFFENCES {
                 self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
             let is_current = self.peer.server.generation == Generation::Current;
             let is_taken = is_current && matches!(&*closed, Closed::Peer { code: TAKEN, .. });
-            match self.recover(reason, is_taken, &mut backoff, &mut offences).await {
+            let by_another = is_taken && !std::mem::take(&mut mending.has_ghost);
+            match self.recover(reason, by_another, &mut mending).await {
                 Some(next) => link = next,
                 None => return,
             }
@@ -392,13 +401,7 @@ impl Session {
     ///
     /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last. A session that
     /// somebody else has taken is not taken back.
-    async fn recover(
-        &self,
-        reason: String,
-        is_taken: bool,
-        backoff: &mut Backoff,
-        offences: &mut u32,
-    ) -> Option<Arc<Link>> {
+    async fn recover(&self, reason: String, is_taken: bool, mending: &mut Mending) -> Option<Arc<Link>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
         let epoch = match self.standing.get() {
             Status::Up(link) => link.epoch + 1,
@@ -415,8 +418,9 @@ impl Session {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
                 Ok(Err(refused)) => {
-                    *offences += u32::from(refused.is_offence);
-                    if !refused.is_worth_retrying || *offences >= OFFENCES {
+                    mending.offences += u32::from(refused.is_offence);
+                    mending.has_ghost |= matches!(refused.error, Error::Disconnected { .. });
+                    if !refused.is_worth_retrying || mending.offences >= OFFENCES {
                         self.lose(refused.error);
                         return None;
                     }
@@ -427,7 +431,7 @@ impl Session {
             if self.lost().is_some() {
                 return None;
             }
-            let pause = backoff.pause();
+            let pause = mending.backoff.pause();
             if Instant::now() + pause >= until {
                 self.lose(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
                     Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }
