@@ -178,7 +178,7 @@ impl Wire {
                 break Ok(());
             }
             self.socket.get_ref().set_read_timeout(Some(left)).ok(); // A dead socket tells at the read.
-            match self.receive() {
+            match self.receive_within(left) {
                 Ok(incoming) => self.early.push_back(incoming),
                 Err(Fault::Silence) => {}
                 Err(fault) => break Err(fault),
@@ -194,10 +194,14 @@ impl Wire {
     }
 
     fn receive(&mut self) -> Result<Incoming, Fault> {
+        self.receive_within(PATIENCE)
+    }
+
+    fn receive_within(&mut self, patience: Duration) -> Result<Incoming, Fault> {
         let begun = Instant::now();
         loop {
             // Pings prove that the peer lives, not that it still delivers.
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience {
                 return Err(Fault::Silence);
             }
             match self.socket.read().map_err(lost)? {

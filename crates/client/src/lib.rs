@@ -278,6 +278,7 @@ pub mod error;
 pub mod fs;
 mod hearing;
 mod link;
+mod links;
 #[cfg(feature = "local")]
 pub mod local;
 mod process;

@@ -38,6 +38,7 @@ use crate::{
     error::{Error, chain},
     hearing::Ear,
     link::{self, Link, PING_EVERY, Refused},
+    links::{Links, Standing, Status},
     process::{log::Discipline, recovery},
     requests::{self, Again, Method},
     routes::Routes,
@@ -123,36 +124,13 @@ pub struct ServerDescription {
     pub capabilities: ServerCapabilities,
 }
 
-#[derive(Clone)]
-enum Status {
-    Up(Arc<Link>),
-    Down { reason: String },
-    Lost(Error),
-}
-
-/// The links of a session, for work that must not keep the session itself.
-pub(crate) struct Links {
-    status: watch::Receiver<Status>,
-    fail_fast: bool,
-}
-
-impl Links {
-    /// Waits for a link that is younger than `after`; at once an error where none can come, or the caller does not wait.
-    pub(crate) async fn after(&mut self, after: u64) -> Result<Arc<Link>, Error> {
-        loop {
-            match &*self.status.borrow_and_update() {
-                Status::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
-                Status::Lost(error) => return Err(error.clone()),
-                Status::Down { reason } if self.fail_fast => {
-                    return Err(Error::Disconnected { reason: Some(reason.clone()) });
-                }
-                Status::Up(_) | Status::Down { .. } => {}
-            }
-            if self.status.changed().await.is_err() {
-                return Err(Error::Disconnected { reason: None });
-            }
-        }
-    }
+/// What is remembered from one attempt to mend a link to the next.
+struct Mending {
+    backoff: Backoff,
+    offences: u32,
+    /// An attempt ended without an answer: it may reach the server late, and take the session from the link that came after it.
+    /// That is no reason to give the session up to somebody else.
+    has_ghost: bool,
 }
 
 /// What the first `initialize` told.
@@ -167,7 +145,7 @@ pub(crate) struct Session {
     connect: Box<dyn Connect>,
     pub(crate) options: Options,
     pub(crate) peer: Peer,
-    status: watch::Sender<Status>,
+    standing: Standing,
     state: watch::Sender<State>,
     pub(crate) routes: Arc<Routes>,
     /// Logs have something to acknowledge.
@@ -218,7 +196,7 @@ impl Session {
             connect,
             options,
             peer,
-            status: watch::Sender::new(Status::Up(Arc::clone(&link))),
+            standing: Standing::new(Status::Up(Arc::clone(&link))),
             state: watch::Sender::new(State::Connected),
             routes,
             acks,
@@ -242,8 +220,8 @@ impl Session {
 
     /// Whether nothing can be hoped for any more, and why.
     pub(crate) fn lost(&self) -> Option<Error> {
-        match &*self.status.borrow() {
-            Status::Lost(error) => Some(error.clone()),
+        match self.standing.get() {
+            Status::Lost(error) => Some(error),
             Status::Up(_) | Status::Down { .. } => None,
         }
     }
@@ -284,7 +262,7 @@ impl Session {
         is_repeated: &mut bool,
     ) -> Result<Box<RawValue>, Error> {
         let mut after = 0;
-        let mut links = self.links();
+        let links = self.links();
         loop {
             let link = links.after(after).await?;
             after = link.epoch;
@@ -305,13 +283,13 @@ impl Session {
 
     /// The links of this session, one after the other.
     pub(crate) fn links(&self) -> Links {
-        Links { status: self.status.subscribe(), fail_fast: self.options.fail_fast }
+        self.standing.links(self.options.fail_fast)
     }
 
     /// Ends the connection in order; the session stays with the server.
     pub(crate) async fn close(&self) {
-        let link = match &*self.status.borrow() {
-            Status::Up(link) => Some(Arc::clone(link)),
+        let link = match self.standing.get() {
+            Status::Up(link) => Some(link),
             Status::Down { .. } | Status::Lost(_) => None,
         };
         self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
@@ -333,7 +311,7 @@ impl Session {
     /// Returns the link that is left over, if any.
     async fn ask_to_end(&self) -> Result<Option<Arc<Link>>, Error> {
         let mut after = 0;
-        let mut links = self.links();
+        let links = self.links();
         loop {
             let link = match links.after(after).await {
                 Ok(link) => link,
@@ -364,8 +342,7 @@ impl Session {
 
     /// The life of the links.
     async fn keep(self: Arc<Self>, mut link: Arc<Link>) {
-        let mut backoff = self.options.backoff.clone();
-        let mut offences = 0;
+        let mut mending = Mending { backoff: self.options.backoff.clone(), offences: 0, has_ghost: false };
         loop {
             let since = Instant::now();
             let closed = self.attend(&link).await;
@@ -376,17 +353,18 @@ impl Session {
             }
             let reason = chain(&*closed);
             if since.elapsed() >= SETTLED {
-                backoff = self.options.backoff.clone();
-                offences = 0;
+                mending.backoff = self.options.backoff.clone();
+                mending.offences = 0;
             }
-            offences += u32::from(link::is_offence(&closed));
-            if offences >= OFFENCES {
+            mending.offences += u32::from(link::is_offence(&closed));
+            if mending.offences >= OFFENCES {
                 self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
             let is_current = self.peer.server.generation == Generation::Current;
             let is_taken = is_current && matches!(&*closed, Closed::Peer { code: TAKEN, .. });
-            match self.recover(reason, is_taken, &mut backoff, &mut offences).await {
+            let by_another = is_taken && !std::mem::take(&mut mending.has_ghost);
+            match self.recover(reason, by_another, &mut mending).await {
                 Some(next) => link = next,
                 None => return,
             }
@@ -423,15 +401,9 @@ impl Session {
     ///
     /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last. A session that
     /// somebody else has taken is not taken back.
-    async fn recover(
-        &self,
-        reason: String,
-        is_taken: bool,
-        backoff: &mut Backoff,
-        offences: &mut u32,
-    ) -> Option<Arc<Link>> {
+    async fn recover(&self, reason: String, is_taken: bool, mending: &mut Mending) -> Option<Arc<Link>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
-        let epoch = match &*self.status.borrow() {
+        let epoch = match self.standing.get() {
             Status::Up(link) => link.epoch + 1,
             Status::Down { .. } | Status::Lost(_) => return None,
         };
@@ -446,8 +418,9 @@ impl Session {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
                 Ok(Err(refused)) => {
-                    *offences += u32::from(refused.is_offence);
-                    if !refused.is_worth_retrying || *offences >= OFFENCES {
+                    mending.offences += u32::from(refused.is_offence);
+                    mending.has_ghost |= matches!(refused.error, Error::Disconnected { .. });
+                    if !refused.is_worth_retrying || mending.offences >= OFFENCES {
                         self.lose(refused.error);
                         return None;
                     }
@@ -458,7 +431,7 @@ impl Session {
             if self.lost().is_some() {
                 return None;
             }
-            let pause = backoff.pause();
+            let pause = mending.backoff.pause();
             if Instant::now() + pause >= until {
                 self.lose(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
                     Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }
@@ -539,15 +512,7 @@ impl Session {
             Status::Down { reason } => State::Recovering { reason: reason.clone() },
             Status::Lost(error) => State::Lost { error: error.clone() },
         };
-        let mut is_set = false;
-        self.status.send_if_modified(|current| {
-            is_set = !matches!(current, Status::Lost(_));
-            if is_set {
-                *current = status;
-            }
-            is_set
-        });
-        if is_set {
+        if self.standing.set(status) {
             self.state.send_replace(state);
         }
     }

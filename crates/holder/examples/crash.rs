@@ -252,6 +252,8 @@ fn live(seed: u64, step: u64, dir: &Path) {
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();
     let mut life = Life { holder, socket, buf: Vec::new(), on_disk: [Vec::new(), Vec::new()], now: 0 };
     life.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch: 1 });
+    // Nobody is there to take the output, so that it goes to disk.
+    life.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
     for req in 1..=2 {
         let argv = vec![b"script".to_vec()];
         life.send(&ToHolder::Start {

@@ -79,7 +79,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    fn attach(&mut self) {
+    pub(crate) fn attach(&mut self) {
         let epoch = self.cx.controller.epoch();
         // Refused only where the session has expired, which this turn will find out too.
         self.lease.handle_attach(epoch, Attach::TakeOver, self.cx.now_ns).ok();

@@ -243,8 +243,13 @@ impl<S: Spawner> Holder<S> {
             if self.cx.controller.take_lost() {
                 self.handle_loss();
             }
+            let is_first = self.cx.controller.epoch() == 0;
             self.cx.controller.replace(socket, epoch);
             self.welcome(epoch);
+            if is_first {
+                // Whoever had it made is there: its time must not run out before the first word on it, however late that comes.
+                self.attach();
+            }
         }
     }
 

@@ -63,6 +63,7 @@ impl Fate {
     /// Before the program of the moment there was another one with the same session.
     pub fn continuing(mut self, other: &Self) -> Self {
         self.is_doomed.set(other.is_doomed.get());
+        self.ended.set(other.ended.get());
         self.holder_killed = other.holder_killed.clone();
         self
     }

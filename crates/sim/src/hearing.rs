@@ -102,6 +102,11 @@ impl Client {
         }
     }
 
+    /// It never began, or it ended and a leap of the clock may have taken it off the table.
+    fn may_be_unknown(&self, name: &str) -> bool {
+        self.is_unstarted(name) || self.views.get(name).is_some_and(|view| view.may_be_gone)
+    }
+
     fn handle_answer(&mut self, connection: u32, call: Call, result: &Value) {
         match call {
             Call::Initialize(arrival) => self.handle_initialized(connection, arrival, result),
@@ -113,8 +118,7 @@ impl Client {
             }
             Call::Write(name, index) => {
                 let status = match Self::accepted(&result["status"]) {
-                    // It never began: there is nothing to write to.
-                    None if self.is_unstarted(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
                     status => status,
                 };
                 self.trace(format_args!("write {name} {index}: {}", result["status"]));
@@ -127,7 +131,7 @@ impl Client {
             Call::CloseStdin(name) => {
                 self.trace(format_args!("close stdin of {name}: {}", result["status"]));
                 let status = match Self::accepted(&result["status"]) {
-                    None if self.is_unstarted(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
                     status => status,
                 };
                 match (self.views.get_mut(&name), status) {

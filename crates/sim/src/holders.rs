@@ -161,6 +161,12 @@ impl Holders {
         stage.trace.line(format_args!("holder {order} ended"));
     }
 
+    /// The directory of a session that has one.
+    fn dir(&self, session: &str) -> io::Result<PathBuf> {
+        self.lock().sessions.get(session).map(|entry| entry.dir.clone()).ok_or(io::ErrorKind::NotFound.into())
+    }
+
+    /// A session, made where it is not there.
     fn entry(&self, session: &str) -> io::Result<Entry> {
         let mut state = self.lock();
         if let Some(entry) = state.sessions.get(session) {
@@ -242,18 +248,16 @@ impl core::Holders for Holders {
     fn open_segment(&self, session: &str, name: &str) -> io::Result<File> {
         self.gate.pass();
         self.loads.fetch_add(1, Ordering::Relaxed);
-        File::open(self.entry(session)?.dir.join(name))
+        File::open(self.dir(session)?.join(name))
     }
 
     fn remove_segment(&self, session: &str, name: &str) -> io::Result<()> {
-        std::fs::remove_file(self.entry(session)?.dir.join(name))
+        std::fs::remove_file(self.dir(session)?.join(name))
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
-        let entry = self.lock().sessions.get(session).cloned().ok_or(io::ErrorKind::NotFound)?;
-        if !entry.is_alive {
-            self.lock().sessions.remove(session);
-        }
+        // Also while its holder is still about to end: what it writes then goes with the directory.
+        let entry = self.lock().sessions.remove(session).ok_or(io::ErrorKind::NotFound)?;
         std::fs::remove_dir_all(entry.dir)
     }
 }

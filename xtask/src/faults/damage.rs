@@ -158,7 +158,8 @@ fn read(answer: &[u8]) -> Result<String> {
     let head = answer.windows(4).position(|part| part == b"\r\n\r\n").context("no HTTP answer")?;
     let status = std::str::from_utf8(answer.get(9..12).context("no status")?)?;
     if status != "101" {
-        ensure!(status.starts_with('4'), "status {status}");
+        // 503: an address that failed a hundred times has few places at the door, and its connections push out each other.
+        ensure!(status.starts_with('4') || status == "503", "status {status}");
         return Ok(format!("http-{status}"));
     }
     let mut rest = &answer[head + 4..];

@@ -23,8 +23,9 @@ use tokio::sync::{Notify, oneshot};
 use crate::{
     error::Error,
     link::Link,
+    links::Links,
     requests::{self, Method},
-    session::{Generation, Key, Links},
+    session::{Generation, Key},
 };
 
 /// Bytes and writes that may wait: enough to fill a link that is a fifth of a second away at 50 MB/s.
@@ -181,7 +182,7 @@ enum Outcome {
 }
 
 /// Serves the line until it is empty.
-pub(super) async fn serve(input: Arc<Input>, mut links: Links) {
+pub(super) async fn serve(input: Arc<Input>, links: Links) {
     let mut after = 0;
     let mut is_repeated = false;
     while !input.is_done() {

@@ -49,11 +49,8 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
-    if argv.is_empty() {
-        return Err(Failure::EmptyArgv);
-    }
-    let program = || argv.first().cloned().unwrap_or_default();
-    let reserved = Reserved::new().map_err(|source| Failure::Resources { program: program(), source })?;
+    let program = argv.first().ok_or(Failure::EmptyArgv)?;
+    let reserved = Reserved::new().map_err(|source| Failure::Resources { program: program.clone(), source })?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();

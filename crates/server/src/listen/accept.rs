@@ -60,14 +60,12 @@ impl<L: Listener> Acceptor<L> {
     /// The next connection. No error of one connection or of the process's limits ends it.
     pub(super) async fn next(&mut self) -> L::Connection {
         loop {
-            match self.listener.accept().await {
-                Ok(connection) if descriptors::allow_stranger() => return connection,
-                Ok(connection) => {
-                    drop(connection);
-                    tracing::warn!("too few descriptors are free for a connection; closing those that wait");
-                    self.close_waiting();
-                    time::sleep(BACK_OFF).await;
-                }
+            // With few left it is as with none.
+            let accepted = self.listener.accept().await.and_then(|connection| {
+                if descriptors::allow_stranger() { Ok(connection) } else { Err(Errno::MFILE.into()) }
+            });
+            match accepted {
+                Ok(connection) => return connection,
                 Err(error) if is_exhausted(&error) => {
                     tracing::warn!(%error, "no descriptor for a connection; closing those that wait");
                     self.close_waiting();

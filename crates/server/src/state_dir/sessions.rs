@@ -25,6 +25,9 @@ const FILE_MAX_BYTES: u64 = 1 << 20;
 /// Larger than the roll of a session with 4096 processes of 4 KiB of arguments each, in hexadecimal.
 const ROLL_MAX_BYTES: u64 = 64 << 20;
 
+/// How often a directory is emptied before its removal is given up.
+const REMOVAL_ROUNDS: u32 = 8;
+
 impl StateDir {
     /// The names of all session directories, in no order.
     pub fn session_ids(&self) -> io::Result<Vec<String>> {
@@ -87,12 +90,23 @@ impl StateDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
+        // A holder that is about to end may write its last file in between; a few rounds are more than it can.
+        for _ in 1..REMOVAL_ROUNDS {
+            match self.empty_and_remove(&dir, id) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                done => return done,
+            }
+        }
+        self.empty_and_remove(&dir, id)
+    }
+
+    fn empty_and_remove(&self, dir: &OwnedFd, id: &str) -> io::Result<()> {
         // A session directory is flat; a directory inside it is not ours and makes the removal fail loudly.
-        for entry in Dir::read_from(&dir)? {
+        for entry in Dir::read_from(dir)? {
             let entry = entry?;
             let name = entry.file_name();
             if name != c"." && name != c".." {
-                absent_is_fine(rustix::fs::unlinkat(&dir, name, AtFlags::empty()))?;
+                absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
             }
         }
         absent_is_fine(rustix::fs::unlinkat(&self.sessions, id, AtFlags::REMOVEDIR))

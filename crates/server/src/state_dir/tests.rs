@@ -165,3 +165,25 @@ fn each_fixed_address_has_its_own_name() {
     let b = slug_of(&["unix:///run/b/x.sock"]).unwrap();
     assert!(a.starts_with("unix-x.sock-") && b.starts_with("unix-x.sock-") && a != b);
 }
+
+#[test]
+fn a_last_file_of_a_holder_does_not_keep_a_session_directory() {
+    let base = tempfile::tempdir().unwrap();
+    let state = StateDir::open(base.path()).unwrap();
+    let (go, going) = std::sync::mpsc::channel::<std::os::fd::OwnedFd>();
+    let (told, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for dir in going {
+            // Too late is as good: the directory is gone.
+            super::sessions::write_beside(std::os::fd::AsFd::as_fd(&dir), Path::new("expired"), b"now").ok();
+            told.send(()).unwrap();
+        }
+    });
+    for _ in 0..2000 {
+        state.write_record("s", b"record").unwrap();
+        go.send(state.open_session_dir("s").unwrap()).unwrap();
+        state.remove_session("s").unwrap();
+        done.recv().unwrap();
+        assert_eq!(state.session_ids().unwrap(), Vec::<String>::new());
+    }
+}
