@@ -62,7 +62,7 @@ fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// Holds the placeholder at a path; nothing where there is none, but a repository.
 pub(crate) fn hold(path: &Path) -> Option<Placeholder> {
     for _ in 0..TRIES {
-        let dir = open(path).ok().filter(|dir| is_marked(dir))?;
+        let dir = open(path).ok().filter(is_marked)?;
         flock(&dir, FlockOperation::LockShared).ok()?;
         // It may have gone while we waited.
         if is_at(&dir, path) {
@@ -83,7 +83,7 @@ fn is_at(dir: &OwnedFd, path: &Path) -> bool {
 
 /// Takes a placeholder away that nobody needs; false while somebody does.
 pub(crate) fn remove(path: &Path) -> bool {
-    let Some(dir) = open(path).ok().filter(|dir| is_marked(dir)) else { return true };
+    let Some(dir) = open(path).ok().filter(is_marked) else { return true };
     if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() || is_mounted_somewhere(path) {
         return false;
     }
