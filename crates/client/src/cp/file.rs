@@ -28,6 +28,10 @@ pub(super) const SMALL: u64 = BLOCK as u64;
 const BUSY_FOR: Duration = Duration::from_secs(5);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
+/// How often a file is opened again because a server forgot that it was: far above what restarts can bring about, and an end
+/// to what a server can that only says so.
+const REOPENED_MAX: u32 = 100;
+
 /// What is known of the file before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
@@ -72,15 +76,28 @@ impl Copy<'_> {
         Ok(())
     }
 
+    /// What is open goes with its server; when that comes back, both ends are opened again and the copy goes on.
     async fn large(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+        let mut told = 0;
+        for _ in 0..REOPENED_MAX {
+            match self.pass(from, to, source, &mut told).await {
+                Err(Error::File(error)) if error.kind == fs::ErrorKind::Closed => {}
+                done => return done,
+            }
+        }
+        self.pass(from, to, source, &mut told).await
+    }
+
+    /// Copies a large file with what it opens now; `told` is how much of it the watch knows of.
+    async fn pass(&self, from: &Path, to: &Path, source: &Source, told: &mut u64) -> Result<(), Error> {
         let reader = self.source.open(from, Links::Refuse).await?;
         // What was opened counts, and not what a listing said of its name.
         let source = Source { size: reader.size(), ..source.clone() };
         let keep = Some(mark::word(&self.source.place(), from, &source, reader.etag()));
         let writer = self.begin(to, CreateOptions { links: Links::Refuse, keep }).await?;
         let begin = certain(writer.found(), source.size);
-        self.watch.moved(to, begin);
-        self.blocks(from, to, &*reader, &*writer, begin).await?;
+        self.tell(to, told, begin);
+        self.blocks((from, to), &*reader, &*writer, begin, told).await?;
         let options = CommitOptions {
             size: Some(source.size),
             mode: Some(source.mode & MODE_KEPT),
@@ -89,6 +106,12 @@ impl Copy<'_> {
         };
         writer.commit(options).await?;
         Ok(())
+    }
+
+    /// Tells the watch what it does not know yet of the bytes up to `end`.
+    fn tell(&self, to: &Path, told: &mut u64, end: u64) {
+        self.watch.moved(to, end.saturating_sub(*told));
+        *told = end.max(*told);
     }
 
     /// Begins the part, or goes on with it. Of a copy that was killed a moment ago the place may still write the last blocks:
@@ -107,18 +130,16 @@ impl Copy<'_> {
 
     async fn blocks(
         &self,
-        from: &Path,
-        to: &Path,
+        (from, to): (&Path, &Path),
         reader: &dyn ReadAt,
         writer: &dyn WriteAt,
         begin: u64,
+        told: &mut u64,
     ) -> Result<(), Error> {
         let size = reader.size();
         let mut next = begin;
         let mut reads = FuturesOrdered::new();
         let mut writes = FuturesOrdered::new();
-        // Up to here everything was handed on; blocks that were asked for inside of a hole come back behind it.
-        let mut covered = begin;
         loop {
             while reads.len() < BLOCKS_UNDER_WAY && next < size {
                 let end = size.min(next + BLOCK as u64);
@@ -139,9 +160,9 @@ impl Copy<'_> {
                     for (offset, bytes) in read.pieces {
                         writes.push_back(write(writer, offset, bytes));
                     }
+                    // Blocks that were asked for inside of a hole come back behind it.
                     let end = read.end.min(size);
-                    self.watch.moved(to, end.saturating_sub(covered));
-                    covered = covered.max(end);
+                    self.tell(to, told, end);
                     next = next.max(end);
                 }
                 else => return Ok(()),

@@ -52,6 +52,8 @@ pub enum ErrorKind {
     Changed,
     /// Somebody else is at it.
     Busy,
+    /// It is no longer open: its server was started anew. Opened again, it goes on.
+    Closed,
     /// It is too large for one message.
     TooLarge,
     /// There is no room on the disk.
@@ -92,7 +94,8 @@ impl Error {
 fn of_word(word: failure::Kind) -> ErrorKind {
     use failure::Kind;
     match word {
-        Kind::NotFound | Kind::UnknownHandle => ErrorKind::NotFound,
+        Kind::NotFound => ErrorKind::NotFound,
+        Kind::UnknownHandle => ErrorKind::Closed,
         Kind::PermissionDenied | Kind::Forbidden => ErrorKind::PermissionDenied,
         Kind::InvalidInput | Kind::NotRegularFile | Kind::RelativePath | Kind::InvalidUri => ErrorKind::InvalidInput,
         Kind::InvalidPattern => ErrorKind::InvalidPattern,
@@ -127,7 +130,7 @@ impl From<Error> for io::Error {
             ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             ErrorKind::Disconnected => io::ErrorKind::BrokenPipe,
             ErrorKind::InvalidData => io::ErrorKind::InvalidData,
-            ErrorKind::Changed | ErrorKind::Other => io::ErrorKind::Other,
+            ErrorKind::Changed | ErrorKind::Closed | ErrorKind::Other => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

@@ -86,22 +86,18 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Whether a commit that a cut interrupted has worked: then the file is there, with the size and the time it was to have.
-    /// Where it has not, it is tried once more.
-    async fn committed(&self, params: &wire::CommitParams) -> Option<Written> {
-        let (size, modified) = (params.size?, params.modified_at?);
+    /// What became of a commit that a cut interrupted. It has worked if the file is there with the size and the time it was to
+    /// have; if not, it is tried once more. Without both nobody can tell, and the cut is the answer.
+    async fn committed(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
+        let (Some(size), Some(modified)) = (params.size, params.modified_at) else { return Err(cut) };
         let Handle { remote, path, .. } = &self.handle;
-        let is_there = match remote.metadata_of(path, Links::Itself).await {
-            Ok(found) if (found.kind, found.size, found.modified) == (EntryKind::File, size, modified) => Some(found),
-            _ => None,
-        };
-        match is_there {
-            Some(found) => Some(Written { atomic: true, etag: found.etag }),
-            None => {
-                let written = remote.client().request::<requests::FsCommit>(params).await.ok()?;
-                Some(Written { atomic: written.atomic, etag: written.etag })
-            }
+        if let Ok(found) = remote.metadata_of(path, Links::Itself).await
+            && (found.kind, found.size, found.modified) == (EntryKind::File, size, modified)
+        {
+            return Ok(Written { atomic: true, etag: found.etag });
         }
+        let written = remote.client().request::<requests::FsCommit>(params).await?;
+        Ok(Written { atomic: written.atomic, etag: written.etag })
     }
 }
 
@@ -132,8 +128,8 @@ impl WriteAt for Draft {
             let Handle { remote, path, .. } = &self.handle;
             let written = match remote.client().request::<requests::FsCommit>(&params).await {
                 Ok(written) => Written { atomic: written.atomic, etag: written.etag },
-                Err(error @ crate::Error::UnknownOutcome { .. }) => {
-                    self.committed(&params).await.ok_or_else(|| Error::of_call("complete", path, &error))?
+                Err(cut @ crate::Error::UnknownOutcome { .. }) => {
+                    self.committed(&params, cut).await.map_err(|error| Error::of_call("complete", path, &error))?
                 }
                 Err(error) => return Err(Error::of_call("complete", path, &error)),
             };
