@@ -4,17 +4,23 @@
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 mod client;
+mod data;
 mod http;
 mod leak;
+mod proxy;
 mod server;
 mod tls;
 
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use data::{assert_same, pattern, random};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use leak::{descendants, marked, wait_gone};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use proxy::Proxy;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use server::{Builder, TestServer, binary};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
@@ -27,6 +33,16 @@ use std::{
 
 /// How long a test waits for anything that must happen.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long one test may take, setting up and ending not counted: far above the slowest on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a test on a runtime of its own, and ends it when it takes too long.
+pub(crate) fn bounded<T>(test: impl Future<Output = T>) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("build a runtime");
+    runtime.block_on(async { tokio::time::timeout(LIMIT, test).await.expect("the test ends in time") })
+}
 
 /// The program, with hang-ups as after a login: a test run under `nohup` would hand down that they are ignored.
 pub(crate) fn program() -> std::process::Command {

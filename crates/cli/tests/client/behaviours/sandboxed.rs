@@ -15,7 +15,7 @@ use exec_server_client::{
 use serde_json::{Value, json, value::to_raw_value};
 use tempfile::TempDir;
 
-use crate::client::{Place, tell};
+use crate::{Place, tell};
 
 /// A directory of a test: `inside` is what policies grant, `outside` what they do not.
 struct Ground {

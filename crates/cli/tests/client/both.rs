@@ -1,0 +1,71 @@
+//! Owns the two places that every test of files runs on: this machine without a server, and a server.
+//! It must not know what is tested.
+
+use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
+
+use exec_server_client::{
+    Client,
+    fs::{EntryKind, ErrorKind, FileSystem, Local, Remote},
+};
+use tempfile::TempDir;
+
+use crate::common::TestServer;
+
+/// A place and a directory for it.
+pub(crate) struct Ground {
+    pub(crate) files: Arc<dyn FileSystem>,
+    dir: TempDir,
+}
+
+impl Ground {
+    fn new(files: Arc<dyn FileSystem>) -> Self {
+        Self { files, dir: tempfile::Builder::new().prefix("exec-server-files-").tempdir().expect("make a directory") }
+    }
+
+    /// A path in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().expect("it exists").join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).expect("write a file");
+        path
+    }
+
+    pub(crate) fn make_dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).expect("make a directory");
+        path
+    }
+
+    pub(crate) fn link(&self, name: &str, target: impl AsRef<std::path::Path>) -> PathBuf {
+        let path = self.path(name);
+        symlink(target, &path).expect("make a link");
+        path
+    }
+}
+
+/// Runs a test at both places.
+pub(crate) async fn at_both(test: impl AsyncFn(Ground)) {
+    test(Ground::new(Arc::new(Local::new()))).await;
+    let server = TestServer::start();
+    let client = Client::connect(server.url()).await.expect("connect");
+    test(Ground::new(Arc::new(Remote::new(client.clone())))).await;
+    client.end_session().await.expect("end the session");
+}
+
+/// The kind of an error that must be one.
+pub(crate) fn kind<T: std::fmt::Debug>(done: Result<T, exec_server_client::fs::Error>) -> ErrorKind {
+    done.expect_err("it fails").kind
+}
+
+/// Short words for kinds of entries.
+pub(crate) fn letter(kind: EntryKind) -> char {
+    match kind {
+        EntryKind::File => 'f',
+        EntryKind::Directory => 'd',
+        EntryKind::Symlink => 'l',
+        EntryKind::Other => '?',
+    }
+}

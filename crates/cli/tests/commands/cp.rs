@@ -1,0 +1,286 @@
+//! `exec-server cp`: what is kept, where it goes, what it says and its codes; killed and called again.
+//! It must not test hostile servers; that is the client's own `hostile_files`.
+
+use std::{
+    fs,
+    os::unix::fs::{FileExt as _, PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    Home, Terminal,
+    common::{TestServer, wait_for},
+    finish, finish_child, noise, spawn, text,
+    trees::{hidden, make_tree, same, whole_so_far},
+};
+
+/// A server with a home and a directory of its own, and a user who is somewhere else.
+struct World {
+    server: TestServer,
+    home: Home,
+}
+
+impl World {
+    fn new() -> Self {
+        let server = TestServer::builder().after("mkdir -p \"$HOME/own\" && cd \"$HOME/own\"").start();
+        Self { server, home: Home::new() }
+    }
+
+    /// A path of the user's.
+    fn here(&self, name: &str) -> PathBuf {
+        self.home.path().canonicalize().expect("it exists").join(name)
+    }
+
+    /// A path below the server's own directory.
+    fn there(&self, name: &str) -> PathBuf {
+        self.server.dir().canonicalize().expect("it exists").join("home/own").join(name)
+    }
+
+    fn cp(&self, args: &[&str]) -> Command {
+        let mut all = vec!["cp", "--connect", self.server.url()];
+        all.extend_from_slice(args);
+        let mut command = self.home.command(&all);
+        command.current_dir(self.home.path());
+        command
+    }
+
+    /// What it said on standard error, and its code.
+    fn run(&self, args: &[&str]) -> (String, Option<i32>) {
+        let output = finish(self.cp(args));
+        assert_eq!(text(&output.stdout), "");
+        (text(&output.stderr), output.status.code())
+    }
+
+    fn ok(&self, args: &[&str]) {
+        assert_eq!(self.run(args), (String::new(), Some(0)), "{args:?}");
+    }
+}
+
+fn remote(path: &Path) -> String {
+    format!(":{}", path.display())
+}
+
+#[test]
+fn a_tree_round_trips_with_everything_that_is_kept() {
+    let world = World::new();
+    make_tree(&world.here("tree"), 120);
+    world.ok(&["-r", "tree", ":copy"]);
+    same(&world.here("tree"), &world.there("copy"));
+    world.ok(&["-r", ":copy", "back"]);
+    same(&world.here("tree"), &world.here("back"));
+    world.ok(&["-r", "tree", "third"]);
+    same(&world.here("tree"), &world.here("third"));
+    for dir in [world.here(""), world.there("")] {
+        assert_eq!(hidden(&dir), Vec::<PathBuf>::new(), "nothing is left behind");
+    }
+}
+
+#[test]
+fn a_copy_goes_where_cp_would_put_it() {
+    let world = World::new();
+    fs::write(world.here("f"), "1").expect("write");
+    fs::create_dir_all(world.here("d/e")).expect("make a directory");
+    fs::write(world.here("d/e/g"), "2").expect("write");
+    fs::create_dir(world.there("box")).expect("make a directory");
+    world.ok(&["f", ":new"]);
+    world.ok(&["f", ":box"]);
+    world.ok(&["f", &format!("{}/", remote(&world.there("box")))]);
+    world.ok(&["-r", "d", ":box"]);
+    world.ok(&["-r", "d", ":tree"]);
+    world.ok(&["-r", "d/.", ":box"]);
+    world.ok(&["-r", "d/", ":tree"]);
+    for made in ["new", "box/f", "box/d/e/g", "tree/e/g", "box/e/g", "tree/d/e/g"] {
+        assert!(world.there(made).is_file(), "{made}");
+    }
+    // What the user names is followed, also where it is a link; the link stays.
+    symlink("new", world.there("link")).expect("make a link");
+    fs::write(world.here("f"), "3").expect("write");
+    world.ok(&["f", ":link"]);
+    assert!(world.there("link").is_symlink());
+    assert_eq!(fs::read(world.there("new")).expect("read"), b"3");
+    world.ok(&["-r", &remote(&world.there("box")), "."]);
+    assert_eq!(fs::read(world.here("box/f")).expect("read"), b"1");
+}
+
+#[test]
+fn what_is_wrong_is_said_and_told_by_the_code() {
+    let world = World::new();
+    fs::create_dir(world.here("d")).expect("make a directory");
+    fs::write(world.here("f"), "1").expect("write");
+    for (args, said) in [
+        (&["none", ":x"][..], "No such file"),
+        (&[":none", "x"], "no such file"),
+        (&["d", ":x"], "is a directory: say `-r`"),
+        (&["f", ":none/x"], "no such file"),
+        (&["f", ":x/"], "is not a directory"),
+        (&["-r", "d", "f"], "is not a directory"),
+        (&["-r", "d", "d/e"], "itself"),
+    ] {
+        let (stderr, code) = world.run(args);
+        assert_eq!(code, Some(1), "{args:?}: {stderr}");
+        let is_said = stderr.to_lowercase().contains(&said.to_lowercase());
+        assert!(stderr.starts_with("exec-server: ") && is_said && stderr.lines().count() == 1, "{args:?}: {stderr}");
+    }
+    assert!(!world.there("x").exists() && !world.here("x").exists());
+    assert_eq!(world.run(&["f"]).1, Some(2));
+    let nobody = finish(world.home.command(&["cp", "--connect", "ws://127.0.0.1:1", "/etc/hostname", ":/x"]));
+    assert_eq!(nobody.status.code(), Some(255));
+    let nowhere = finish(world.home.command(&["cp", "/etc/hostname", ":/x"]));
+    assert_eq!(nowhere.status.code(), Some(255));
+    assert!(text(&nowhere.stderr).contains("pass `--connect URL` or `--to URL`"), "{}", text(&nowhere.stderr));
+}
+
+#[test]
+fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
+    let server = TestServer::builder().run_by_nobody().start();
+    let home = Home::new();
+    let tree = server.dir().join("tree");
+    fs::create_dir(&tree).expect("make a directory");
+    for name in ["a", "b", "secret", "z"] {
+        fs::write(tree.join(name), name).expect("write");
+    }
+    fs::set_permissions(tree.join("secret"), fs::Permissions::from_mode(0o600)).expect("hide it");
+    let mode = rustix::fs::Mode::from_raw_mode(0o644);
+    rustix::fs::mknodat(rustix::fs::CWD, tree.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+    let target = home.path().join("copy");
+    let output =
+        finish(home.command(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]));
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("secret`: ") && stderr.contains("pipe` is neither a file"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 2, "{stderr}");
+    for name in ["a", "b", "z"] {
+        assert_eq!(fs::read(target.join(name)).expect("it was copied"), name.as_bytes());
+    }
+    assert!(!target.join("secret").exists() && !target.join("pipe").exists());
+    // Once it may be read, the same command brings it, and leaves nothing beside the copy.
+    fs::set_permissions(tree.join("secret"), fs::Permissions::from_mode(0o644)).expect("show it");
+    fs::remove_file(tree.join("pipe")).expect("remove");
+    home.ok(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]);
+    same(&tree, &target);
+    assert_eq!(hidden(home.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn files_go_from_one_server_to_another() {
+    let (from, to) = (World::new(), TestServer::start());
+    make_tree(&from.there("tree"), 30);
+    let target = to.dir().canonicalize().expect("it exists").join("tree");
+    let args = ["cp", "-r", "--from", from.server.url(), "--to", to.url(), ":tree", &remote(&target)];
+    from.home.ok(&args);
+    same(&from.there("tree"), &target);
+}
+
+#[test]
+fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
+    let world = World::new();
+    fs::write(world.here("f"), noise(3 << 20)).expect("write");
+    world.ok(&["--progress", "f", ":a"]);
+    let mut terminal = Terminal::new(24, 100);
+    let child = terminal.start(world.cp(&["--progress", "f", ":b"]));
+    let seen = terminal.see("100%  3.0 MiB of 3.0 MiB");
+    assert!(seen.contains("[####################]"), "{seen}");
+    assert!(finish_child(child).status.success());
+}
+
+#[test]
+fn killed_at_any_moment_and_called_again_it_goes_on() {
+    let world = World::new();
+    make_tree(&world.here("tree"), 300);
+    fs::write(world.here("tree/large"), noise(24 << 20)).expect("write");
+    let mut random = 88_172_645_463_325_252_u64;
+    for (source, target, args) in [
+        (world.here("tree"), world.there("copy"), ["-r", "tree", ":copy"]),
+        (world.there("copy"), world.here("back"), ["-r", ":copy", "back"]),
+    ] {
+        for _ in 0..8 {
+            let mut child = spawn(&mut world.cp(&args));
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            thread::park_timeout(Duration::from_millis(random % 600));
+            child.kill().expect("kill it");
+            child.wait().expect("it ends");
+            whole_so_far(&source, &target);
+        }
+        world.ok(&args);
+        same(&source, &target);
+        for dir in [source.parent(), target.parent()].into_iter().flatten() {
+            assert_eq!(hidden(dir), Vec::<PathBuf>::new(), "nothing is left behind");
+        }
+    }
+}
+
+/// Kills a copy of a large file once a part of it is there, and returns that part.
+fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
+    let mut child = spawn(&mut world.cp(args));
+    let part = |dir: &Path| hidden(dir).into_iter().find(|path| path.extension().is_some_and(|end| end == "part"));
+    wait_for("a part of more blocks than are under way", || {
+        part(dir).and_then(|part| fs::metadata(part).ok()).is_some_and(|found| found.len() > 10 << 20)
+    });
+    child.kill().expect("kill it");
+    child.wait().expect("it ends");
+    part(dir).expect("it stays")
+}
+
+#[test]
+fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed() {
+    let world = World::new();
+    let bytes = noise(18 << 20);
+    fs::write(world.here("large"), &bytes).expect("write");
+    fs::write(world.there("large"), &bytes).expect("write");
+    for (args, source, target) in [
+        (["large", ":copy"], world.here("large"), world.there("copy")),
+        ([":large", "copy"], world.there("large"), world.here("copy")),
+    ] {
+        let dir = target.parent().expect("it has one");
+        let part = interrupted(&world, &args, dir);
+        assert!(!target.exists());
+        // A mark in the part that only going on with it can bring into the copy.
+        fs::File::options().write(true).open(&part).expect("open").write_all_at(b"mark", 0).expect("write");
+        world.ok(&args);
+        let copy = fs::read(&target).expect("it is there");
+        assert!(copy.starts_with(b"mark") && copy[4..] == bytes[4..], "it went on");
+        fs::remove_file(&target).expect("remove");
+        // Another version of the source: nothing of the part counts.
+        interrupted(&world, &args, dir);
+        let changed = fs::File::options().write(true).open(&source).expect("open");
+        changed.write_all_at(b"new", 0).expect("write");
+        world.ok(&args);
+        let copy = fs::read(&target).expect("it is there");
+        assert!(copy.starts_with(b"new") && copy[3..] == bytes[3..], "it began anew");
+        assert_eq!(hidden(dir), Vec::<PathBuf>::new(), "and the old part is gone");
+    }
+}
+
+#[test]
+fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_stays() {
+    let world = World::new();
+    make_tree(&world.there("tree"), 40);
+    fs::write(world.there("tree/large"), noise(24 << 20)).expect("write");
+    let copy = world.here("copy");
+    fs::create_dir(&copy).expect("make a directory");
+    interrupted(&world, &["-r", ":tree/.", "copy"], &copy);
+    // As a kill between two steps of a replacement leaves it: of a file that the source may not have any more, and of a link.
+    fs::create_dir_all(copy.join("d0/e")).expect("make the directories, unless they are there");
+    fs::write(copy.join(".exec-server-0123456789abcdef.tmp"), "half").expect("write");
+    symlink("half", copy.join("d0/.exec-server-0123456789abcdef-link.tmp")).expect("make a link");
+    // Of another program that still writes it, and the user's own.
+    let held = fs::File::create(copy.join("d0/e/.exec-server-fedcba9876543210.tmp")).expect("create");
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).expect("lock");
+    fs::write(copy.join("d0/.exec-server-notes.tmp"), "notes").expect("write");
+    world.ok(&["-r", ":tree/.", "copy"]);
+    let left = ["d0/.exec-server-notes.tmp", "d0/e/.exec-server-fedcba9876543210.tmp"].map(|name| copy.join(name));
+    assert_eq!(hidden(&world.here("")), left);
+    for path in left {
+        fs::remove_file(path).expect("remove");
+    }
+    for dir in ["d0/e", "d0", ""] {
+        let then = fs::metadata(world.there("tree").join(dir)).and_then(|found| found.modified()).expect("a time");
+        fs::File::open(copy.join(dir)).expect("open").set_modified(then).expect("set the time");
+    }
+    same(&world.there("tree"), &copy);
+}

@@ -1,0 +1,194 @@
+//! `exec-server cp` on a link that is cut again and again, and with a server that is killed in the middle: what arrives is what
+//! was sent, and whatever is seen under its name is whole from its first moment. It must not test kills of `cp` itself; those
+//! are in `cp`.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs,
+    mem::MaybeUninit,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
+    pipe::PipeFlags,
+};
+
+use crate::{
+    Home,
+    common::{Proxy, bounded},
+    common::{TestServer, wait_for},
+    finish_child, noise, spawn, text,
+    trees::{hidden, same},
+};
+
+const CUTS: u64 = 8;
+
+/// Behind the middle some 10 MiB of traffic are left, in base64; links half this long on average are cut as often as planned.
+const LONGEST: u64 = 1 << 20;
+
+const LARGE: usize = 12 << 20;
+const SMALL: usize = 60;
+
+/// A directory that is copied into another one, which is there already, so that it is watched before anything comes.
+struct Ground {
+    server: TestServer,
+    home: Home,
+    source: PathBuf,
+    target: PathBuf,
+    is_upload: bool,
+}
+
+impl Ground {
+    fn new(is_upload: bool) -> Self {
+        let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+        let home = Home::new();
+        let (here, there) = (home.path().join("ground"), server.dir().join("ground"));
+        let (source, target) = if is_upload { (here, there) } else { (there, here) };
+        for dir in [&source, &target] {
+            fs::create_dir(dir).expect("make a directory");
+        }
+        fs::write(source.join("large"), noise(LARGE)).expect("write");
+        for number in 0..SMALL {
+            fs::write(source.join(format!("small{number}")), noise(number * 100)).expect("write");
+        }
+        Self { server, home, source, target, is_upload }
+    }
+
+    fn cp(&self, url: &str) -> Command {
+        let [here, there] = if self.is_upload { ["", ":"] } else { [":", ""] };
+        let source = format!("{here}{}/.", self.source.display());
+        let target = format!("{there}{}", self.target.display());
+        self.home.command(&["cp", "-r", "--connect", url, &source, &target])
+    }
+
+    /// Waits until a good part of the large file is there, and not all of it.
+    fn wait_for_the_middle(&self) {
+        wait_for("some blocks of the large file", || {
+            hidden(&self.target).iter().any(|part| fs::metadata(part).is_ok_and(|found| found.len() > 4 << 20))
+        });
+        assert!(!self.target.join("large").exists(), "it is under way");
+    }
+
+    /// Everything came, nothing else is left, and the watch saw each file come whole.
+    fn check(&self, seen: &BTreeSet<String>) {
+        same(&self.source, &self.target);
+        let parent = self.target.parent().expect("it has one");
+        assert_eq!(hidden(&self.target), Vec::<PathBuf>::new());
+        assert!(!parent.join(".ground.exec-server-cp").exists(), "the mark is gone");
+        assert_eq!(seen.len(), SMALL + 1, "each file was looked at when it came: {seen:?}");
+    }
+}
+
+fn ended_well(output: &Output) {
+    assert_eq!((text(&output.stderr), output.status.code()), (String::new(), Some(0)));
+}
+
+/// Looks at each file of a directory in the moment in which it gets its name, and whenever it is written under it.
+struct Looked {
+    /// Its end of a pipe; dropped, the looking ends.
+    stop: OwnedFd,
+    looking: thread::JoinHandle<BTreeSet<String>>,
+}
+
+impl Looked {
+    fn at(ground: &Ground) -> Self {
+        let (source, target) = (ground.source.clone(), ground.target.clone());
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("watch");
+        let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::MODIFY;
+        inotify::add_watch(&events, &target, flags).expect("watch a directory");
+        let (stopped, stop) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        let looking = thread::spawn(move || look(&events, &stopped, &source, &target));
+        Self { stop, looking }
+    }
+
+    /// The names that came; everything that happened before was looked at.
+    fn end(self) -> BTreeSet<String> {
+        drop(self.stop);
+        self.looking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+fn look(events: &OwnedFd, stopped: &OwnedFd, source: &Path, target: &Path) -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    let mut buffer = [MaybeUninit::uninit(); 64 << 10];
+    loop {
+        let mut fds = [PollFd::new(events, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
+        poll(&mut fds, None).expect("wait for events");
+        let (has_events, is_over) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if !has_events && is_over {
+            return seen;
+        }
+        let mut reader = inotify::Reader::new(events, &mut buffer);
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(errno) => panic!("read events: {errno}"),
+            };
+            assert!(!event.events().contains(ReadFlags::QUEUE_OVERFLOW), "no event is lost");
+            let name = event.file_name().map(|name| name.to_bytes().to_owned()).unwrap_or_default();
+            // What has no name yet is told by a number with a sign, what is hidden begins with a dot.
+            if name.is_empty() || name.starts_with(b".") || name.starts_with(b"#") {
+                continue;
+            }
+            let name = OsStr::from_bytes(&name);
+            assert!(!event.events().contains(ReadFlags::MODIFY), "{name:?} is written under its name");
+            let [wanted, found] = [source, target].map(|dir| fs::read(dir.join(name)).expect("it is there"));
+            assert!(wanted == found, "{name:?} is seen with {} of {} bytes", found.len(), wanted.len());
+            seen.insert(name.to_string_lossy().into_owned());
+        }
+    }
+}
+
+fn through_cuts(is_upload: bool) {
+    let ground = Ground::new(is_upload);
+    let looked = Looked::at(&ground);
+    bounded(async {
+        let proxy = Proxy::start(ground.server.address()).await;
+        let child = spawn(&mut ground.cp(&proxy.through(ground.server.url())));
+        tokio::task::block_in_place(|| ground.wait_for_the_middle());
+        proxy.cut_by_itself(0xC0FFEE, CUTS, LONGEST);
+        ended_well(&tokio::task::block_in_place(|| finish_child(child)));
+        assert_eq!(*proxy.cuts().borrow(), CUTS, "the link was cut as often as planned");
+    });
+    ground.check(&looked.end());
+}
+
+#[test]
+fn up_through_cuts_every_file_is_whole_from_its_first_moment() {
+    through_cuts(true);
+}
+
+#[test]
+fn down_through_cuts_every_file_is_whole_from_its_first_moment() {
+    through_cuts(false);
+}
+
+fn through_the_end_of_a_server(is_upload: bool) {
+    let mut ground = Ground::new(is_upload);
+    let looked = Looked::at(&ground);
+    let url = ground.server.url().to_owned();
+    let child = spawn(&mut ground.cp(&url));
+    ground.wait_for_the_middle();
+    ground.server.kill();
+    ground.server.restart();
+    // What was open went with the server; it is opened again.
+    ended_well(&finish_child(child));
+    ground.check(&looked.end());
+}
+
+#[test]
+fn up_to_a_server_that_is_killed_it_goes_on() {
+    through_the_end_of_a_server(true);
+}
+
+#[test]
+fn down_from_a_server_that_is_killed_it_goes_on() {
+    through_the_end_of_a_server(false);
+}

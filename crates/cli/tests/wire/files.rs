@@ -1,0 +1,111 @@
+//! Owns what the tests of `fs/*` share: short calls on the wire, and a directory of its own for each test.
+//! It must not know types of the server.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::common::{Client, RpcError, TestServer, decode_base64, encode_base64};
+
+/// A server, a client of it, and a directory.
+pub(crate) struct Files {
+    pub(crate) client: Client,
+    pub(crate) server: TestServer,
+}
+
+impl Files {
+    /// A server whose client is the owner.
+    pub(crate) fn start() -> Self {
+        let server = TestServer::start();
+        let client = server.client();
+        let files = Self { client, server };
+        fs::create_dir(files.dir()).expect("make the directory of the test");
+        files
+    }
+
+    /// The test's own directory, which no link leads to.
+    pub(crate) fn dir(&self) -> PathBuf {
+        self.server.dir().canonicalize().expect("the directory is there").join("files")
+    }
+
+    /// A path in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    /// A file in it with these bytes.
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).expect("write a file");
+        path
+    }
+
+    /// A directory in it.
+    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).expect("make a directory");
+        path
+    }
+
+    /// A link in it.
+    pub(crate) fn link(&self, name: &str, target: impl AsRef<Path>) -> PathBuf {
+        let path = self.path(name);
+        std::os::unix::fs::symlink(target, &path).expect("make a link");
+        path
+    }
+
+    #[track_caller]
+    pub(crate) fn ok(&mut self, method: &str, params: Value) -> Value {
+        self.client.ok(method, params)
+    }
+
+    #[track_caller]
+    pub(crate) fn fails(&mut self, method: &str, params: Value) -> RpcError {
+        match self.client.call(method, params) {
+            Ok(result) => panic!("{method} should fail and answered {result}"),
+            Err(error) => error,
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn read(&mut self, path: &Path) -> Vec<u8> {
+        data(&self.client.ok("fs/readFile", json!({"path": path})))
+    }
+
+    #[track_caller]
+    pub(crate) fn write(&mut self, path: &Path, bytes: &[u8]) -> Value {
+        self.client.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(bytes)}))
+    }
+
+    /// What is in the test's directory, by name.
+    pub(crate) fn names(&self) -> Vec<String> {
+        names(&self.dir())
+    }
+}
+
+/// What is in a directory, by name.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("list a directory");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The bytes in an answer to `fs/readFile`.
+pub(crate) fn data(result: &Value) -> Vec<u8> {
+    decode_base64(result["dataBase64"].as_str().expect("a file is text in base64"))
+}
+
+/// The `file:` URI of a path of plain letters.
+pub(crate) fn uri(path: &Path) -> String {
+    format!("file://{}", path.display())
+}
+
+/// The bytes in an answer to `fs/readBlock`.
+pub(crate) fn chunk(result: &Value) -> Vec<u8> {
+    decode_base64(result["chunk"].as_str().expect("a block is text in base64"))
+}
