@@ -44,7 +44,7 @@ fn nothing_of_the_clients_side_is_seen_there() {
     let other = Elsewhere::start();
     let path = format!("{}:{}", at("bin").display(), env::var("PATH").unwrap_or_default());
     let outcome = Command::new(env::current_exe().expect("our own path"))
-        .args(["--exact", "nothing_of_the_clients_side_is_seen_there", "--nocapture"])
+        .args(["--exact", "other_host::nothing_of_the_clients_side_is_seen_there", "--nocapture"])
         .env(ROLE, other.url())
         .env("HOME", here.path())
         .env("TMPDIR", here.path())

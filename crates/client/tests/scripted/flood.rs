@@ -1,6 +1,6 @@
-//! A flood for processes that nobody follows takes no memory. Alone in its program, because memory is the program's.
+//! A flood for processes that nobody follows takes no memory. It runs in a program of its own, because memory is the program's.
 
-use std::fs;
+use std::{env, fs, process::Command};
 
 use exec_server_client::protocol::base64;
 use serde_json::json;
@@ -14,8 +14,23 @@ fn resident() -> usize {
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_flood_for_unknown_processes_takes_no_memory() {
+/// Set in the program that runs nothing else.
+const ALONE: &str = "EXEC_SERVER_TEST_ALONE";
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test starts itself again")]
+fn a_flood_for_unknown_processes_takes_no_memory() {
+    if env::var_os(ALONE).is_some() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        return runtime.enable_all().start_paused(true).build().unwrap().block_on(flood());
+    }
+    let name = "flood::a_flood_for_unknown_processes_takes_no_memory";
+    let alone = Command::new(env::current_exe().unwrap()).args(["--exact", name]).env(ALONE, "yes").output().unwrap();
+    let said = String::from_utf8_lossy(&alone.stdout);
+    assert!(alone.status.success() && said.contains("1 passed"), "{said}");
+}
+
+async fn flood() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;
     // Every message names another process; one piece of memory is sent again and again.
