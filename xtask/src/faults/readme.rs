@@ -14,6 +14,9 @@ const END: &str = "<!-- end of faults -->\n";
 const HEAD: &str =
     "| | fault | how | injected | survived | checked | worst recovery |\n|---|---|---|---|---|---|---|\n";
 
+/// Figures that tell the lines of one run apart.
+const VARIANTS: [&str; 4] = ["client", "groups", "part", "way"];
+
 /// The rows of a run that passed, one for each of its lines.
 pub(super) fn rows(name: &str, lines: &[Figures]) -> Vec<String> {
     let run = RUNS.iter().find(|run| run.name == name);
@@ -21,7 +24,12 @@ pub(super) fn rows(name: &str, lines: &[Figures]) -> Vec<String> {
     let row = |line: &Figures| {
         let (injected, survived, bytes) = (line.get("injected"), line.get("survived"), megabytes(line.get("bytes")));
         let worst = Some(line.get("worst_ms")).filter(|worst| *worst != "-").map(|worst| format!("{worst} ms"));
-        format!("| {name} | {what} | {how} | {injected} | {survived} | {bytes} | {} |\n", worst.unwrap_or_default())
+        let variant = VARIANTS.iter().map(|variant| (variant, line.get(variant))).find(|(_, value)| *value != "-");
+        let variant = variant.map(|(variant, value)| format!("; {variant}: {value}")).unwrap_or_default();
+        format!(
+            "| {name} | {what} | {how}{variant} | {injected} | {survived} | {bytes} | {} |\n",
+            worst.unwrap_or_default()
+        )
     };
     lines.iter().map(row).collect()
 }
