@@ -31,6 +31,7 @@ mod promises {
     mod s16_a_racer_finds_no_way_out_of_a_sandbox;
     mod s16_files_stay_beneath_their_roots;
     mod s17_only_its_own_terminal_controls_a_child;
+    mod s18_a_confined_process_cannot_move_its_walls;
     mod s18_a_sandbox_holds_or_nothing_starts;
     mod s19_a_confined_child_reaches_no_secret;
     mod s19_children_cannot_look_into_what_holds_them;

@@ -40,8 +40,9 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
         if links == Links::Refuse && stat.kind == Type::Symlink {
             return Err(Trouble::Symlink);
         }
+        view.refuse_mounted(dir.as_fd(), name)?;
         match stat.kind {
-            Type::Directory if recursive => remove_tree(dir, name.to_owned(), cancel),
+            Type::Directory if recursive => remove_tree(view, dir, name.to_owned(), cancel),
             kind => Ok(unlink(dir.as_fd(), name, kind == Type::Directory)?),
         }
     };
@@ -58,15 +59,19 @@ struct Level {
     rounds: usize,
 }
 
-fn remove_tree(parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), Trouble> {
+fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), Trouble> {
     let mut levels = vec![Level { name: name.clone(), parent: Stat::of(parent.as_fd())?, rounds: 0 }];
     let mut dir = enter(&parent, &name)?;
     while let Some(level) = levels.last_mut() {
         cancel.check()?;
         level.rounds += 1;
-        match empty(&dir, cancel)? {
+        match empty(view, &dir, cancel)? {
             Some(below) => {
                 let parent = Stat::of(dir.as_fd())?;
+                match view.refuse_mounted(dir.as_fd(), &below) {
+                    Err(trouble) if trouble.is(Errno::NOENT) => {}
+                    other => other?,
+                }
                 match enter(&dir, &below) {
                     Ok(entered) => {
                         dir = entered;
@@ -118,7 +123,7 @@ fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, Trouble> {
 }
 
 /// Removes all that is no directory; returns a directory that is still in it.
-fn empty(dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, Trouble> {
+fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, Trouble> {
     loop {
         let (mut others, mut below) = (Vec::new(), None);
         rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(0))?;
@@ -137,6 +142,10 @@ fn empty(dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, Trouble> {
         let is_last = others.len() < BATCH;
         for name in others {
             cancel.check()?;
+            match view.refuse_mounted(dir.as_fd(), &name) {
+                Err(trouble) if trouble.is(Errno::NOENT) => continue,
+                other => other?,
+            }
             match unlink(dir.as_fd(), &name, false) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // A directory by now.

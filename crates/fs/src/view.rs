@@ -22,7 +22,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags},
     io::Errno,
 };
 
@@ -174,6 +174,19 @@ impl View {
             }
         }
         Ok((dir, name))
+    }
+
+    /// Refuses a name on which something is mounted in a tree: it is there to keep what lies beneath as it is. Whoever is in the tree
+    /// is refused by the kernel; we are not in it, and would take the mount away with the name.
+    pub(crate) fn refuse_mounted(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
+        if self.tree.is_none() {
+            return Ok(());
+        }
+        let mount = |name: &OsStr, flags: AtFlags| -> Result<u64, Trouble> {
+            Ok(rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?.stx_mnt_id)
+        };
+        let own = mount(OsStr::new(""), AtFlags::EMPTY_PATH)?;
+        if mount(name, AtFlags::SYMLINK_NOFOLLOW)? == own { Ok(()) } else { Err(Errno::BUSY.into()) }
     }
 
     /// Whether a name in a directory is that of something shown, or of a link that may lead to it.

@@ -2,27 +2,28 @@
 //!
 //! What a pattern means is `globset`'s word, with the settings that `fs/glob` has: `*`, `?` and `[..]` stay within a name, `**` crosses
 //! names, `{a,b}` is either, a backslash takes the next sign as it is. Two things are stricter here, since a pattern that denies must not
-//! mean less than it says: an empty alternative of a brace counts, and what cannot be read is an error. A search is bounded in depth
-//! and in the number of names it looks at; links are names like any other and are not followed.
+//! mean less than it says: an empty alternative of a brace counts, and what cannot be read is an error. A search is bounded in
+//! the number of names it looks at, and in depth where somebody says so; links are names like any other and are not followed.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use globset::{GlobBuilder, GlobMatcher};
 
+use crate::paths;
+
 /// Names that one search looks at: about a second of work.
 const NAMES_MAX: usize = 100_000;
-
-/// How deep a search goes where nobody says.
-pub(crate) const DEPTH: usize = 8;
 
 /// Why nothing is found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// The search was given up: the pattern means more than can be enforced.
     TooMuch,
+    /// A directory on its way is closed to us, but not to whoever it belongs to, which we are.
+    Closed(PathBuf),
     /// It is no pattern, for this reason.
     Malformed(String),
 }
@@ -41,7 +42,7 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>) -> Result<Vec<PathBuf>, 
     // Alternatives may hold slashes, and then parts are not what they seem.
     let is_open = pattern.contains(['{', '}']) || pattern.contains("**");
     let most = if is_open { usize::MAX } else { parts.len() - fixed };
-    search(&base, &matcher, depth.unwrap_or(DEPTH).min(most))
+    search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most))
 }
 
 fn matcher(pattern: &str) -> Result<GlobMatcher, Trouble> {
@@ -53,8 +54,14 @@ fn search(base: &Path, matcher: &GlobMatcher, depth: usize) -> Result<Vec<PathBu
     let (mut found, mut seen) = (Vec::new(), 0);
     let mut open = vec![(base.to_owned(), 0)];
     while let Some((dir, above)) = open.pop() {
-        // What cannot be listed here cannot be listed by the one to be confined either.
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && paths::is_ours(&dir) => {
+                return Err(Trouble::Closed(dir));
+            }
+            // What cannot be listed here cannot be listed by the one to be confined either.
+            Err(_) => continue,
+        };
         for entry in entries.flatten() {
             seen += 1;
             if seen > NAMES_MAX {

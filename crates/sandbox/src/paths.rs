@@ -35,14 +35,41 @@ pub(crate) fn normalized(path: &Path) -> PathBuf {
     clean
 }
 
-/// Follows an absolute path to its end.
-pub(crate) fn trace(path: &Path) -> io::Result<Traced> {
-    let (real, rest, links) = walk(path)?;
-    if let Some(error) = rest {
-        return Err(error.1);
+/// A path of which a part is not there, or cannot be looked at.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    /// The first part that is not there; all before has no links. A placeholder counts as not there.
+    pub(crate) first: PathBuf,
+    /// The links on the way.
+    pub(crate) links: Vec<(PathBuf, PathBuf)>,
+    pub(crate) error: io::Error,
+}
+
+/// Follows an absolute path to its end, or as far as it exists.
+pub(crate) fn trace(path: &Path) -> Result<Traced, Missing> {
+    let missing = |first: PathBuf, links, error| Missing { first, links, error };
+    let (real, rest, links) = walk(path).map_err(|error| missing(path.to_owned(), Vec::new(), error))?;
+    if let Some((names, error)) = rest {
+        let is_nothing = error.kind() == io::ErrorKind::NotFound && is_placeholder(&real);
+        let first = if is_nothing { real } else { names.first().map_or(real.clone(), |name| real.join(name)) };
+        return Err(missing(first, links, error));
     }
-    let is_dir = fs::symlink_metadata(&real)?.is_dir();
-    Ok(Traced { real, is_dir, links })
+    match fs::symlink_metadata(&real) {
+        Ok(meta) => Ok(Traced { is_dir: meta.is_dir(), real, links }),
+        Err(error) => Err(missing(real, links, error)),
+    }
+}
+
+/// Whether a path is that of an empty directory that only stands where something must not come into being: it was never
+/// touched since 1970.
+pub fn is_placeholder(path: &Path) -> bool {
+    let is_marked = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && meta.mtime() == 0);
+    is_marked && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Whether whoever runs as we do can open a directory that is closed to us now: its owner can.
+pub(crate) fn is_ours(dir: &Path) -> bool {
+    fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
 
 /// Where a path leads as far as it exists; what is missing is added as it is written.
@@ -125,9 +152,26 @@ mod tests {
         symlink("loop", base.join("loop")).expect("link");
         let traced = trace(&base.join("long/../b")).expect("traced");
         assert_eq!((traced.real, traced.is_dir, traced.links.len()), (base.join("a/b"), true, 2));
-        assert_eq!(trace(&base.join("no")).expect_err("missing").kind(), io::ErrorKind::NotFound);
-        assert_eq!(trace(&base.join("loop")).expect_err("loop").raw_os_error(), Some(libc::ELOOP));
+        let missing = trace(&base.join("short/no/deep")).expect_err("missing");
+        assert_eq!((missing.first, missing.error.kind()), (base.join("a/b/no"), io::ErrorKind::NotFound));
+        assert_eq!(trace(&base.join("loop")).expect_err("loop").error.raw_os_error(), Some(libc::ELOOP));
         assert_eq!(reach(&base.join("long/new/x")), base.join("a/b/new/x"));
         assert_eq!(normalized(Path::new("/a/./b/../../../c")), Path::new("/c"));
+    }
+
+    #[test]
+    fn a_placeholder_counts_as_missing_for_what_is_below_it() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let base = dir.path().canonicalize().expect("real path");
+        let place = base.join("place");
+        fs::create_dir(&place).expect("directory");
+        assert_eq!(trace(&place.join("x/y")).expect_err("missing").first, place.join("x"));
+        let first = fs::File::open(&place).expect("open");
+        first.set_modified(std::time::UNIX_EPOCH).expect("set the time");
+        assert!(is_placeholder(&place));
+        assert_eq!(trace(&place.join("x/y")).expect_err("missing").first, place);
+        fs::write(place.join("z"), "").expect("file");
+        first.set_modified(std::time::UNIX_EPOCH).expect("set the time");
+        assert!(!is_placeholder(&place), "something is in it");
     }
 }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use crate::{
-    glob, paths,
+    glob,
+    paths::{self, Missing},
     rules::{Access, Rule, Rules},
 };
 
@@ -112,18 +113,19 @@ impl Policy {
 
     /// Finds out what it means now.
     pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
-        let mut rules = Rules::default();
+        let mut reading = Reading::default();
         // Also those that do not exist: a `.git` that an entry leaves to others is not protected unasked.
         let mut named = Vec::new();
         for entry in &self.entries {
             for path in self.paths(entry, scope)? {
                 let path = paths::normalized(&path);
-                grant(&mut rules, &path, entry.access)?;
+                reading.take(&path, entry)?;
                 if entry.access == Access::Write || entry.skips_missing {
                     named.push(path);
                 }
             }
         }
+        let mut rules = reading.finish()?;
         protect_git(&mut rules, &named)?;
         for hidden in &scope.hidden {
             rules.stamp(hidden);
@@ -131,6 +133,7 @@ impl Policy {
                 rules.cut(&traced.real, traced.is_dir);
             }
         }
+        rules.guard();
         Ok(rules)
     }
 
@@ -186,25 +189,100 @@ impl Policy {
                 glob::Trouble::TooMuch => format!(
                     "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
                 ),
+                glob::Trouble::Closed(dir) => format!(
+                    "the pattern `{pattern}` covers `{}`, which cannot be listed and could be opened",
+                    dir.display()
+                ),
                 glob::Trouble::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
             },
         })
     }
 }
 
-/// Adds one place as it is now; what does not exist changes nothing.
-fn grant(rules: &mut Rules, path: &Path, access: Access) -> Result<(), PolicyError> {
-    rules.stamp(path);
-    let Ok(traced) = paths::trace(path) else { return Ok(()) };
-    if access != Access::Deny {
-        rules.links.extend(traced.links);
+/// Entries as they are read one by one; some can be judged only when all are known.
+#[derive(Default)]
+struct Reading {
+    rules: Rules,
+    /// Links on the way to something, and where they led.
+    links: Vec<(PathBuf, PathBuf)>,
+    /// What was not there, by its first part that was not.
+    missing: Vec<PathBuf>,
+}
+
+impl Reading {
+    /// Adds one place as it is now.
+    fn take(&mut self, path: &Path, entry: &Entry) -> Result<(), PolicyError> {
+        self.rules.stamp(path);
+        let links = match paths::trace(path) {
+            Ok(traced) => {
+                if entry.access != Access::Deny {
+                    self.rules.links.extend(traced.links.iter().cloned());
+                }
+                let links = traced.links.into_iter().map(|(link, _)| (link, traced.real.clone())).collect();
+                self.rules.add(traced.real, Rule { access: entry.access, is_dir: traced.is_dir });
+                links
+            }
+            // What is not there cannot be granted.
+            Err(_) if entry.access == Access::Write || !entry.is_firm() => Vec::new(),
+            Err(missing) => self.note_missing(path, missing)?,
+        };
+        self.links.extend(links);
+        if self.rules.rules.len() > RULES_MAX {
+            let what = format!("the policy is about more than {RULES_MAX} files and directories");
+            return Err(PolicyError::NotEnforceable { what });
+        }
+        Ok(())
     }
-    rules.add(traced.real, Rule { access, is_dir: traced.is_dir });
-    if rules.rules.len() > RULES_MAX {
-        let what = format!("the policy is about more than {RULES_MAX} files and directories");
-        return Err(PolicyError::NotEnforceable { what });
+
+    fn note_missing(&mut self, path: &Path, missing: Missing) -> Result<Vec<(PathBuf, PathBuf)>, PolicyError> {
+        let Missing { first, links, error } = missing;
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {}
+            // Whoever is confined cannot look there either, unless it can open what is closed.
+            io::ErrorKind::PermissionDenied if !first.parent().is_some_and(paths::is_ours) => return Ok(Vec::new()),
+            _ => {
+                let what = format!("`{}` cannot be looked at: {error}", path.display());
+                return Err(PolicyError::NotEnforceable { what });
+            }
+        }
+        let links = links.into_iter().map(|(link, _)| (link, first.clone())).collect();
+        self.missing.push(first);
+        Ok(links)
     }
-    Ok(())
+
+    /// What all entries mean together.
+    fn finish(mut self) -> Result<Rules, PolicyError> {
+        for first in std::mem::take(&mut self.missing) {
+            // Elsewhere nobody can make it.
+            if self.rules.around(&first) != Access::Write {
+                continue;
+            }
+            if fs::symlink_metadata(&first).is_ok() {
+                self.rules.add(first, Rule { access: Access::Read, is_dir: true });
+            } else {
+                self.rules.absent.push(first);
+            }
+        }
+        for (link, real) in &self.links {
+            let decides = self.rules.rules.get(real).is_none_or(|rule| rule.access != self.rules.around(real));
+            if decides && self.rules.around(link) == Access::Write {
+                let what = format!(
+                    "`{}` is a link in a directory that may be written, so that it could be made to lead elsewhere; name `{}` instead",
+                    link.display(),
+                    real.display()
+                );
+                return Err(PolicyError::NotEnforceable { what });
+            }
+        }
+        Ok(self.rules)
+    }
+}
+
+impl Entry {
+    /// Whether it also speaks of something that is not there: of a path that somebody wrote down.
+    fn is_firm(&self) -> bool {
+        !self.skips_missing && matches!(self.place, Place::Path(_) | Place::ProjectRoots(Some(_)))
+    }
 }
 
 /// What a repository's own configuration runs is run by its user, outside of any sandbox: so it stays read-only.
@@ -219,6 +297,9 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
         let git = root.join(".git");
         let is_named = rules.rules.contains_key(&git) || named.iter().any(|path| paths::reach(path) == git);
         if is_named {
+            continue;
+        }
+        if rules.absent.contains(&git) {
             continue;
         }
         rules.stamp(&git);

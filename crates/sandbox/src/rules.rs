@@ -43,10 +43,12 @@ pub struct Rules {
     pub(crate) rules: BTreeMap<PathBuf, Rule>,
     /// Links that lead to what is granted, and their texts.
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
-    /// What must not come into being: it would be read-only if it were there.
+    /// What must not come into being: it would be denied or read-only if it were there.
     pub(crate) absent: Vec<PathBuf>,
+    /// What is there and may be a mere placeholder of such.
+    pub(crate) guarded: Vec<PathBuf>,
     /// What decided how the policy was read: places, and what was there.
-    stamps: Vec<(PathBuf, Option<(u64, u64)>)>,
+    stamps: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
 
 /// What a policy does not allow.
@@ -92,17 +94,14 @@ impl Rules {
             && self.rules.iter().all(|(path, rule)| rule.access == Access::Write || is_hidden(path))
     }
 
-    /// Paths that must not come into being: they would be read-only if they were there.
+    /// Paths that must not come into being: they would be denied or read-only if they were there.
     pub fn absent(&self) -> &[PathBuf] {
         &self.absent
     }
 
-    /// Repositories that may not be written in what may.
-    pub fn repositories(&self) -> impl Iterator<Item = &Path> {
-        let is_one = |(path, rule): &(&PathBuf, &Rule)| {
-            rule.access != Access::Write && path.ends_with(".git") && self.around(path) == Access::Write
-        };
-        self.rules.iter().filter(is_one).map(|(path, _)| path.as_path())
+    /// Paths that nobody may write in what may be written, and that may be mere placeholders.
+    pub fn guarded(&self) -> &[PathBuf] {
+        &self.guarded
     }
 
     /// Whether the places that the policy speaks of are what they were when it was read.
@@ -117,9 +116,18 @@ impl Rules {
 
     /// Notes what is at a place now.
     pub(crate) fn stamp(&mut self, path: &Path) {
-        if !self.stamps.iter().any(|(stamped, _)| stamped == path) {
-            self.stamps.push((path.to_owned(), paths::identity(path)));
-        }
+        self.stamps.entry(path.to_owned()).or_insert_with(|| paths::identity(path));
+    }
+
+    /// Notes what may be a placeholder.
+    pub(crate) fn guard(&mut self) {
+        let is_kept = |(path, rule): &(&PathBuf, &Rule)| {
+            rule.access != Access::Write
+                && rule.is_dir
+                && self.around(path) == Access::Write
+                && (path.ends_with(".git") || paths::is_placeholder(path))
+        };
+        self.guarded = self.rules.iter().filter(is_kept).map(|(path, _)| path.clone()).collect();
     }
 
     /// Adds a rule; of several for one path that with the highest precedence stays.

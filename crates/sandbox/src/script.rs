@@ -5,6 +5,7 @@
 //! what is denied inside of them. A grant inside of a mask gets a place in the mask. All copies are taken before anything is changed.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
@@ -92,40 +93,63 @@ pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
     rules
 }
 
+/// Directories on the way to a mount that could be renamed, and with them what the mount keeps, are mounted on themselves: the
+/// kernel moves no place of a mount.
+fn pin(rules: &Rules, steps: &mut BTreeMap<PathBuf, Step>) {
+    let is_movable = |dir: &Path| rules.access(dir) == Access::Write && rules.around(dir) == Access::Write;
+    let above = steps.keys().flat_map(|path| path.ancestors().skip(1));
+    let pins: BTreeSet<PathBuf> =
+        above.filter(|dir| *dir != Path::new("/") && is_movable(dir)).map(Path::to_owned).collect();
+    for path in pins {
+        let step = Step::Bind { path: path.clone(), is_read_only: false, is_dir: true, has_place: true };
+        steps.entry(path).or_insert(step);
+    }
+}
+
 impl Script {
     /// The view that rules ask for.
     pub fn new(rules: &Rules, purpose: Purpose) -> Self {
         let has_own_terminals = purpose == Purpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
         let rules = fitted(rules, purpose);
         let root = rules.access(Path::new("/"));
-        let mut steps = Vec::new();
+        // By path, so that outer ones come first.
+        let mut steps = BTreeMap::new();
         for (path, rule) in rules.rules.iter().filter(|(path, _)| *path != Path::new("/")) {
             let (around, is_dir) = (rules.around(path), rule.is_dir);
-            let is_read_only = rule.access == Access::Read;
-            match (rule.access, around) {
-                (Access::Deny, Access::Deny) => {}
+            let step = match (rule.access, around) {
+                (Access::Deny, Access::Deny) => continue,
                 (Access::Deny, _) if is_dir => {
                     let is_open = rules.rules.iter().any(|(inner, inside)| {
                         inner != path && inner.starts_with(path) && inside.access != Access::Deny
                     }) || rules.links.keys().any(|link| link.parent() == Some(path));
-                    steps.push(Step::MaskDir { path: path.clone(), is_open });
+                    Step::MaskDir { path: path.clone(), is_open }
                 }
-                (Access::Deny, _) => steps.push(Step::MaskFile { path: path.clone() }),
-                (access, around) if access == around => {}
+                (Access::Deny, _) => Step::MaskFile { path: path.clone() },
+                (access, around) if access == around => continue,
                 (_, Access::Deny) if has_own_terminals && path == Path::new(TERMINALS) => {
-                    steps.push(Step::Terminals { path: path.clone() });
+                    Step::Terminals { path: path.clone() }
                 }
-                (_, around) => {
-                    let has_place = around != Access::Deny;
-                    steps.push(Step::Bind { path: path.clone(), is_read_only, is_dir, has_place });
-                }
-            }
+                (access, around) => Step::Bind {
+                    path: path.clone(),
+                    is_read_only: access == Access::Read,
+                    is_dir,
+                    has_place: around != Access::Deny,
+                },
+            };
+            steps.insert(path.clone(), step);
         }
+        pin(&rules, &mut steps);
+        let mut steps: Vec<Step> = steps.into_values().collect();
         // A link that lies in what is granted is there already.
         let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
         let links = rules.links.iter().filter(|(path, _)| is_ours(path));
         steps.extend(links.map(|(path, target)| Step::Link { path: path.clone(), target: target.clone() }));
         Self { is_empty_tree: root == Access::Deny, is_read_only: root == Access::Read, steps }
+    }
+
+    /// How many mounts it takes.
+    pub fn mounts(&self) -> usize {
+        self.steps.len()
     }
 
     /// Places in the view whose file systems only cover something else, or hold the way to it.
@@ -217,6 +241,7 @@ mod tests {
             ("/w/a.env", Access::Deny),
             ("/w/deep", Access::Deny),
             ("/w/deep/out", Access::Write),
+            ("/w/on/the/way", Access::Deny),
         ]);
         rules.links.insert("/w/deep/alias".into(), "out".into());
         let script = Script::new(&rules, Purpose::WholeSystem);
@@ -234,6 +259,9 @@ mod tests {
                 Step::MaskFile { path: "/w/a.env".into() },
                 Step::MaskDir { path: "/w/deep".into(), is_open: true },
                 bind("/w/deep/out", false, false),
+                bind("/w/on", false, true),
+                bind("/w/on/the", false, true),
+                Step::MaskDir { path: "/w/on/the/way".into(), is_open: false },
                 Step::Link { path: "/w/deep/alias".into(), target: "out".into() },
             ]
         );

@@ -280,7 +280,7 @@ impl Core {
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(Instant::now());
-                if core.sandboxes.has_placeholders() {
+                if core.sandboxes.has_any() {
                     let sandboxes = core.sandboxes.clone();
                     tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
                 }

@@ -1,4 +1,4 @@
-//! Directories that stand where a `.git` must not come into being while a confined process runs.
+//! Directories that stand where something must not come into being while a confined process runs: a `.git` above all.
 //!
 //! A mount keeps a name read-only, and a mount needs something to lie on; a name that is not there cannot be kept from a process that may
 //! write its directory. So an empty directory is made there, which programs that look for a repository pass over, and the view shows it
@@ -33,13 +33,20 @@ pub(crate) struct Placeholder {
     _dir: OwnedFd,
 }
 
-/// Makes sure that something is there. Where we may make nothing, neither may a process of ours.
+/// Makes sure that something is there. Where we may make nothing, neither may a process of ours,
+/// unless it can open what is closed.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     match rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o755)) {
         Ok(()) => mark(path),
+        Err(Errno::ACCESS) if path.parent().is_some_and(is_ours) => Err(Errno::ACCESS.into()),
         Err(Errno::EXIST | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Whether we, and so a process of ours, could open a directory that is closed.
+fn is_ours(dir: &Path) -> bool {
+    fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
 
 fn mark(path: &Path) -> io::Result<()> {

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Display,
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -18,7 +19,8 @@ use exec_server_protocol::{
     sandbox as wire,
 };
 use exec_server_sandbox::{
-    Access, Applied, Built, Denied, Entry, Kit, KitError, Place, Policy, PolicyError, Purpose, Rules, Scope, Script,
+    Access, Applied, Built, Denied, Entry, Kit, KitError, Mounted, Place, Policy, PolicyError, Purpose, Rules, Scope,
+    Script,
 };
 
 use rustix::fs::{AtFlags, statat};
@@ -38,6 +40,12 @@ const KEPT: usize = 32;
 
 /// How long placeholders stay after their last use, and how often they are looked at.
 const PLACED: Duration = Duration::from_secs(5);
+
+/// How long one is kept ready that nobody asks for: it holds on to every file system of the host, also to one that is unmounted.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Mounts of one sandbox.
+const MOUNTS_MAX: usize = 4000;
 
 /// How often a sandbox is made anew because something was renamed while it was made.
 const TRIES: usize = 3;
@@ -69,7 +77,8 @@ pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
 pub(crate) struct Confined {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
-    /// What stands for repositories that are not there.
+    mounted: Mounted,
+    /// What stands for what must not come into being.
     placeholders: Vec<Placeholder>,
     used: Mutex<Instant>,
 }
@@ -78,9 +87,18 @@ pub(crate) struct Confined {
 #[derive(Debug)]
 pub(crate) struct FileView {
     /// What it shows, and what keeps it; absent where all may be touched.
-    shown: Option<(Arc<Tree>, OwnedFd)>,
+    shown: Option<Shown>,
     pub(crate) rules: Rules,
     is_network_restricted: bool,
+    used: Mutex<Instant>,
+}
+
+/// A tree of files, and the namespace that it is in.
+#[derive(Debug)]
+struct Shown {
+    tree: Arc<Tree>,
+    mounted: Mounted,
+    _namespace: OwnedFd,
 }
 
 impl FileView {
@@ -91,7 +109,7 @@ impl FileView {
 
     /// What a request sees, beneath its roots if it has any.
     pub(crate) fn view(&self) -> View {
-        self.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
+        self.shown.as_ref().map_or_else(View::everything, |shown| View::of(shown.tree.clone()))
     }
 
     /// An early word for what takes long: whether it may begin there at all.
@@ -105,12 +123,14 @@ impl FileView {
     /// Says of an operation that failed that the sandbox was the reason, where it was.
     pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
         self.shown.as_ref()?;
-        let is_read_only =
-            matches!(&error.trouble, files::Trouble::Os(os) if os.kind() == io::ErrorKind::ReadOnlyFilesystem);
+        // So the kernel says it, and who speaks in its place, of what the view keeps as it is.
+        let is_kept =
+            |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
+        let is_kept = matches!(&error.trouble, files::Trouble::Os(os) if is_kept(os));
         let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.kind() {
             // Only what wants to write meets these in what it may read.
             files::Kind::PermissionDenied | files::Kind::OutsideView => self.rules.decide(&error.path, Access::Write),
-            _ if is_read_only => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
+            _ if is_kept => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
             _ => Ok(()),
         });
         denied.err().map(Failure::from)
@@ -137,17 +157,38 @@ impl Confined {
 
 trait Ready {
     fn rules(&self) -> &Rules;
+
+    /// Whether nothing was taken away from it.
+    fn is_whole(&self) -> bool;
+
+    fn used(&self) -> &Mutex<Instant>;
 }
 
 impl Ready for Confined {
     fn rules(&self) -> &Rules {
         &self.rules
     }
+
+    fn is_whole(&self) -> bool {
+        self.mounted.is_whole()
+    }
+
+    fn used(&self) -> &Mutex<Instant> {
+        &self.used
+    }
 }
 
 impl Ready for FileView {
     fn rules(&self) -> &Rules {
         &self.rules
+    }
+
+    fn is_whole(&self) -> bool {
+        self.shown.as_ref().is_none_or(|shown| shown.mounted.is_whole())
+    }
+
+    fn used(&self) -> &Mutex<Instant> {
+        &self.used
     }
 }
 
@@ -210,25 +251,24 @@ impl Sandboxes {
 
     /// What a process is to be confined with.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
-        let confined = self.ready(
+        self.ready(
             asked,
             &self.processes,
             || self.rules_with_placeholders(asked),
             |rules| {
-                let placeholders: Vec<Placeholder> = rules.repositories().filter_map(placeholder::hold).collect();
+                let placeholders: Vec<Placeholder> =
+                    rules.guarded().iter().filter_map(|path| placeholder::hold(path)).collect();
                 let purpose = match asked.files {
                     Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
                     Some(_) | None => Purpose::WholeSystem,
                 };
                 // Cheaper to find out, and on a host without it no view is made for nothing.
                 Kit::check_host().map_err(not_enforceable)?;
-                let view = self.build(rules, purpose)?;
+                let (view, mounted) = self.build(&Script::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
-                Ok(Confined { kit, rules: rules.clone(), placeholders, used: Mutex::new(Instant::now()) })
+                Ok(Confined { kit, rules: rules.clone(), mounted, placeholders, used: Mutex::new(Instant::now()) })
             },
-        )?;
-        *lock(&confined.used) = Instant::now();
-        Ok(confined)
+        )
     }
 
     /// What a policy means for a process: there is something in every place that must not come into being.
@@ -246,16 +286,16 @@ impl Sandboxes {
             }
             rules = asked.rules()?;
         }
-        lock(&self.placed).0.extend(rules.repositories().map(Path::to_owned));
+        lock(&self.placed).0.extend(rules.guarded().iter().cloned());
         Ok(rules)
     }
 
     /// Whether there is something to look after.
-    pub(crate) fn has_placeholders(&self) -> bool {
-        !lock(&self.placed).0.is_empty()
+    pub(crate) fn has_any(&self) -> bool {
+        !(lock(&self.placed).0.is_empty() && lock(&self.processes).is_empty() && lock(&self.views).is_empty())
     }
 
-    /// Takes away the placeholders that nobody needs any more. Blocks.
+    /// Takes away the placeholders that nobody needs any more, and what was kept ready in vain. Blocks.
     pub(crate) fn sweep(&self) {
         let paths = {
             let mut placed = lock(&self.placed);
@@ -267,9 +307,10 @@ impl Sandboxes {
         };
         // A kit that was used just now may be used again soon.
         lock(&self.processes).retain(|(_, kept)| {
-            let is_idle = Arc::strong_count(kept) == 1 && lock(&kept.used).elapsed() >= PLACED;
-            kept.placeholders.is_empty() || !is_idle
+            let enough = if kept.placeholders.is_empty() { IDLE } else { PLACED };
+            Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < enough
         });
+        lock(&self.views).retain(|(_, kept)| Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < IDLE);
         for path in paths.iter().filter(|path| placeholder::remove(path)) {
             lock(&self.placed).0.remove(path);
         }
@@ -284,7 +325,8 @@ impl Sandboxes {
             |rules| {
                 let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
                 let shown = if is_open { None } else { Some(self.show(rules)?) };
-                Ok(FileView { shown, rules: rules.clone(), is_network_restricted: asked.is_network_restricted })
+                let is_network_restricted = asked.is_network_restricted;
+                Ok(FileView { shown, rules: rules.clone(), is_network_restricted, used: Mutex::new(Instant::now()) })
             },
         )
     }
@@ -312,7 +354,8 @@ impl Sandboxes {
                 true => read()? == *found.rules(),
                 false => found.rules().is_fresh(),
             };
-            if fits {
+            if fits && found.is_whole() {
+                *lock(found.used()) = Instant::now();
                 return Ok(found);
             }
         }
@@ -336,10 +379,10 @@ impl Sandboxes {
         Ok(made)
     }
 
-    /// A tree of files that shows what the rules grant, and the namespace that it is in.
-    fn show(&self, rules: &Rules) -> Result<(Arc<Tree>, OwnedFd), Failure> {
+    /// A tree of files that shows what the rules grant.
+    fn show(&self, rules: &Rules) -> Result<Shown, Failure> {
         let script = Script::new(rules, Purpose::Files);
-        let Built { root, mounts, .. } = self.build(rules, Purpose::Files)?;
+        let (Built { root, mounts, .. }, mounted) = self.build(&script)?;
         let mut covers = Vec::new();
         for path in script.covers() {
             let below =
@@ -352,15 +395,22 @@ impl Sandboxes {
             }
         }
         // One that is a placeholder may go meanwhile, and its name is not free for that.
-        let absent = rules.absent().iter().map(PathBuf::as_path).chain(rules.repositories()).map(Path::to_owned);
-        Ok((Arc::new(Tree { root, covers, absent: absent.collect() }), mounts))
+        let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
+        Ok(Shown { tree: Arc::new(Tree { root, covers, absent }), mounted, _namespace: mounts })
     }
 
-    fn build(&self, rules: &Rules, purpose: Purpose) -> Result<Built, Failure> {
-        let script = Script::new(rules, purpose);
-        self.holders.view(&script).map_err(|error| Failure::NotEnforceable {
+    fn build(&self, script: &Script) -> Result<(Built, Mounted), Failure> {
+        let refused = |error: &dyn Display| Failure::NotEnforceable {
             what: format!("this host does not let us make a view of the files: {error}"),
-        })
+        };
+        if script.mounts() > MOUNTS_MAX {
+            let what =
+                format!("the policy takes more than {MOUNTS_MAX} mounts; deny whole directories instead of files");
+            return Err(Failure::NotEnforceable { what });
+        }
+        let built = self.holders.view(script).map_err(|error| refused(&error))?;
+        let mounted = Mounted::look(&built.root, script).map_err(|error| refused(&error))?;
+        Ok((built, mounted))
     }
 }
 

@@ -1,0 +1,266 @@
+//! S18: what a policy keeps stays kept from the next request with the same policy, whatever a confined one did before: names on the way
+//! to it cannot be moved, links that could be changed decide nothing, and what must not come into being does not.
+
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, RpcError},
+    promises::{
+        boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special},
+        host::modern,
+    },
+};
+
+/// Runs two scripts after each other in the same sandbox; what each printed.
+fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {
+    let mut turn = 0;
+    scripts.map(|script| {
+        turn += 1;
+        said_in(client, &format!("{turn}-{}", client_word()), &format!("exec 2>&1; {script}"), Some(policy))
+    })
+}
+
+/// A word that no other start has.
+fn client_word() -> u32 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    COUNTER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The params of a file method in a sandbox.
+fn confined(mut params: Value, policy: &Value) -> Value {
+    params["sandbox"] = policy.clone();
+    params
+}
+
+fn kind(answer: Result<Value, RpcError>) -> String {
+    let error = answer.expect_err("it is refused");
+    error.data["kind"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
+    for user in USERS {
+        let server = server_of(user);
+        let (mut client, _) = modern(&server);
+        let ground = Ground::new();
+        fs::create_dir_all(ground.at("work/a/b")).expect("make a directory");
+        fs::write(ground.at("work/a/b/secret"), "hidden word").expect("write a file");
+        ground.open_to_all(&ground.at("work"));
+        let work = ground.text("work");
+        let policy = sandbox(
+            vec![special("root", "read"), path(&work, "write"), path(ground.at("work/a/b/secret"), "deny")],
+            "enabled",
+        );
+        let scripts =
+            [format!("mv {work}/a {work}/z; mv {work}/a/b {work}/y"), format!("cat {work}/*/secret {work}/*/b/secret")];
+        let [_, found] = in_turn(&mut client, &policy, scripts);
+        assert!(!found.contains("hidden word"), "{user}: {found}");
+        // The rest of it can be used as before.
+        let used = said_in(
+            &mut client,
+            "use",
+            &format!("echo x > {work}/a/n && mv {work}/a/n {work}/a/b/m && cat {work}/a/b/m"),
+            Some(&policy),
+        );
+        assert_eq!(used, "x", "{user}");
+        // A repository in a root inside of another.
+        let nested =
+            sandbox(vec![special("root", "read"), path(ground.at(""), "write"), path(&work, "write")], "enabled");
+        let scripts = [
+            format!(
+                "mv {work} {work}2 && mkdir -p {work}2/.git/hooks && touch {work}2/.git/hooks/evil; mv {work}2 {work}"
+            ),
+            format!("ls {work}/.git/hooks"),
+        ];
+        let [_, hooks] = in_turn(&mut client, &nested, scripts);
+        assert_eq!(hooks, "", "{user}");
+    }
+}
+
+#[test]
+fn the_server_s_own_directory_stays_out_of_reach_below_a_writable_one() {
+    let server = server_of("root");
+    let (mut client, _) = modern(&server);
+    let state = server.state_dir().canonicalize().expect("its real path");
+    let home = state.parent().expect("it has a parent").to_owned();
+    let above = home.parent().expect("it is no root").to_owned();
+    let moved = PathBuf::from(format!("{}-moved", home.display()));
+    let policies = [
+        sandbox(vec![special("root", "write")], "restricted"),
+        sandbox(vec![special("root", "read"), path(&above, "write")], "enabled"),
+    ];
+    for policy in policies {
+        let scripts = [
+            format!("mv {} {}", home.display(), moved.display()),
+            format!(
+                "cat {0}/{2}/token {1}/{2}/token",
+                home.display(),
+                moved.display(),
+                state.file_name().expect("a name").display()
+            ),
+        ];
+        let token = fs::read_to_string(state.join("token")).expect("the token");
+        let [_, found] = in_turn(&mut client, &policy, scripts);
+        assert!(!found.contains(token.trim()), "{found}");
+        assert!(home.exists() && !moved.exists(), "it was moved");
+    }
+}
+
+#[test]
+fn a_link_that_could_be_changed_grants_nothing() {
+    for user in USERS {
+        let server = server_of(user);
+        let (mut client, _) = modern(&server);
+        let ground = Ground::new();
+        let (work, outside) = (ground.text("work"), ground.text("outside"));
+        let policy = sandbox(
+            vec![special("root", "read"), path(&work, "write"), path(ground.at("work/sub"), "write")],
+            "enabled",
+        );
+        fs::remove_dir(ground.at("work/sub")).expect("remove a directory");
+        symlink(&outside, ground.at("work/sub")).expect("make a link");
+        let start = confined(crate::promises::host::sh("after", &format!("touch {outside}/evil")), &policy);
+        assert_eq!(kind(client.call("process/start", start)), "notEnforceable", "{user}");
+        let write = json!({"path": ground.at("outside/evil"), "dataBase64": ""});
+        assert_eq!(kind(client.call("fs/writeFile", confined(write, &policy))), "notEnforceable", "{user}");
+        assert!(!ground.at("outside/evil").exists());
+    }
+}
+
+#[test]
+fn file_methods_remove_and_replace_nothing_that_is_kept() {
+    for user in USERS {
+        let server = server_of(user);
+        let (mut client, _) = modern(&server);
+        let ground = Ground::new();
+        for name in ["work/kept/ro", "work/kept/secret", "work/kept/free"] {
+            fs::create_dir_all(ground.at("work/kept/denied")).expect("make a directory");
+            fs::write(ground.at(name), "as it was").expect("write a file");
+        }
+        ground.open_to_all(&ground.at("work"));
+        let policy = sandbox(
+            vec![
+                path(ground.at("work"), "write"),
+                path(ground.at("work/kept/ro"), "read"),
+                path(ground.at("work/kept/secret"), "deny"),
+                path(ground.at("work/kept/denied"), "deny"),
+            ],
+            "enabled",
+        );
+        for name in ["work/kept/ro", "work/kept/secret", "work/kept/denied", "work/kept"] {
+            let remove = json!({"path": ground.at(name), "recursive": true, "force": true});
+            assert_eq!(kind(client.call("fs/remove", confined(remove, &policy))), "sandboxDenied", "{user} {name}");
+        }
+        for name in ["work/kept/ro", "work/kept/secret"] {
+            let link = json!({"path": ground.at(name), "target": "/etc/passwd", "replace": true});
+            assert_eq!(
+                kind(client.call("fs/createSymlink", confined(link, &policy))),
+                "sandboxDenied",
+                "{user} {name}"
+            );
+            assert_eq!(fs::read_to_string(ground.at(name)).expect("it is there"), "as it was", "{user} {name}");
+        }
+        assert!(ground.at("work/kept/denied").is_dir());
+        let remove = json!({"path": ground.at("work/sub"), "recursive": true});
+        client.ok("fs/remove", confined(remove, &policy));
+    }
+}
+
+#[test]
+fn what_was_removed_from_outside_and_made_again_is_kept_again() {
+    let server = server_of("root");
+    let (mut client, _) = modern(&server);
+    let ground = Ground::new();
+    let secret = ground.at("work/secret");
+    let policy =
+        sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), path(&secret, "deny")], "enabled");
+    for round in 0..8 {
+        // The number of the old file is free for the new one.
+        fs::remove_file(&secret).ok();
+        fs::write(&secret, "hidden word").expect("write a file");
+        let said = said_in(&mut client, &format!("p{round}"), &format!("cat {} 2>&1", secret.display()), Some(&policy));
+        assert!(!said.contains("hidden word"), "{said}");
+        let read = confined(json!({"path": secret}), &policy);
+        assert_eq!(kind(client.call("fs/readFile", read)), "sandboxDenied", "{round}");
+    }
+}
+
+#[test]
+fn what_is_denied_and_not_there_cannot_be_made() {
+    for user in USERS {
+        let server = server_of(user);
+        let (mut client, _) = modern(&server);
+        let ground = Ground::new();
+        let work = ground.text("work");
+        let mut skipped = path(ground.at("work/skipped"), "deny");
+        skipped["missing_path_behavior"] = json!("skip");
+        let policy = sandbox(
+            vec![
+                special("root", "read"),
+                path(&work, "write"),
+                path(ground.at("work/.tool/config"), "read"),
+                path(ground.at("work/new.env"), "deny"),
+                skipped,
+            ],
+            "enabled",
+        );
+        let script = format!(
+            "cd {work}; mkdir -p .tool && echo x > .tool/config && echo tool; echo x > new.env && echo env; \
+             rmdir .tool new.env 2>/dev/null && echo removed; echo x > skipped && echo skipped"
+        );
+        for id in ["first", "again"] {
+            let said = said_in(&mut client, id, &format!("({script}) 2>/dev/null"), Some(&policy));
+            assert_eq!(said, "skipped", "{user}");
+            fs::remove_file(ground.at("work/skipped")).expect("it was made");
+        }
+        for (method, name) in [("fs/createDirectory", "work/.tool"), ("fs/createDirectory", "work/new.env")] {
+            let params = confined(json!({"path": ground.at(name), "recursive": false}), &policy);
+            assert_eq!(kind(client.call(method, params)), "sandboxDenied", "{user} {name}");
+        }
+        let write = json!({"path": ground.at("work/new.env"), "dataBase64": ""});
+        assert_eq!(kind(client.call("fs/writeFile", confined(write, &policy))), "sandboxDenied", "{user}");
+    }
+}
+
+#[test]
+fn what_is_closed_and_could_be_opened_is_not_passed_over() {
+    let server = server_of("nobody");
+    let (mut client, _) = modern(&server);
+    let ground = Ground::new();
+    fs::create_dir_all(ground.at("work/locked")).expect("make a directory");
+    fs::write(ground.at("work/locked/x.env"), "hidden word").expect("write a file");
+    ground.open_to_all(&ground.at("work"));
+    fs::set_permissions(ground.at("work/locked"), std::os::unix::fs::PermissionsExt::from_mode(0)).expect("close it");
+    for entry in
+        [path(ground.at("work/locked/x.env"), "deny"), pattern(&format!("{}/**/*.env", ground.text("work")), "deny")]
+    {
+        let policy = sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), entry], "enabled");
+        let start = confined(crate::promises::host::sh("p", "true"), &policy);
+        assert_eq!(kind(client.call("process/start", start)), "notEnforceable");
+    }
+}
+
+#[test]
+fn a_pattern_reaches_as_deep_as_there_are_files() {
+    let server = server_of("root");
+    let (mut client, _) = modern(&server);
+    let ground = Ground::new();
+    let deep = ground.at("work/1/2/3/4/5/6/7/8/9/10");
+    fs::create_dir_all(&deep).expect("make directories");
+    fs::write(deep.join("x.env"), "hidden word").expect("write a file");
+    symlink("1/2", ground.at("work/short")).expect("make a link");
+    let policy = sandbox(
+        vec![
+            special("root", "read"),
+            path(ground.at("work"), "write"),
+            pattern(&format!("{}/**/*.env", ground.text("work")), "deny"),
+        ],
+        "enabled",
+    );
+    let script = format!("mv {0}/1/2/3 {0}/x 2>&1; find {0}/ -name x.env -exec cat {{}} + 2>&1", ground.text("work"));
+    let said = said_in(&mut client, "p", &script, Some(&policy));
+    assert!(!said.contains("hidden word"), "{said}");
+}
