@@ -14,8 +14,8 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use crate::paths;
 
-/// Names that one search looks at: about a second of work.
-const NAMES_MAX: usize = 100_000;
+/// Names that all searches of a policy may look at: about a second of work.
+pub(crate) const NAMES_MAX: usize = 100_000;
 
 /// Why nothing is found.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,8 +28,9 @@ pub(crate) enum Trouble {
     Malformed(String),
 }
 
-/// Every path below the fixed part that an absolute pattern matches; what lies in a match is not looked at.
-pub(crate) fn find(pattern: &str, depth: Option<usize>) -> Result<Vec<PathBuf>, Trouble> {
+/// Every path below the fixed part that an absolute pattern matches; what lies in a match is not looked at. Of `budget` it takes a name
+/// for each that it looks at.
+pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
     // As paths are written: no part is empty or a dot.
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     let matcher = matcher(&format!("/{}", parts.join("/")))?;
@@ -42,7 +43,7 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>) -> Result<Vec<PathBuf>, 
     // Alternatives may hold slashes, and then parts are not what they seem.
     let is_open = pattern.contains(['{', '}']) || pattern.contains("**");
     let most = if is_open { usize::MAX } else { parts.len() - fixed };
-    search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most))
+    search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most), budget)
 }
 
 fn matcher(pattern: &str) -> Result<GlobMatcher, Trouble> {
@@ -50,8 +51,8 @@ fn matcher(pattern: &str) -> Result<GlobMatcher, Trouble> {
     built.map(|glob| glob.compile_matcher()).map_err(|error| Trouble::Malformed(error.kind().to_string()))
 }
 
-fn search(base: &Path, matcher: &GlobMatcher, depth: usize) -> Result<Vec<PathBuf>, Trouble> {
-    let (mut found, mut seen) = (Vec::new(), 0);
+fn search(base: &Path, matcher: &GlobMatcher, depth: usize, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
+    let mut found = Vec::new();
     let mut open = vec![(base.to_owned(), 0)];
     while let Some((dir, above)) = open.pop() {
         let entries = match fs::read_dir(&dir) {
@@ -63,10 +64,7 @@ fn search(base: &Path, matcher: &GlobMatcher, depth: usize) -> Result<Vec<PathBu
             Err(_) => continue,
         };
         for entry in entries.flatten() {
-            seen += 1;
-            if seen > NAMES_MAX {
-                return Err(Trouble::TooMuch);
-            }
+            *budget = budget.checked_sub(1).ok_or(Trouble::TooMuch)?;
             let path = entry.path();
             if matcher.is_match(&path) {
                 found.push(path);
@@ -114,7 +112,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_denies_nothing_in_silence() {
         for pattern in ["/x/[", "/x/{a", "/x/a}"] {
-            assert!(matches!(find(pattern, None), Err(Trouble::Malformed(_))), "{pattern}");
+            assert!(matches!(find(pattern, None, &mut 10), Err(Trouble::Malformed(_))), "{pattern}");
         }
     }
 
@@ -127,7 +125,7 @@ mod tests {
             fs::write(base.join(file), "").expect("file");
         }
         let find = |pattern: &str, depth| {
-            let mut found = find(&format!("{}/{pattern}", base.display()), depth).expect("found");
+            let mut found = find(&format!("{}/{pattern}", base.display()), depth, &mut 20).expect("found");
             found.sort();
             found.iter().map(|path| path.strip_prefix(base).expect("below").display().to_string()).collect::<Vec<_>>()
         };
@@ -136,6 +134,8 @@ mod tests {
         assert_eq!(find("*.env", None), ["x.env"]);
         assert_eq!(find("a/{b,note}", None), ["a/b", "a/note"]);
         assert_eq!(find("a/**", None), ["a/b", "a/note", "a/y.env"]);
+        let pattern = format!("{}/**/*.env", base.display());
+        assert_eq!(super::find(&pattern, None, &mut 7), Err(Trouble::TooMuch), "there are eight names");
     }
 
     proptest! {

@@ -116,8 +116,9 @@ impl Policy {
         let mut reading = Reading::default();
         // Also those that do not exist: a `.git` that an entry leaves to others is not protected unasked.
         let mut named = Vec::new();
+        let mut budget = glob::NAMES_MAX;
         for entry in &self.entries {
-            for path in self.paths(entry, scope)? {
+            for path in self.paths(entry, scope, &mut budget)? {
                 let path = paths::normalized(&path);
                 reading.take(&path, entry)?;
                 if entry.access == Access::Write || entry.skips_missing {
@@ -137,14 +138,14 @@ impl Policy {
         Ok(rules)
     }
 
-    fn paths(&self, entry: &Entry, scope: &Scope) -> Result<Vec<PathBuf>, PolicyError> {
+    fn paths(&self, entry: &Entry, scope: &Scope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
         Ok(match &entry.place {
             Place::Path(path) => vec![path.clone()],
             Place::Root => vec![PathBuf::from("/")],
             Place::SlashTmp => vec![PathBuf::from("/tmp")],
             Place::Minimal => MINIMAL.iter().map(PathBuf::from).collect(),
             Place::Tmpdir => scope.tmpdir.iter().cloned().collect(),
-            Place::Pattern(pattern) => self.matching(pattern, scope)?,
+            Place::Pattern(pattern) => self.matching(pattern, scope, budget)?,
             Place::ProjectRoots(below) => {
                 let Some(roots) = &scope.roots else {
                     return Err(PolicyError::NeedsCwd { what: "project_roots".to_owned() });
@@ -164,7 +165,7 @@ impl Policy {
         })
     }
 
-    fn matching(&self, pattern: &str, scope: &Scope) -> Result<Vec<PathBuf>, PolicyError> {
+    fn matching(&self, pattern: &str, scope: &Scope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
         let absolute = if pattern.starts_with('/') {
             pattern.to_owned()
         } else {
@@ -184,7 +185,7 @@ impl Policy {
             let what = format!("the pattern `{pattern}` has a part `..`");
             return Err(PolicyError::NotEnforceable { what });
         }
-        glob::find(&absolute, self.scan_depth).map_err(|trouble| PolicyError::NotEnforceable {
+        glob::find(&absolute, self.scan_depth, budget).map_err(|trouble| PolicyError::NotEnforceable {
             what: match trouble {
                 glob::Trouble::TooMuch => format!(
                     "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
