@@ -1,7 +1,7 @@
 //! The filter of system calls that every sandboxed process gets: what could reach around a view, and with it the network.
 //!
-//! Numbers are compared as the kernel uses them: the request of an `ioctl` and the family of a socket are 32 bits, whatever is in the
-//! upper half of the register.
+//! Numbers are compared as the kernel uses them: the request of an `ioctl`, the number of a process and the family of a socket are 32 bits,
+//! whatever is in the upper half of the register.
 
 use libc::{c_long, sock_filter};
 
@@ -31,6 +31,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_mount,
@@ -65,6 +66,24 @@ const REFUSED: &[c_long] = &[
     libc::SYS_quotactl,
 ];
 
+/// Calls that change another process: its limits (no time left kills it), when and where it runs, where its memory is. Landlock knows none
+/// of them. Each has one argument, or two, and the value with which it is about the caller itself.
+const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
+    (libc::SYS_prlimit64, 0, 0),
+    (libc::SYS_sched_setaffinity, 0, 0),
+    (libc::SYS_sched_setscheduler, 0, 0),
+    (libc::SYS_sched_setattr, 0, 0),
+    (libc::SYS_sched_setparam, 0, 0),
+    // PRIO_PROCESS.
+    (libc::SYS_setpriority, 0, 0),
+    (libc::SYS_setpriority, 1, 0),
+    // IOPRIO_WHO_PROCESS.
+    (libc::SYS_ioprio_set, 0, 1),
+    (libc::SYS_ioprio_set, 1, 0),
+    (libc::SYS_migrate_pages, 0, 0),
+    (libc::SYS_move_pages, 0, 0),
+];
+
 /// The program that is handed to the kernel.
 pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
     let mut out = Vec::with_capacity(128);
@@ -77,22 +96,34 @@ pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
     for number in REFUSED {
         out.extend([jump(IF_EQUAL, to_u32(*number), 0, 1), give(REFUSE)]);
     }
+    for (number, index, own) in ABOUT_OTHERS {
+        out.extend(when(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]));
+    }
     // Input that is pushed into a terminal is typed by nobody.
-    out.extend([jump(IF_EQUAL, to_u32(libc::SYS_ioctl), 0, 5), load(argument(1))]);
-    out.extend([jump(IF_EQUAL, 0x5412, 0, 1), give(REFUSE), jump(IF_EQUAL, 0x541c, 0, 1), give(REFUSE)]);
+    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+        let steps = [load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)];
+        out.extend(when(libc::SYS_ioctl, &steps));
+    }
     if is_network_restricted {
-        // The number is loaded again where an argument may have been.
-        out.extend([load(NUMBER), jump(IF_EQUAL, to_u32(libc::SYS_connect), 0, 1), give(REFUSE)]);
+        out.extend(when(libc::SYS_connect, &[give(REFUSE)]));
         for socket in [libc::SYS_socket, libc::SYS_socketpair] {
-            out.extend([jump(IF_EQUAL, to_u32(socket), 0, 4), load(argument(0))]);
-            out.extend([jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE), give(ALLOW)]);
+            let steps = [load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)];
+            out.extend(when(socket, &steps));
         }
         // To whom a message goes is named by an address, or by a connection, which cannot be made.
-        out.extend([jump(IF_EQUAL, to_u32(libc::SYS_sendto), 0, 5)]);
-        out.extend([load(argument(4)), jump(IF_EQUAL, 0, 0, 2), load(argument(4) + 4), jump(IF_EQUAL, 0, 1, 0)]);
-        out.push(give(REFUSE));
+        for half in [argument(4), argument(4) + 4] {
+            out.extend(when(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]));
+        }
     }
     out.push(give(ALLOW));
+    out
+}
+
+/// Steps for one call alone. What it leaves to be allowed goes on behind them.
+fn when(number: c_long, steps: &[sock_filter]) -> Vec<sock_filter> {
+    // The number is loaded again where an argument may have been.
+    let mut out = vec![load(NUMBER), jump(IF_EQUAL, to_u32(number), 0, steps.len() as u8)];
+    out.extend(steps);
     out
 }
 
@@ -147,6 +178,23 @@ mod tests {
             }
             for number in [libc::SYS_read, libc::SYS_openat, libc::SYS_execve, libc::SYS_clone, libc::SYS_sendmsg] {
                 assert_eq!(answer(&program, number, [0; 6]), ALLOW, "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_changes_itself_and_no_other() {
+        let program = program(false);
+        for (number, index, own) in ABOUT_OTHERS {
+            // The other argument of those that have two.
+            let mut arguments = [0_u64; 6];
+            for (_, index, own) in ABOUT_OTHERS.iter().filter(|(other, ..)| other == number) {
+                arguments[*index as usize] = u64::from(*own);
+            }
+            assert_eq!(answer(&program, *number, arguments), ALLOW, "{number} {arguments:?}");
+            for other in [4711, u64::from(*own) + 1, 0x1_0000_0007, u64::MAX] {
+                arguments[*index as usize] = other;
+                assert_eq!(answer(&program, *number, arguments), REFUSE, "{number} {arguments:?}");
             }
         }
     }

@@ -1,11 +1,11 @@
 //! S19 and S17 in a sandbox: a confined child of the server's own user reads neither the token nor the memory of server, spawner and holder,
-//! reaches no socket of theirs and signals none of them; it cannot type into a terminal, trace, mount, or gain rights.
+//! reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a terminal, trace, mount, or gain rights.
 
 use serde_json::json;
 
 use crate::promises::{
     boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
-    host::{compile, modern, named, sh},
+    host::{compile, modern, named, pid_of, sh},
 };
 
 /// Each line is one try: its name and the error, or `done`.
@@ -14,12 +14,15 @@ const TRIES: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/keyctl.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -36,6 +39,23 @@ int main(int argc, char **argv) {
     tell("mount", mount("none", "/no/such/place", "tmpfs", 0, 0));
     tell("key", syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, -3, 0));
     tell("ring", syscall(SYS_io_uring_setup, 1, 0));
+    // Of a process that is not confined: nothing that harms it, and each is granted to anybody of its user.
+    int other = atoi(argv[2]);
+    struct rlimit none = {0, 0};
+    tell("limit", prlimit(other, RLIMIT_CORE, &none, 0));
+    tell("upper", syscall(SYS_prlimit64, 0x100000000ul | other, RLIMIT_CORE, &none, 0));
+    cpu_set_t cpus;
+    sched_getaffinity(0, sizeof cpus, &cpus);
+    tell("cpu", sched_setaffinity(other, sizeof cpus, &cpus));
+    struct sched_param idle = {0};
+    tell("class", sched_setscheduler(other, SCHED_BATCH, &idle));
+    tell("param", sched_setparam(other, &idle));
+    unsigned attributes[12] = {48, SCHED_BATCH};
+    tell("attr", syscall(SYS_sched_setattr, other, attributes, 0));
+    tell("nice", setpriority(PRIO_PROCESS, other, 19));
+    tell("disk", syscall(SYS_ioprio_set, 1, other, 2 << 13 | 7));
+    // And of its own.
+    tell("own", prlimit(0, RLIMIT_CORE, &none, 0) | sched_setaffinity(0, sizeof cpus, &cpus) | setpriority(PRIO_PROCESS, 0, 19));
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     strncpy(to.sun_path, argv[1], sizeof to.sun_path - 1);
     int s = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -44,6 +64,11 @@ int main(int argc, char **argv) {
     return 0;
 }
 "#;
+
+/// What of it is refused to everybody who is confined, in order.
+const REFUSED: [&str; 14] = [
+    "type", "high", "trace", "mount", "key", "ring", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk",
+];
 
 #[test]
 fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
@@ -85,27 +110,29 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
         let tries = compile(&ground.at(""), "tries", TRIES, &[]);
         let (mut client, _) = modern(&server);
         let socket = server.state_dir().join("dial.sock").display().to_string();
+        client.ok("process/start", sh("other", "exec sleep 1000"));
+        let other = pid_of(&mut client, "other").to_string();
         let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
         for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
-            let mut params = crate::common::start_params(id, &[&tries, &socket]);
+            let mut params = crate::common::start_params(id, &[&tries, &socket, &other]);
             params["tty"] = json!(true);
             params["sandbox"] = policy;
             client.ok("process/start", params);
             let said = String::from_utf8_lossy(&client.collect(id).stdout).replace("\r\n", "\n");
             // What covers the directory is empty for root, and closed for everybody else.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
-            let refused = "type=EPERM\nhigh=EPERM\ntrace=EPERM\nmount=EPERM\nkey=EPERM\nring=EPERM\n";
-            assert_eq!(said, format!("{refused}dial={dial}\nrights=1\n"), "{user}");
+            let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();
+            assert_eq!(said, format!("{refused}own=done\ndial={dial}\nrights=1\n"), "{user}");
         }
         // Over files, users, signals and low ports, for root; and none for anybody else.
         let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
         let kept = if user == "root" { "00000000000005fb" } else { "0000000000000000" };
         let policy = workspace(&ground.at("work"));
         assert_eq!(said_in(&mut client, "rights", rights, Some(&policy)), kept, "{user}");
-        let said = said_in(&mut client, "free", &format!("{tries} {socket}"), None);
-        assert!(
-            said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"),
-            "{user}: {said}"
-        );
+        let said = said_in(&mut client, "free", &format!("{tries} {socket} {other}"), None);
+        for granted in ["trace", "dial", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk", "own"] {
+            assert!(said.contains(&format!("{granted}=done")), "{user}, {granted}: {said}");
+        }
+        assert!(said.contains("rights=0"), "{user}: {said}");
     }
 }
