@@ -13,10 +13,13 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
 const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
+const NOT_THERE: u32 = 0x0005_0000 | libc::ENOSYS as u32;
 
 const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
+const IF_ANY_BIT: u16 = 0x45;
+const KEEP_BITS: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
 /// Offsets in the kernel's `seccomp_data`, little endian.
@@ -37,8 +40,11 @@ const REFUSED: &[c_long] = &[
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_pivot_root,
+    libc::SYS_chroot,
     libc::SYS_move_mount,
     libc::SYS_open_tree,
+    // open_tree_attr
+    467,
     libc::SYS_fsopen,
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
@@ -65,6 +71,19 @@ const REFUSED: &[c_long] = &[
     libc::SYS_acct,
     libc::SYS_quotactl,
 ];
+
+/// Flags of `clone` that make a namespace, in which a process has every right, and with it ways around a view. Among the lowest eight bits
+/// is the signal of its end.
+const CLONE_NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+
+/// Those of `unshare`: also CLONE_NEWTIME.
+const UNSHARE_NAMESPACES: u32 = CLONE_NAMESPACES | 0x80;
 
 /// Calls that change another process: its limits (no time left kills it), when and where it runs, where its memory is. Landlock knows none
 /// of them. Each has one argument, or two, and the value with which it is about the caller itself.
@@ -99,6 +118,11 @@ pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
     for (number, index, own) in ABOUT_OTHERS {
         out.extend(when(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]));
     }
+    for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
+        out.extend(when(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]));
+    }
+    // Its flags are in memory, where no filter looks. Libraries that do not find it use `clone`.
+    out.extend(when(libc::SYS_clone3, &[give(NOT_THERE)]));
     // Input that is pushed into a terminal is typed by nobody.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         let steps = [load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)];
@@ -162,6 +186,8 @@ mod tests {
             match step.code {
                 LOAD => value = u32::from_le_bytes(data[step.k as usize..][..4].try_into().expect("four bytes")),
                 IF_EQUAL => at += usize::from(if value == step.k { step.jt } else { step.jf }),
+                IF_ANY_BIT => at += usize::from(if value & step.k != 0 { step.jt } else { step.jf }),
+                KEEP_BITS => value &= step.k,
                 IF_AT_LEAST => at += usize::from(if value >= step.k { step.jt } else { step.jf }),
                 RETURN => return step.k,
                 other => panic!("unknown step {other}"),
@@ -197,6 +223,27 @@ mod tests {
                 assert_eq!(answer(&program, *number, arguments), REFUSE, "{number} {arguments:?}");
             }
         }
+    }
+
+    #[test]
+    fn processes_and_threads_are_made_and_no_namespaces() {
+        let program = program(false);
+        let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD | libc::CLONE_SETTLS;
+        for flags in [libc::SIGCHLD, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, thread, libc::CLONE_PIDFD] {
+            assert_eq!(answer(&program, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+        }
+        for flags in [0, libc::CLONE_FS, libc::CLONE_FILES] {
+            assert_eq!(answer(&program, libc::SYS_unshare, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+        }
+        for bit in (0..32).filter(|bit| UNSHARE_NAMESPACES >> bit & 1 == 1) {
+            let flags = 1_u64 << bit | libc::CLONE_FS as u64;
+            assert_eq!(answer(&program, libc::SYS_unshare, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+        }
+        for bit in (0..32).filter(|bit| CLONE_NAMESPACES >> bit & 1 == 1) {
+            let flags = 1_u64 << bit | libc::SIGCHLD as u64;
+            assert_eq!(answer(&program, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+        }
+        assert_eq!(answer(&program, libc::SYS_clone3, [0; 6]), NOT_THERE);
     }
 
     #[test]

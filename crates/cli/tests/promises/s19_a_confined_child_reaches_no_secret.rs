@@ -1,5 +1,6 @@
 //! S19 and S17 in a sandbox: a confined child of the server's own user reads neither the token nor the memory of server, spawner and holder,
-//! reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a terminal, trace, mount, or gain rights.
+//! reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a
+//! terminal, trace, mount, make namespaces, or gain rights.
 
 use serde_json::json;
 
@@ -14,6 +15,7 @@ const TRIES: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/keyctl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +28,15 @@ const TRIES: &str = r#"
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
+static void *nothing(void *none) { return none; }
+// A child that does nothing, made with flags. Its end is no signal: who is traced would stop at one.
+static long child(unsigned long flags) {
+    long pid = syscall(SYS_clone, flags, 0, 0, 0, 0);
+    if (pid == 0) _exit(0);
+    return pid < 0 ? pid : waitpid(pid, 0, __WALL);
+}
 static void tell(const char *what, long result) {
     printf("%s=%s\n", what, result < 0 ? strerrorname_np(errno) : "done");
 }
@@ -54,8 +64,16 @@ int main(int argc, char **argv) {
     tell("attr", syscall(SYS_sched_setattr, other, attributes, 0));
     tell("nice", setpriority(PRIO_PROCESS, other, 19));
     tell("disk", syscall(SYS_ioprio_set, 1, other, 2 << 13 | 7));
-    // And of its own.
+    tell("root", chroot("/"));
+    tell("space", child(CLONE_NEWUSER));
+    tell("tree", syscall(467, -100, "/", 1, 0, 0));
+    tell("apart", child(0) > 0 ? unshare(CLONE_NEWUSER) : 0);
+    // What everybody may: of its own, and threads.
     tell("own", prlimit(0, RLIMIT_CORE, &none, 0) | sched_setaffinity(0, sizeof cpus, &cpus) | setpriority(PRIO_PROCESS, 0, 19));
+    pthread_t thread;
+    errno = pthread_create(&thread, 0, nothing, 0);
+    tell("thread", errno ? -1 : pthread_join(thread, 0));
+    tell("newer", syscall(SYS_clone3, 0, 0));
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     strncpy(to.sun_path, argv[1], sizeof to.sun_path - 1);
     int s = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -66,8 +84,9 @@ int main(int argc, char **argv) {
 "#;
 
 /// What of it is refused to everybody who is confined, in order.
-const REFUSED: [&str; 14] = [
+const REFUSED: [&str; 18] = [
     "type", "high", "trace", "mount", "key", "ring", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk",
+    "root", "space", "tree", "apart",
 ];
 
 #[test]
@@ -122,7 +141,8 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             // What covers the directory is empty for root, and closed for everybody else.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
             let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();
-            assert_eq!(said, format!("{refused}own=done\ndial={dial}\nrights=1\n"), "{user}");
+            let rest = format!("own=done\nthread=done\nnewer=ENOSYS\ndial={dial}\nrights=1\n");
+            assert_eq!(said, format!("{refused}{rest}"), "{user}");
         }
         // Over files, users, signals and low ports, for root; and none for anybody else.
         let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
@@ -130,7 +150,9 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
         let policy = workspace(&ground.at("work"));
         assert_eq!(said_in(&mut client, "rights", rights, Some(&policy)), kept, "{user}");
         let said = said_in(&mut client, "free", &format!("{tries} {socket} {other}"), None);
-        for granted in ["trace", "dial", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk", "own"] {
+        let granted =
+            ["trace", "dial", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk", "space", "apart"];
+        for granted in granted.into_iter().chain(["own", "thread"]) {
             assert!(said.contains(&format!("{granted}=done")), "{user}, {granted}: {said}");
         }
         assert!(said.contains("rights=0"), "{user}: {said}");
