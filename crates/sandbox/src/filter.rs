@@ -22,6 +22,9 @@ const IF_ANY_BIT: u16 = 0x45;
 const KEEP_BITS: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
+/// The bits of a socket's type that say its kind; the others are flags.
+const SOCKET_KINDS: u32 = 0xf;
+
 /// Offsets in the kernel's `seccomp_data`, little endian.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
@@ -133,6 +136,12 @@ pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
         for socket in [libc::SYS_socket, libc::SYS_socketpair] {
             let steps = [load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)];
             out.extend(when(socket, &steps));
+            // A datagram needs no connection: each may have an address of its own, which is in memory. Raw ones are datagrams by another
+            // name, so those of the kinds that are connected are all that is left.
+            let mut steps = vec![load(argument(1)), keep(SOCKET_KINDS)];
+            steps.push(jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0));
+            steps.extend([jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
+            out.extend(when(socket, &steps));
         }
         // To whom a message goes is named by an address, or by a connection, which cannot be made.
         for half in [argument(4), argument(4) + 4] {
@@ -157,6 +166,10 @@ fn to_u32(number: c_long) -> u32 {
 
 const fn load(offset: u32) -> sock_filter {
     sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
+}
+
+const fn keep(bits: u32) -> sock_filter {
+    sock_filter { code: KEEP_BITS, jt: 0, jf: 0, k: bits }
 }
 
 const fn jump(code: u16, value: u32, yes: u8, no: u8) -> sock_filter {
@@ -265,6 +278,20 @@ mod tests {
             (libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0], REFUSE),
             (libc::SYS_socket, [libc::AF_UNIX as u64, 1, 0, 0, 0, 0], ALLOW),
             (libc::SYS_socketpair, [libc::AF_UNIX as u64, 1, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socketpair, [libc::AF_UNIX as u64, 1 | libc::SOCK_CLOEXEC as u64, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_DGRAM as u64, 0, 0, 0, 0], REFUSE),
+            (
+                libc::SYS_socket,
+                [libc::AF_UNIX as u64, (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64, 0, 0, 0, 0],
+                REFUSE,
+            ),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0], REFUSE),
+            (
+                libc::SYS_socketpair,
+                [libc::AF_UNIX as u64, libc::SOCK_DGRAM as u64 | 0xff_0000_0000, 0, 0, 0, 0],
+                REFUSE,
+            ),
             (libc::SYS_connect, [3, 0, 0, 0, 0, 0], REFUSE),
             (libc::SYS_sendto, [3, 1, 1, 0, 0x7000, 16], REFUSE),
             (libc::SYS_sendto, [3, 1, 1, 0, 0x7_0000_0000, 16], REFUSE),

@@ -2,6 +2,8 @@
 //! reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a
 //! terminal, trace, mount, make namespaces, or gain rights.
 
+use std::os::unix::net::UnixDatagram;
+
 use serde_json::json;
 
 use crate::promises::{
@@ -78,6 +80,15 @@ int main(int argc, char **argv) {
     strncpy(to.sun_path, argv[1], sizeof to.sun_path - 1);
     int s = socket(AF_UNIX, SOCK_STREAM, 0);
     tell("dial", connect(s, (struct sockaddr *) &to, sizeof to));
+    // Each message may name whom it is for: a socket that lies outside of what is granted, bound by the test.
+    strncpy(to.sun_path, argv[3], sizeof to.sun_path - 1);
+    struct iovec text = {"leak", 4};
+    struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &text, .msg_iovlen = 1};
+    int pair[2] = {-1, -1};
+    tell("datagram", sendmsg(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), &message, 0));
+    tell("raw", sendmsg(socket(AF_UNIX, SOCK_RAW, 0), &message, 0));
+    tell("both", socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
+    tell("pair", socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
     printf("rights=%d\n", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
     return 0;
 }
@@ -132,8 +143,12 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
         client.ok("process/start", sh("other", "exec sleep 1000"));
         let other = pid_of(&mut client, "other").to_string();
         let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
+        // Another program's, which takes messages from anybody.
+        let (inbox, bound) = (ground.text("inbox"), UnixDatagram::bind(ground.at("inbox")).expect("bind a socket"));
+        ground.open_to_all(&ground.at("inbox"));
+        bound.set_nonblocking(true).expect("it need not wait");
         for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
-            let mut params = crate::common::start_params(id, &[&tries, &socket, &other]);
+            let mut params = crate::common::start_params(id, &[&tries, &socket, &other, &inbox]);
             params["tty"] = json!(true);
             params["sandbox"] = policy;
             client.ok("process/start", params);
@@ -141,18 +156,24 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             // What covers the directory is empty for root, and closed for everybody else.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
             let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();
-            let rest = format!("own=done\nthread=done\nnewer=ENOSYS\ndial={dial}\nrights=1\n");
+            let sent = match id {
+                "shut" => "datagram=EBADF\nraw=EBADF\nboth=EPERM\npair=done\n",
+                _ => "datagram=done\nraw=done\nboth=done\npair=done\n",
+            };
+            let rest = format!("own=done\nthread=done\nnewer=ENOSYS\ndial={dial}\n{sent}rights=1\n");
             assert_eq!(said, format!("{refused}{rest}"), "{user}");
+            let mut taken = || bound.recv(&mut [0; 9]).is_ok();
+            assert_eq!((taken(), taken(), taken()), (id == "open", id == "open", false), "{user}");
         }
         // Over files, users, signals and low ports, for root; and none for anybody else.
         let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
         let kept = if user == "root" { "00000000000005fb" } else { "0000000000000000" };
         let policy = workspace(&ground.at("work"));
         assert_eq!(said_in(&mut client, "rights", rights, Some(&policy)), kept, "{user}");
-        let said = said_in(&mut client, "free", &format!("{tries} {socket} {other}"), None);
+        let said = said_in(&mut client, "free", &format!("{tries} {socket} {other} {inbox}"), None);
         let granted =
             ["trace", "dial", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk", "space", "apart"];
-        for granted in granted.into_iter().chain(["own", "thread"]) {
+        for granted in granted.into_iter().chain(["own", "thread", "datagram", "raw"]) {
             assert!(said.contains(&format!("{granted}=done")), "{user}, {granted}: {said}");
         }
         assert!(said.contains("rights=0"), "{user}: {said}");
