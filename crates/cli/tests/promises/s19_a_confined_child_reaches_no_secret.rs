@@ -1,14 +1,23 @@
-//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither the token nor the memory of server, spawner and holder,
-//! reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a
-//! terminal, trace, mount, make namespaces, or gain rights.
+//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither tokens nor the memory of server, spawner and holder,
+//! touches no audit log, reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a terminal,
+//! trace, mount, make namespaces, or gain rights.
 
-use std::os::unix::net::UnixDatagram;
+use std::{
+    fs,
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        net::UnixDatagram,
+    },
+};
 
 use serde_json::json;
 
-use crate::promises::{
-    boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
-    host::{compile, modern, named, pid_of, sh},
+use crate::{
+    common::TestServer,
+    promises::{
+        boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
+        host::{NOBODY, compile, modern, named, pid_of, sh},
+    },
 };
 
 /// Each line is one try: its name and the error, or `done`.
@@ -62,7 +71,8 @@ int main(int argc, char **argv) {
     struct sched_param idle = {0};
     tell("class", sched_setscheduler(other, SCHED_BATCH, &idle));
     tell("param", sched_setparam(other, &idle));
-    unsigned attributes[12] = {48, SCHED_BATCH};
+    // As nice as it gets: nobody may be less so than before.
+    unsigned attributes[12] = {48, SCHED_BATCH, [4] = 19};
     tell("attr", syscall(SYS_sched_setattr, other, attributes, 0));
     tell("nice", setpriority(PRIO_PROCESS, other, 19));
     tell("disk", syscall(SYS_ioprio_set, 1, other, 2 << 13 | 7));
@@ -134,6 +144,40 @@ fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
 }
 
 #[test]
+fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
+    for user in USERS {
+        let builder =
+            TestServer::builder().arg("--tokens").arg("{dir}/tokens.toml").arg("--audit").arg("{dir}/audit.log");
+        let server = if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() };
+        let (tokens, audit) = (server.dir().join("tokens.toml"), server.dir().join("audit.log"));
+        fs::write(&tokens, "# nobody else").expect("write a token file");
+        let owner = if user == "nobody" { NOBODY } else { 0 };
+        chown(&tokens, Some(owner), Some(owner)).expect("hand it over; run this as root");
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("close it");
+        let (mut client, _) = modern(&server);
+        // In a shell of their own: an error of the redirection would end the script.
+        let script = format!(
+            "cat {tokens} 2>/dev/null && echo read; (echo {{}} >>{audit}) 2>/dev/null && echo appended; (: >{audit}) 2>/dev/null && echo emptied; rm -f {audit} {tokens} 2>/dev/null; echo done",
+            tokens = tokens.display(),
+            audit = audit.display()
+        );
+        let policies = [
+            sandbox(vec![special("root", "read"), path(server.dir(), "write")], "restricted"),
+            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
+        ];
+        for (number, policy) in policies.iter().enumerate() {
+            let said = said_in(&mut client, &format!("in-{number}"), &script, Some(policy));
+            assert_eq!(said, "done", "{user}: {policy}");
+            let record = fs::read_to_string(&audit).expect("it is there");
+            assert!(record.contains("process.start") && !record.lines().any(|line| line == "{}"), "{user}: {record}");
+            assert!(tokens.exists(), "{user}: {policy}");
+        }
+        let script = format!("cat {}; cat {} >/dev/null && echo read", tokens.display(), audit.display());
+        assert_eq!(said_in(&mut client, "out", &script, None), "# nobody elseread", "{user}");
+    }
+}
+
+#[test]
 fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
     for user in USERS {
         let (server, ground) = (server_of(user), Ground::new());
@@ -162,7 +206,7 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             };
             let rest = format!("own=done\nthread=done\nnewer=ENOSYS\ndial={dial}\n{sent}rights=1\n");
             assert_eq!(said, format!("{refused}{rest}"), "{user}");
-            let mut taken = || bound.recv(&mut [0; 9]).is_ok();
+            let taken = || bound.recv(&mut [0; 9]).is_ok();
             assert_eq!((taken(), taken(), taken()), (id == "open", id == "open", false), "{user}");
         }
         // Over files, users, signals and low ports, for root; and none for anybody else.
