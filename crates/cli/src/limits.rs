@@ -217,6 +217,9 @@ fn of_messages() -> Vec<Limit> {
             Bytes(wire::READ_BYTES as u64),
             "the rest is for the next read",
         ),
+        fixed("entries of a sandbox", Count(wire::SANDBOX_ENTRIES as u64), "`invalidParams`"),
+        fixed("patterns of a sandbox", Count(wire::SANDBOX_PATTERNS as u64), "`invalidParams`"),
+        fixed("`workspaceRoots` of a sandbox", Count(wire::SANDBOX_ROOTS as u64), "`invalidParams`"),
     ]
 }
 

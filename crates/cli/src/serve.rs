@@ -196,13 +196,13 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit
     config
 }
 
-/// What no sandbox shows besides the state directory: secrets that came by file, and our own sockets.
+/// What no sandbox shows besides the state directory: secrets that came by file, who may come in, the record of it, and our own sockets.
 fn secrets(args: &args::Serve) -> Vec<PathBuf> {
     let socket = |url: &ListenUrl| match url {
         ListenUrl::Unix(path) => Some(path.clone()),
         _ => None,
     };
-    let files = [&args.token_file, &args.tls_key].into_iter().flatten().cloned();
+    let files = [&args.token_file, &args.tls_key, &args.guard.tokens, &args.guard.audit].into_iter().flatten().cloned();
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
     let all = files.chain(args.listen.iter().filter_map(socket)).chain(credentials);
     all.filter_map(|path| std::path::absolute(path).ok()).collect()

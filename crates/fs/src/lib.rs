@@ -20,6 +20,7 @@ mod copy;
 mod directory;
 mod error;
 mod ignored;
+mod in_place;
 mod left;
 mod metadata;
 mod patterns;

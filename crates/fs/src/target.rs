@@ -27,6 +27,9 @@ use crate::{
 /// Locks for names. Two writers of one name share one; so do, rarely, two of different names, which costs them a wait.
 static NAMES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
+/// The same for files: two names of one file have two locks of the kind above. Taken after that of a name, never before.
+static FILES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
 /// How every hidden name begins, and how those end that files and links have before they replace something.
 const PREFIX: &str = ".exec-server-";
 pub(crate) const FILE_END: &str = ".tmp";
@@ -117,11 +120,7 @@ impl Target {
 
     /// Keeps every other writer of this program from this name until it is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
-        let mut hasher = DefaultHasher::new();
-        (self.identity, &self.name).hash(&mut hasher);
-        let at = usize::try_from(hasher.finish() % NAMES.len() as u64).unwrap_or(0);
-        // Nothing is guarded but the order of writers.
-        NAMES[at].lock().unwrap_or_else(PoisonError::into_inner)
+        lock_of(&NAMES, (self.identity, &self.name))
     }
 
     /// The name beside this one that bytes have for a moment before they replace it. Always the same, so that whoever writes this
@@ -164,6 +163,21 @@ impl Target {
         let name = name.as_encoded_bytes();
         name.starts_with(PREFIX.as_bytes()) && (name.ends_with(b".tmp") || name.ends_with(b".part"))
     }
+}
+
+impl Existing {
+    /// Keeps everybody else of this program from writing this file in place, by whatever name, until it is dropped.
+    pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
+        lock_of(&FILES, (self.stat.device, self.stat.inode))
+    }
+}
+
+fn lock_of(locks: &'static [Mutex<()>; 64], key: impl Hash) -> MutexGuard<'static, ()> {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    let at = usize::try_from(hasher.finish() % locks.len() as u64).unwrap_or(0);
+    // Nothing is guarded but the order of writers.
+    locks[at].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name beside `name` that a link has for a moment before it replaces it.

@@ -3,15 +3,24 @@
 use std::{
     ffi::OsStr,
     fs,
-    os::unix::fs::symlink,
+    os::{
+        fd::AsFd as _,
+        unix::fs::{FileExt as _, symlink},
+    },
     path::{Path, PathBuf},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
 };
 
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, Finish, Kind, Links, Part, Place, View, Walk, create_directory, create_symlink, left, metadata,
-    open, read_details, remove,
+    Cancel, Draft, Finish, Kind, Links, Part, Place, Stat, View, Walk, create_directory, create_symlink,
+    in_place::InPlace,
+    left, metadata, open, read_details, remove,
     target::{Target, link_scratch_name},
     walk, write,
 };
@@ -194,4 +203,124 @@ fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
     put(&view, &file, Place::Whole, b"newer").expect("it can be written");
     assert_eq!((fs::read(&file).expect("it is there"), aside[0].exists()), (b"newer".to_vec(), true));
     assert_eq!(fs::read_dir(&path).expect("it is there").count(), 3);
+}
+
+/// A file with two names and these bytes, and both names.
+fn with_two_names(dir: &Path, bytes: &[u8]) -> [PathBuf; 2] {
+    let names = ["one", "two"].map(|name| dir.join(name));
+    fs::write(&names[0], bytes).expect("write");
+    fs::hard_link(&names[0], &names[1]).expect("link");
+    names
+}
+
+#[test]
+fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let names = with_two_names(dir.path(), b"first");
+    let (view, cancel, large) = (View::everything(), Cancel::new(), vec![b'x'; 1 << 20]);
+    for round in 0..100 {
+        let etag = metadata(&view, &names[0], Links::Follow, false).expect("look").etag;
+        let (finish, start) = (Finish { if_match: etag, ..Finish::default() }, Barrier::new(2));
+        let edit = |name: &Path| {
+            start.wait();
+            write(&view, name, Links::Follow, (Place::Whole, &large), (&finish, &cancel))
+        };
+        let done = thread::scope(|scope| {
+            let edits = names.each_ref().map(|name| scope.spawn(|| edit(name)));
+            edits.map(|edit| edit.join().expect("no panic"))
+        });
+        let late = done.iter().filter_map(|done| done.as_ref().err()).map(crate::Error::kind);
+        assert_eq!(late.collect::<Vec<_>>(), [Kind::EtagMismatch], "round {round}");
+        put(&view, &names[0], Place::Whole, format!("{round}").as_bytes()).expect("write");
+    }
+}
+
+#[test]
+fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let names = with_two_names(dir.path(), b"old");
+    let (view, cancel) = (View::everything(), Cancel::new());
+    let mut draft = Draft::create(&view, &names[0], Links::Follow, None).expect("a draft");
+    draft.write_block(0, b"new bytes").expect("a block");
+    let bytes = draft.file().and_then(|file| Ok(file.try_clone()?)).expect("its file");
+    let target = Target::find(&view, &names[0], Links::Follow).expect("find");
+    let committed = thread::scope(|scope| {
+        let turn = target.lock();
+        let commit = scope.spawn(|| draft.commit(Some(3), &Finish::default(), &cancel));
+        // It has begun, and waits for the one before it.
+        while bytes.metadata().expect("look").len() != 3 && !commit.is_finished() {
+            thread::yield_now();
+        }
+        cancel.cancel();
+        drop(turn);
+        commit.join().expect("no panic")
+    });
+    assert_eq!(committed.expect_err("called off").kind(), Kind::Cancelled);
+    assert_eq!(fs::read(&names[1]).expect("it is there"), b"old");
+    assert!(!draft.is_half_done());
+}
+
+#[test]
+fn a_draft_that_is_half_copied_is_known_as_such_and_can_be_committed_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let names = with_two_names(dir.path(), b"old bytes");
+    let (view, finish, cancel) = (View::everything(), Finish::default(), Cancel::new());
+    let target = Target::find(&view, &names[0], Links::Follow).expect("find");
+    let existing = target.existing().expect("open").expect("it is there");
+    // Its bytes are there and cannot be read: all goes well until they are needed.
+    fs::write(dir.path().join("new"), b"new").expect("write");
+    let unreadable = fs::OpenOptions::new().write(true).open(dir.path().join("new")).expect("open");
+    let mut begun = false;
+    let turn = InPlace::begin(&target, &existing, &finish, &cancel).expect("nothing is against it");
+    turn.copy(&unreadable, &mut begun).expect_err("it cannot be read");
+    assert!(begun);
+    let mut begun = false;
+    let turn = InPlace::begin(&target, &existing, &finish, &cancel).expect("the locks are free again");
+    let new = fs::File::open(dir.path().join("new")).expect("open");
+    assert_eq!(turn.copy(&new, &mut begun).expect("it can be read").size, 3);
+    assert_eq!(fs::read(&names[1]).expect("it is there"), b"new");
+}
+
+#[test]
+fn holes_of_a_draft_are_holes_also_where_the_old_file_had_bytes() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().expect("a directory");
+    let names = with_two_names(dir.path(), &vec![b'o'; 6 << 20]);
+    let (view, finish, cancel) = (View::everything(), Finish::default(), Cancel::new());
+    for size in [4 * MIB, 9 * MIB] {
+        let mut draft = Draft::create(&view, &names[0], Links::Follow, None).expect("a draft");
+        draft.write_block(MIB, b"a").expect("a block");
+        draft.write_block(3 * MIB, b"z").expect("a block");
+        assert!(!draft.commit(Some(size), &finish, &cancel).expect("commit").atomic);
+        let mut expected = vec![0; usize::try_from(size).expect("small")];
+        (expected[1 << 20], expected[3 << 20]) = (b'a', b'z');
+        assert!(fs::read(&names[1]).expect("it is there") == expected, "{size}");
+        fs::File::options()
+            .write(true)
+            .open(&names[0])
+            .and_then(|file| file.write_all_at(&vec![b'o'; 6 << 20], 0))
+            .expect("write");
+    }
+}
+
+#[test]
+fn what_is_kept_has_its_name_whoever_clears_up_meanwhile() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (view, path, done) = (View::everything(), dir.path().join("file"), AtomicBool::new(false));
+    let target = Target::find(&view, &path, Links::Refuse).expect("find");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let name = target.kept_name("word");
+            while !done.load(Ordering::Relaxed) {
+                left::clear(target.dir.as_fd(), &name);
+            }
+        });
+        let lost = (0..5_000).find(|_| {
+            // Busy where the other is just at it.
+            let draft = Draft::create(&view, &path, Links::Refuse, Some("word"));
+            draft.is_ok_and(|draft| draft.file().and_then(|file| Stat::of(file.as_fd())).expect("look").links == 0)
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(lost, None);
+    });
 }

@@ -25,8 +25,8 @@ use rustix::{
 
 use crate::{
     Cancel, Links, Moment, Result, Stat, Trouble, View,
-    copy::copy_bytes,
     error::On,
+    in_place::{InPlace, finish_in_place, require_finish},
     left,
     metadata::{ABSENT, etag, permissions, times},
     target::{Existing, FILE_END, Target, require_state},
@@ -103,16 +103,8 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
     // Before anything is written: whoever may not write the file learns it, and whoever comes too late.
     let existing = target.existing()?;
     require_state(existing.as_ref(), finish.if_match.as_deref())?;
-    let in_place = |existing: &Existing| -> Result<Written, Trouble> {
-        if existing.is_busy {
-            return Err(Errno::TXTBSY.into());
-        }
-        let _lock = target.lock();
-        require_state(Some(existing), finish.if_match.as_deref())?;
-        existing.file.set_len(0)?;
-        existing.file.write_all_at(bytes, 0)?;
-        finish_in_place(existing, finish)
-    };
+    let in_place =
+        |existing: &Existing| InPlace::begin(target, existing, finish, cancel).and_then(|turn| turn.write(bytes));
     if let Some(existing) = existing.as_ref().filter(|existing| existing.stat.links > 1) {
         return in_place(existing);
     }
@@ -130,26 +122,28 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
 }
 
 fn is_refused(trouble: &Trouble) -> bool {
-    // Not so a full disk: it may have room for these bytes in place of the old ones, but emptying the file first would be a loss.
+    // Not so a full disk: it may have room for these bytes in place of the old ones, but then not in one step.
     [Errno::ACCESS, Errno::PERM, Errno::ROFS].into_iter().any(|errno| trouble.is(errno))
 }
 
 fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> Result<Written, Trouble> {
     let _lock = target.lock();
-    let existing = match target.existing()? {
+    let (existing, is_new) = match target.existing()? {
         Some(existing) if existing.is_busy => return Err(Errno::TXTBSY.into()),
-        Some(existing) => {
-            require_state(Some(&existing), finish.if_match.as_deref())?;
-            existing
-        }
+        Some(existing) => (existing, false),
         None => {
             require_state(None, finish.if_match.as_deref())?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = File::from(rustix::fs::openat(&target.dir, &target.name, flags, Mode::from_raw_mode(0o666))?);
             let stat = Stat::of(file.as_fd())?;
-            Existing { file, stat, is_busy: false }
+            (Existing { file, stat, is_busy: false }, true)
         }
     };
+    let _file_lock = existing.lock();
+    if !is_new {
+        require_state(Some(&existing), finish.if_match.as_deref())?;
+    }
+    require_finish(&existing, finish)?;
     match place {
         Place::Offset(offset) if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() => {
             return Err(Trouble::InvalidInput("no file reaches that far"));
@@ -174,21 +168,7 @@ fn append(file: &File, mut bytes: &[u8]) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Written, Trouble> {
-    let file = &existing.file;
-    if let Some(mode) = finish.mode {
-        rustix::fs::fchmod(file, permissions(mode)?)?;
-    }
-    if let Some(modified) = finish.modified {
-        rustix::fs::futimens(file, &times(modified)?)?;
-    }
-    if finish.fsync {
-        rustix::fs::fsync(file)?;
-    }
-    written(file, false)
-}
-
-fn written(file: &File, atomic: bool) -> Result<Written, Trouble> {
+pub(crate) fn written(file: &File, atomic: bool) -> Result<Written, Trouble> {
     let stat = Stat::of(file.as_fd())?;
     Ok(Written { atomic, etag: etag(file, &stat)?, size: stat.size })
 }
@@ -395,6 +375,7 @@ pub struct Draft {
     target: Target,
     scratch: Option<Scratch>,
     path: PathBuf,
+    is_half_done: bool,
 }
 
 impl Draft {
@@ -411,7 +392,7 @@ impl Draft {
                 Some(word) => kept(&target, word)?,
             };
             drop(existing);
-            Ok(Self { target, scratch: Some(scratch), path: path.to_owned() })
+            Ok(Self { target, scratch: Some(scratch), path: path.to_owned(), is_half_done: false })
         };
         create().on("create", path)
     }
@@ -441,7 +422,8 @@ impl Draft {
 
     /// Makes it the file. With a `size` it is cut there, or filled up with a hole.
     ///
-    /// After an [`EtagMismatch`](Trouble::EtagMismatch) the draft is still there; after anything else it is used up.
+    /// After an [`EtagMismatch`](Trouble::EtagMismatch) the draft is still there, and so it is where the file was [changed in
+    /// part](Self::is_half_done); after anything else it is used up.
     pub fn commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written> {
         self.try_commit(size, finish, cancel).on("write", &self.path)
     }
@@ -480,16 +462,17 @@ impl Draft {
 
     /// In place, for a file that cannot be replaced.
     fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
-        if existing.is_busy {
-            return Err(Errno::TXTBSY.into());
-        }
-        let _lock = self.target.lock();
-        require_state(Some(existing), finish.if_match.as_deref())?;
-        existing.file.set_len(0)?;
-        copy_bytes(self.file()?, &existing.file, cancel)?;
-        let written = finish_in_place(existing, finish)?;
+        let turn = InPlace::begin(&self.target, existing, finish, cancel)?;
+        let Some(scratch) = &self.scratch else { return Err(Errno::BADF.into()) };
+        let written = turn.copy(&scratch.file, &mut self.is_half_done)?;
         self.discard();
         Ok(written)
+    }
+
+    /// Whether a commit in place failed in the middle: neither the old bytes nor these are the file, and it can be tried again.
+    #[must_use]
+    pub fn is_half_done(&self) -> bool {
+        self.is_half_done
     }
 
     /// Leaves nothing behind, whatever was to be kept.
@@ -520,22 +503,30 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
     }
     let name = target.kept_name(word);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
-    let stat = Stat::of(file.as_fd())?;
-    // Whoever put something else there must not get the bytes, nor decide what becomes the file.
-    if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != rustix::process::geteuid().as_raw() {
-        return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
-    }
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {
-            if stat.size == 0 {
-                remove_stale(target, &name);
-            }
-            Ok(Scratch { file, name: Some(name), is_kept: true })
+    for _ in 0..NAME_TRIES {
+        let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
+        let stat = Stat::of(file.as_fd())?;
+        // Whoever put something else there must not get the bytes, nor decide what becomes the file.
+        if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != rustix::process::geteuid().as_raw() {
+            return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
         }
-        Err(Errno::WOULDBLOCK) => Err(Trouble::Busy("somebody else writes the file that is kept under this word")),
-        Err(errno) => Err(errno.into()),
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Trouble::Busy("somebody else writes the file that is kept under this word"));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        // Under the lock: whoever cleared up between these two steps took the name away, and the bytes would be kept nowhere.
+        if !Stat::entry(target.dir.as_fd(), &name).is_ok_and(|entry| entry.is_same_file(&stat)) {
+            continue;
+        }
+        if stat.size == 0 {
+            remove_stale(target, &name);
+        }
+        return Ok(Scratch { file, name: Some(name), is_kept: true });
     }
+    Err(Trouble::Busy("others take away what is kept under this word"))
 }
 
 /// Removes what is left of other versions of the same file, unless somebody is at it. Nothing depends on it, so nothing is said

@@ -33,7 +33,7 @@ pub struct InfoResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxSupport {
-    /// The release of Landlock that the kernel has; null where it has none, and no process can be confined.
+    /// The release of Landlock that the kernel has; null where it has none. Below 6 no process can be confined.
     pub landlock: Option<u32>,
     /// System calls can be filtered.
     pub seccomp: bool,

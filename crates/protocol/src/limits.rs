@@ -199,3 +199,12 @@ pub const WATCH_SETTLE: Duration = Duration::from_millis(50);
 
 /// How long may be asked for.
 pub const WATCH_SETTLE_MAX: Duration = Duration::from_secs(10);
+
+/// Entries of a sandbox: each costs a look at its path, some a mount.
+pub const SANDBOX_ENTRIES: usize = 2000;
+
+/// Patterns among them: each is a search.
+pub const SANDBOX_PATTERNS: usize = 64;
+
+/// Project roots of a sandbox: an entry about them is one for each.
+pub const SANDBOX_ROOTS: usize = 64;

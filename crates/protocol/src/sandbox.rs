@@ -1,10 +1,12 @@
 //! The sandbox context that `process/start` and every `fs/*` method take. It must not know how a policy is enforced.
 //!
-//! Inside `permissions` names are in snake case, as the reference writes them; an older profile without a `type` is read too.
+//! Inside `permissions` names are in snake case, as the reference writes them; an older profile without a `type` is read too. More entries
+//! than [`limits::SANDBOX_ENTRIES`] are not read: whoever enforces them pays for each, at every request.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{
+    limits,
     path::PathArg,
     tolerant::{is_false, null_default},
 };
@@ -20,7 +22,7 @@ pub struct SandboxContext {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathArg>,
     /// The project roots; an empty list means that there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "bounded_roots", skip_serializing_if = "Option::is_none")]
     pub workspace_roots: Option<Vec<PathArg>>,
     /// Of another platform; ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -203,11 +205,35 @@ struct UntaggedFileSystem {
 impl<'de> Deserialize<'de> for Profile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = serde_json::Value::deserialize(deserializer)?;
-        if value.get("type").is_some() {
-            return Tagged::deserialize(value).map(Self::from).map_err(serde::de::Error::custom);
-        }
-        Untagged::deserialize(value).map(Self::from).map_err(serde::de::Error::custom)
+        let profile = if value.get("type").is_some() {
+            Tagged::deserialize(value).map(Self::from)
+        } else {
+            Untagged::deserialize(value).map(Self::from)
+        };
+        let profile = profile.map_err(D::Error::custom)?;
+        profile.refuse_too_much().map_err(D::Error::custom)?;
+        Ok(profile)
     }
+}
+
+impl Profile {
+    fn refuse_too_much(&self) -> Result<(), String> {
+        let Self::Managed { file_system: FileSystem::Restricted { entries, .. }, .. } = self else { return Ok(()) };
+        let patterns = entries.iter().filter(|entry| matches!(entry.path, EntryPath::GlobPattern { .. })).count();
+        refuse_more(entries.len(), limits::SANDBOX_ENTRIES, "entries")?;
+        refuse_more(patterns, limits::SANDBOX_PATTERNS, "patterns")
+    }
+}
+
+fn refuse_more(count: usize, most: usize, what: &str) -> Result<(), String> {
+    if count > most { Err(format!("a sandbox has at most {most} {what}, this one has {count}")) } else { Ok(()) }
+}
+
+fn bounded_roots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PathArg>>, D::Error> {
+    let roots = Option::<Vec<PathArg>>::deserialize(deserializer)?;
+    refuse_more(roots.as_ref().map_or(0, Vec::len), limits::SANDBOX_ROOTS, "workspaceRoots")
+        .map_err(D::Error::custom)?;
+    Ok(roots)
 }
 
 impl From<Tagged> for Profile {
@@ -309,6 +335,35 @@ mod tests {
             panic!("not read");
         };
         assert_eq!((entries.len(), entries[1].access, network), (2, Access::Write, Network::Enabled));
+    }
+
+    #[test]
+    fn more_entries_patterns_or_roots_than_anybody_needs_are_refused() {
+        let path = |n: usize| json!({"path": {"type": "path", "path": format!("/{n}")}, "access": "read"});
+        let pattern =
+            |n: usize| json!({"path": {"type": "glob_pattern", "pattern": format!("/{n}/*")}, "access": "deny"});
+        let managed = |entries: Vec<serde_json::Value>| {
+            json!({"permissions": {"type": "managed", "network": "restricted",
+                "file_system": {"type": "restricted", "entries": entries}}})
+        };
+        let older = |count: usize| {
+            let read: Vec<_> = (0..count).map(|n| format!("/{n}")).collect();
+            json!({"permissions": {"file_system": {"read": read}}})
+        };
+        let rooted = |count: usize| {
+            let roots: Vec<_> = (0..count).map(|n| format!("/{n}")).collect();
+            json!({"permissions": {"type": "disabled"}, "workspaceRoots": roots})
+        };
+        for (most, make, told) in [
+            (2000, &(|n| managed((0..n).map(path).collect())) as &dyn Fn(usize) -> serde_json::Value, "entries"),
+            (2000, &older, "entries"),
+            (64, &|n| managed((0..n).map(pattern).collect()), "patterns"),
+            (64, &rooted, "workspaceRoots"),
+        ] {
+            assert!(read(make(most)).is_ok(), "{told}");
+            let error = read(make(most + 1)).unwrap_err();
+            assert!(error.contains(&format!("at most {most} {told}, this one has {}", most + 1)), "{error}");
+        }
     }
 
     #[test]

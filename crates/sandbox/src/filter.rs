@@ -1,7 +1,7 @@
 //! The filter of system calls that every sandboxed process gets: what could reach around a view, and with it the network.
 //!
-//! Numbers are compared as the kernel uses them: the request of an `ioctl` and the family of a socket are 32 bits, whatever is in the
-//! upper half of the register.
+//! Numbers are compared as the kernel uses them: the request of an `ioctl`, the number of a process and the family of a socket are 32 bits,
+//! whatever is in the upper half of the register.
 
 use libc::{c_long, sock_filter};
 
@@ -13,11 +13,17 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
 const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
+const NOT_THERE: u32 = 0x0005_0000 | libc::ENOSYS as u32;
 
 const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
+const IF_ANY_BIT: u16 = 0x45;
+const KEEP_BITS: u16 = 0x54;
 const RETURN: u16 = 0x06;
+
+/// The bits of a socket's type that say its kind; the others are flags.
+const SOCKET_KINDS: u32 = 0xf;
 
 /// Offsets in the kernel's `seccomp_data`, little endian.
 const NUMBER: u32 = 0;
@@ -31,13 +37,17 @@ const REFUSED: &[c_long] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_pivot_root,
+    libc::SYS_chroot,
     libc::SYS_move_mount,
     libc::SYS_open_tree,
+    // open_tree_attr
+    467,
     libc::SYS_fsopen,
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
@@ -65,6 +75,37 @@ const REFUSED: &[c_long] = &[
     libc::SYS_quotactl,
 ];
 
+/// Flags of `clone` that make a namespace, in which a process has every right, and with it ways around a view. Among the lowest eight bits
+/// is the signal of its end.
+const CLONE_NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+
+/// Those of `unshare`: also CLONE_NEWTIME.
+const UNSHARE_NAMESPACES: u32 = CLONE_NAMESPACES | 0x80;
+
+/// Calls that change another process: its limits (no time left kills it), when and where it runs, where its memory is. Landlock knows none
+/// of them. Each has one argument, or two, and the value with which it is about the caller itself.
+const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
+    (libc::SYS_prlimit64, 0, 0),
+    (libc::SYS_sched_setaffinity, 0, 0),
+    (libc::SYS_sched_setscheduler, 0, 0),
+    (libc::SYS_sched_setattr, 0, 0),
+    (libc::SYS_sched_setparam, 0, 0),
+    // PRIO_PROCESS.
+    (libc::SYS_setpriority, 0, 0),
+    (libc::SYS_setpriority, 1, 0),
+    // IOPRIO_WHO_PROCESS.
+    (libc::SYS_ioprio_set, 0, 1),
+    (libc::SYS_ioprio_set, 1, 0),
+    (libc::SYS_migrate_pages, 0, 0),
+    (libc::SYS_move_pages, 0, 0),
+];
+
 /// The program that is handed to the kernel.
 pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
     let mut out = Vec::with_capacity(128);
@@ -77,22 +118,45 @@ pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
     for number in REFUSED {
         out.extend([jump(IF_EQUAL, to_u32(*number), 0, 1), give(REFUSE)]);
     }
+    for (number, index, own) in ABOUT_OTHERS {
+        out.extend(when(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]));
+    }
+    for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
+        out.extend(when(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]));
+    }
+    // Its flags are in memory, where no filter looks. Libraries that do not find it use `clone`.
+    out.extend(when(libc::SYS_clone3, &[give(NOT_THERE)]));
     // Input that is pushed into a terminal is typed by nobody.
-    out.extend([jump(IF_EQUAL, to_u32(libc::SYS_ioctl), 0, 5), load(argument(1))]);
-    out.extend([jump(IF_EQUAL, 0x5412, 0, 1), give(REFUSE), jump(IF_EQUAL, 0x541c, 0, 1), give(REFUSE)]);
+    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+        let steps = [load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)];
+        out.extend(when(libc::SYS_ioctl, &steps));
+    }
     if is_network_restricted {
-        // The number is loaded again where an argument may have been.
-        out.extend([load(NUMBER), jump(IF_EQUAL, to_u32(libc::SYS_connect), 0, 1), give(REFUSE)]);
+        out.extend(when(libc::SYS_connect, &[give(REFUSE)]));
         for socket in [libc::SYS_socket, libc::SYS_socketpair] {
-            out.extend([jump(IF_EQUAL, to_u32(socket), 0, 4), load(argument(0))]);
-            out.extend([jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE), give(ALLOW)]);
+            let steps = [load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)];
+            out.extend(when(socket, &steps));
+            // A datagram needs no connection: each may have an address of its own, which is in memory. Raw ones are datagrams by another
+            // name, so those of the kinds that are connected are all that is left.
+            let mut steps = vec![load(argument(1)), keep(SOCKET_KINDS)];
+            steps.push(jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0));
+            steps.extend([jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
+            out.extend(when(socket, &steps));
         }
         // To whom a message goes is named by an address, or by a connection, which cannot be made.
-        out.extend([jump(IF_EQUAL, to_u32(libc::SYS_sendto), 0, 5)]);
-        out.extend([load(argument(4)), jump(IF_EQUAL, 0, 0, 2), load(argument(4) + 4), jump(IF_EQUAL, 0, 1, 0)]);
-        out.push(give(REFUSE));
+        for half in [argument(4), argument(4) + 4] {
+            out.extend(when(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]));
+        }
     }
     out.push(give(ALLOW));
+    out
+}
+
+/// Steps for one call alone. What it leaves to be allowed goes on behind them.
+fn when(number: c_long, steps: &[sock_filter]) -> Vec<sock_filter> {
+    // The number is loaded again where an argument may have been.
+    let mut out = vec![load(NUMBER), jump(IF_EQUAL, to_u32(number), 0, steps.len() as u8)];
+    out.extend(steps);
     out
 }
 
@@ -102,6 +166,10 @@ fn to_u32(number: c_long) -> u32 {
 
 const fn load(offset: u32) -> sock_filter {
     sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
+}
+
+const fn keep(bits: u32) -> sock_filter {
+    sock_filter { code: KEEP_BITS, jt: 0, jf: 0, k: bits }
 }
 
 const fn jump(code: u16, value: u32, yes: u8, no: u8) -> sock_filter {
@@ -131,6 +199,8 @@ mod tests {
             match step.code {
                 LOAD => value = u32::from_le_bytes(data[step.k as usize..][..4].try_into().expect("four bytes")),
                 IF_EQUAL => at += usize::from(if value == step.k { step.jt } else { step.jf }),
+                IF_ANY_BIT => at += usize::from(if value & step.k != 0 { step.jt } else { step.jf }),
+                KEEP_BITS => value &= step.k,
                 IF_AT_LEAST => at += usize::from(if value >= step.k { step.jt } else { step.jf }),
                 RETURN => return step.k,
                 other => panic!("unknown step {other}"),
@@ -152,6 +222,44 @@ mod tests {
     }
 
     #[test]
+    fn a_process_changes_itself_and_no_other() {
+        let program = program(false);
+        for (number, index, own) in ABOUT_OTHERS {
+            // The other argument of those that have two.
+            let mut arguments = [0_u64; 6];
+            for (_, index, own) in ABOUT_OTHERS.iter().filter(|(other, ..)| other == number) {
+                arguments[*index as usize] = u64::from(*own);
+            }
+            assert_eq!(answer(&program, *number, arguments), ALLOW, "{number} {arguments:?}");
+            for other in [4711, u64::from(*own) + 1, 0x1_0000_0007, u64::MAX] {
+                arguments[*index as usize] = other;
+                assert_eq!(answer(&program, *number, arguments), REFUSE, "{number} {arguments:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn processes_and_threads_are_made_and_no_namespaces() {
+        let program = program(false);
+        let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD | libc::CLONE_SETTLS;
+        for flags in [libc::SIGCHLD, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, thread, libc::CLONE_PIDFD] {
+            assert_eq!(answer(&program, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+        }
+        for flags in [0, libc::CLONE_FS, libc::CLONE_FILES] {
+            assert_eq!(answer(&program, libc::SYS_unshare, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+        }
+        for bit in (0..32).filter(|bit| UNSHARE_NAMESPACES >> bit & 1 == 1) {
+            let flags = 1_u64 << bit | libc::CLONE_FS as u64;
+            assert_eq!(answer(&program, libc::SYS_unshare, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+        }
+        for bit in (0..32).filter(|bit| CLONE_NAMESPACES >> bit & 1 == 1) {
+            let flags = 1_u64 << bit | libc::SIGCHLD as u64;
+            assert_eq!(answer(&program, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+        }
+        assert_eq!(answer(&program, libc::SYS_clone3, [0; 6]), NOT_THERE);
+    }
+
+    #[test]
     fn terminal_input_cannot_be_pushed_whatever_the_upper_half_says() {
         let program = program(true);
         for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000]
@@ -170,6 +278,20 @@ mod tests {
             (libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0], REFUSE),
             (libc::SYS_socket, [libc::AF_UNIX as u64, 1, 0, 0, 0, 0], ALLOW),
             (libc::SYS_socketpair, [libc::AF_UNIX as u64, 1, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socketpair, [libc::AF_UNIX as u64, 1 | libc::SOCK_CLOEXEC as u64, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0], ALLOW),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_DGRAM as u64, 0, 0, 0, 0], REFUSE),
+            (
+                libc::SYS_socket,
+                [libc::AF_UNIX as u64, (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64, 0, 0, 0, 0],
+                REFUSE,
+            ),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0], REFUSE),
+            (
+                libc::SYS_socketpair,
+                [libc::AF_UNIX as u64, libc::SOCK_DGRAM as u64 | 0xff_0000_0000, 0, 0, 0, 0],
+                REFUSE,
+            ),
             (libc::SYS_connect, [3, 0, 0, 0, 0, 0], REFUSE),
             (libc::SYS_sendto, [3, 1, 1, 0, 0x7000, 16], REFUSE),
             (libc::SYS_sendto, [3, 1, 1, 0, 0x7_0000_0000, 16], REFUSE),

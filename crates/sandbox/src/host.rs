@@ -30,8 +30,13 @@ impl Host {
         }
     }
 
+    /// Whether Landlock is new enough.
+    pub fn has_landlock(self) -> bool {
+        self.landlock.is_some_and(|release| release >= landlock::NEEDED)
+    }
+
     /// Whether every policy can be enforced for processes.
     pub fn is_complete(self) -> bool {
-        self.landlock.is_some() && self.seccomp && self.namespaces
+        self.has_landlock() && self.seccomp && self.namespaces
     }
 }

@@ -52,6 +52,15 @@ pub enum KitError {
         "this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`"
     )]
     NoLandlock,
+    /// The kernel's Landlock lets a process signal others.
+    #[error(
+        "this kernel's Landlock is of release {release}, which does not keep a process from signalling others; release {} does, which comes with Linux 6.12",
+        landlock::NEEDED
+    )]
+    OldLandlock {
+        /// What it has.
+        release: u32,
+    },
     /// A rule was not taken.
     #[error("allow `{}`: {source}", path.display())]
     Rule {
@@ -65,18 +74,18 @@ pub enum KitError {
 impl Kit {
     /// Whether this host has what a kit is made of.
     pub fn check_host() -> Result<(), KitError> {
-        landlock::abi().map(drop).ok_or(KitError::NoLandlock)
+        suffices(landlock::abi())
     }
 
     /// Makes the kit for rules, with the view that was made for them.
     pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Built) -> Result<Self, KitError> {
-        let abi = landlock::abi().ok_or(KitError::NoLandlock)?;
+        Self::check_host()?;
         let is_about_files = purpose != Purpose::WholeSystem;
         let refused = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| KitError::Rule { path, source }
         };
-        let set = landlock::Ruleset::new(abi, is_about_files).map_err(refused(Path::new("/")))?;
+        let set = landlock::Ruleset::new(is_about_files).map_err(refused(Path::new("/")))?;
         let granted = script::fitted(rules, purpose);
         let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
         for (path, rule) in granted {
@@ -125,6 +134,14 @@ impl Kit {
     pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> InChild {
         let [user, mounts, rules] = numbers;
         InChild { user, mounts, rules, filter: filter::program(self.applied.network) }
+    }
+}
+
+fn suffices(landlock: Option<u32>) -> Result<(), KitError> {
+    match landlock {
+        None => Err(KitError::NoLandlock),
+        Some(release) if release < landlock::NEEDED => Err(KitError::OldLandlock { release }),
+        Some(_) => Ok(()),
     }
 }
 
@@ -181,4 +198,21 @@ fn drop_capabilities() -> Result<(), c_int> {
         half[2] = 0;
     }
     call(libc::SYS_capset, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_landlock_that_holds_less_than_is_promised_is_refused() {
+        assert!(matches!(suffices(None), Err(KitError::NoLandlock)));
+        for release in 1..landlock::NEEDED {
+            let error = suffices(Some(release)).expect_err("it does not keep signals in");
+            assert!(error.to_string().contains(&format!("of release {release},")), "{error}");
+        }
+        for release in [landlock::NEEDED, landlock::NEEDED + 1] {
+            assert!(suffices(Some(release)).is_ok());
+        }
+    }
 }

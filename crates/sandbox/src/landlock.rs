@@ -17,7 +17,7 @@ const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
 const MAKE_CHAR: u64 = 1 << 6;
 const MAKE_BLOCK: u64 = 1 << 11;
-/// Moving and linking between directories, since 2.
+/// Moving and linking between directories, since release 2.
 const REFER: u64 = 1 << 13;
 /// Since 3.
 const TRUNCATE: u64 = 1 << 14;
@@ -29,6 +29,9 @@ const FIRST: u64 = (1 << 13) - 1;
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 /// Abstract sockets and signals stay among those with the same rules, since 6.
 const SCOPES: u64 = 3;
+
+/// The release that has all of it (Linux 6.12). With an older one a process would be held by less than is promised: it could kill its server.
+pub(crate) const NEEDED: u32 = 6;
 
 /// The release of Landlock that the kernel has; nothing where it has none or it is switched off.
 pub(crate) fn abi() -> Option<u32> {
@@ -51,23 +54,13 @@ pub(crate) struct Ruleset {
 }
 
 impl Ruleset {
-    /// Denies every access to files that this kernel can deny, where files are restricted.
-    pub(crate) fn new(abi: u32, is_about_files: bool) -> io::Result<Self> {
-        let mut handled = FIRST;
-        for (since, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
-            if abi >= since {
-                handled |= right;
-            }
-        }
-        let handled = if is_about_files { handled } else { 0 };
-        // Files, network, scopes; an older kernel takes a shorter one.
-        let request: [u64; 3] = [handled, 0, if abi >= 6 { SCOPES } else { 0 }];
-        let size = match abi {
-            ..4 => 8,
-            4..6 => 16,
-            6.. => 24,
-        };
-        let fd = fd_call(libc::SYS_landlock_create_ruleset, [address(request.as_ptr()), size, 0, 0, 0, 0])?;
+    /// Denies every access to files, where files are restricted. The kernel has a release that knows all of it.
+    pub(crate) fn new(is_about_files: bool) -> io::Result<Self> {
+        let handled = if is_about_files { FIRST | REFER | TRUNCATE | IOCTL_DEV } else { 0 };
+        // Files, network, scopes.
+        let request: [u64; 3] = [handled, 0, SCOPES];
+        let args = [address(request.as_ptr()), size_of_val(&request), 0, 0, 0, 0];
+        let fd = fd_call(libc::SYS_landlock_create_ruleset, args)?;
         Ok(Self { fd, handled })
     }
 

@@ -94,8 +94,11 @@ fn proc_mounted() -> Finding {
 fn landlock() -> Finding {
     const ADVICE: &str =
         "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
-    match exec_server_sandbox::Host::look().landlock {
-        Some(release) => Finding::fine("landlock", format!("release {release}")),
+    const NEWER: &str = "use Linux 6.12 or later: with an older Landlock a process could signal others, so that none is put into a sandbox, and such a start is refused";
+    let host = exec_server_sandbox::Host::look();
+    match host.landlock {
+        Some(release) if host.has_landlock() => Finding::fine("landlock", format!("release {release}")),
+        Some(release) => Finding::weak("landlock", format!("release {release}"), NEWER),
         None => Finding::weak("landlock", "not offered by this kernel", ADVICE),
     }
 }

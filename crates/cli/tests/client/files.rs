@@ -5,19 +5,26 @@ use std::{
     ffi::OsString,
     fs,
     os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
+    thread,
     time::Duration,
 };
 
 use bytes::Bytes;
-use exec_server_client::fs::{
-    BLOCK, CommitOptions, CreateOptions, EntryKind, ErrorKind, Links, Moment, WalkKind, WalkOptions, WriteOptions,
-    read_stream,
+use exec_server_client::{
+    Client,
+    fs::{
+        BLOCK, CommitOptions, CreateOptions, EntryKind, ErrorKind, FileSystem, Links, Local, Moment, Remote, WalkKind,
+        WalkOptions, WriteOptions, read_stream,
+    },
 };
 use futures_util::StreamExt as _;
 
-use crate::both::{at_both, kind, letter};
+use crate::{
+    both::{at_both, kind, letter},
+    common::TestServer,
+};
 
 const WALK: WalkOptions = WalkOptions {
     max_depth: 64,
@@ -79,6 +86,80 @@ async fn methods_cover_surface_area() {
         assert!(!ground.path("a").exists());
     })
     .await;
+}
+
+#[tokio::test]
+async fn read_file_text_returns_string() {
+    at_both(async |ground| {
+        let text = "naïve\r\n\u{1f980} and no end of line";
+        let path = ground.write("text", text);
+        let bytes = ground.files.read_file(&path, Links::Follow).await.expect("read");
+        assert_eq!(String::from_utf8(bytes.into()).expect("it is text"), text);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_follow_metadata_preserves_linux_birthtime() {
+    at_both(async |ground| {
+        let path = ground.write("f", "");
+        let born = fs::metadata(&path).and_then(|found| found.created()).expect("this file system knows it");
+        let born = born.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis();
+        // Later than that it is changed, so that no other time is taken for it.
+        let modified = Some(Moment { seconds: 1_000_000_000, nanos: 0 });
+        ground.files.set_metadata(&path, Links::Refuse, None, modified).await.expect("change");
+        for links in [Links::Follow, Links::Refuse, Links::Itself] {
+            let found = ground.files.metadata(&path, links).await.expect("look");
+            assert_eq!(u128::try_from(found.created_ms), Ok(born), "{links:?}");
+        }
+    })
+    .await;
+}
+
+/// Reads, writes, makes and removes in a directory to which only names lead that are known.
+async fn work_below_search_only(files: &dyn FileSystem, top: &Path) {
+    let inner = top.join("searched/inner");
+    assert_eq!(files.read_file(&inner.join("file"), Links::Refuse).await.expect("read"), "hi");
+    let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
+    files.write_file(&inner.join("new"), "new".into(), options).await.expect("write");
+    files.create_directory(&inner.join("a/b"), true, Links::Refuse, None).await.expect("make both");
+    let found = files.metadata(&inner.join("a/b"), Links::Refuse).await.expect("look");
+    assert_eq!(found.kind, EntryKind::Directory);
+    files.remove(&inner.join("new"), false, false, Links::Refuse).await.expect("remove");
+    files.remove(&inner.join("a"), true, false, Links::Follow).await.expect("remove");
+    assert_eq!(kind(files.read_directory(top).await), ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn no_follow_operations_support_search_only_ancestors() {
+    let top = tempfile::Builder::new().prefix("exec-server-files-").tempdir().expect("make a directory");
+    let top = top.path().canonicalize().expect("it exists");
+    fs::create_dir_all(top.join("searched/inner")).expect("make directories");
+    fs::write(top.join("searched/inner/file"), "hi").expect("write");
+    for (name, mode) in [("searched/inner", 0o777), ("searched", 0o711), ("", 0o711)] {
+        fs::set_permissions(top.join(name), fs::Permissions::from_mode(mode)).expect("set a mode");
+    }
+    let run = |work: &mut dyn FnMut(&tokio::runtime::Runtime)| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        work(&runtime);
+    };
+    // Root may list everything. One thread becomes somebody else, and with it those that it starts.
+    thread::scope(|scope| {
+        let local = scope.spawn(|| {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("become nobody; run this as root");
+            run(&mut |runtime| runtime.block_on(work_below_search_only(&Local::new(), &top)));
+        });
+        local.join().expect("no panic");
+    });
+    let server = TestServer::builder().run_by_nobody().start();
+    run(&mut |runtime| {
+        runtime.block_on(async {
+            let client = Client::connect(server.url()).await.expect("connect");
+            work_below_search_only(&Remote::new(client.clone()), &top).await;
+            client.end_session().await.expect("end the session");
+        });
+    });
 }
 
 #[tokio::test]
@@ -233,6 +314,57 @@ async fn walk_returns_a_bounded_tree_and_checks_its_bounds_first() {
             WalkOptions { max_entries: 50_001, ..WALK },
         ] {
             assert_eq!(kind(files.walk(&ground.path("none"), bad).await), ErrorKind::InvalidInput);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn walk_reports_non_utf8_names() {
+    at_both(async |ground| {
+        let top = ground.make_dir("top");
+        let good = ground.write("top/good", "");
+        let odd = top.join(OsString::from_vec(b"bad-\xff".to_vec()));
+        fs::write(&odd, "odd").expect("write");
+        let walked = ground.files.walk(&top, WALK).await.expect("walk");
+        assert_eq!(walked.entries, [(good, WalkKind::File)]);
+        let told: Vec<_> = walked.errors.iter().map(|(path, _)| path.clone()).collect();
+        assert_eq!(told, std::slice::from_ref(&odd));
+        // With all of its bytes, so that it can be gone on with.
+        assert_eq!(ground.files.read_file(&told[0], Links::Refuse).await.expect("read"), "odd");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn walk_prunes_hidden_directories_without_claiming_visible_aliases() {
+    at_both(async |ground| {
+        let top = ground.make_dir("top");
+        let hidden = ground.make_dir("top/.hidden");
+        ground.write("top/.hidden/file", "");
+        let visible = ground.link("top/visible", ".hidden");
+        let options = WalkOptions { prune_hidden_directories: true, follow_directory_symlinks: true, ..WALK };
+        let walked = ground.files.walk(&top, options).await.expect("walk");
+        let expected = [
+            (hidden, WalkKind::Directory),
+            (visible.clone(), WalkKind::Directory),
+            (visible.join("file"), WalkKind::File),
+        ];
+        assert_eq!(walked.entries, expected);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn read_block_supports_non_sequential_offsets_and_lengths() {
+    at_both(async |ground| {
+        let path = ground.write("f", "0123456789");
+        let file = ground.files.open(&path, Links::Refuse).await.expect("open");
+        for (offset, len, bytes, eof) in
+            [(8, 2, "89", false), (0, 3, "012", false), (8, 3, "89", true), (10, 1, "", true), (99, 5, "", true)]
+        {
+            let block = file.read_at(offset, len, false).await.expect("read");
+            assert_eq!((&block.bytes[..], block.eof), (bytes.as_bytes(), eof), "{offset} {len}");
         }
     })
     .await;

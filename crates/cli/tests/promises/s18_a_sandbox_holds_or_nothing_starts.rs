@@ -384,6 +384,16 @@ fn what_cannot_be_enforced_starts_nothing() {
     assert_eq!(refused(&mut client, workspace(&ground.at("outside"))), enforceable);
     let foreign = sandbox(vec![path("file:///C:/x", "read")], "restricted");
     assert_eq!(refused(&mut client, foreign), (-32602, "invalidUri".to_owned()));
+    // More than anybody needs, and more work than a request is worth; for files as for processes.
+    let many = sandbox((0..2001).map(|n| path(format!("/{n}"), "read")).collect(), "restricted");
+    let patterns = sandbox((0..65).map(|n| pattern(&format!("/{n}/*"), "deny")).collect(), "restricted");
+    for (policy, told) in [(many, "at most 2000 entries"), (patterns, "at most 64 patterns")] {
+        assert_eq!(refused(&mut client, policy.clone()), (-32602, "invalidParams".to_owned()));
+        let params = json!({"path": ground.at("work"), "sandbox": policy});
+        let error = client.call("fs/getMetadata", params).expect_err("it is too much");
+        assert_eq!((error.code, error.kind()), (-32602, "invalidParams"));
+        assert!(error.message.contains(told), "{}", error.message);
+    }
 }
 
 /// Runs a program with Landlock out of its reach, as on a kernel without it.

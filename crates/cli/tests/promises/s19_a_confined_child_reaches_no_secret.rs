@@ -1,11 +1,23 @@
-//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither the token nor the memory of server, spawner and holder,
-//! reaches no socket of theirs and signals none of them; it cannot type into a terminal, trace, mount, or gain rights.
+//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither tokens nor the memory of server, spawner and holder,
+//! touches no audit log, reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a terminal,
+//! trace, mount, make namespaces, or gain rights.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        net::UnixDatagram,
+    },
+};
 
 use serde_json::json;
 
-use crate::promises::{
-    boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
-    host::{compile, modern, named, sh},
+use crate::{
+    common::TestServer,
+    promises::{
+        boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
+        host::{NOBODY, compile, modern, named, pid_of, sh},
+    },
 };
 
 /// Each line is one try: its name and the error, or `done`.
@@ -14,16 +26,28 @@ const TRIES: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/keyctl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
+static void *nothing(void *none) { return none; }
+// A child that does nothing, made with flags. Its end is no signal: who is traced would stop at one.
+static long child(unsigned long flags) {
+    long pid = syscall(SYS_clone, flags, 0, 0, 0, 0);
+    if (pid == 0) _exit(0);
+    return pid < 0 ? pid : waitpid(pid, 0, __WALL);
+}
 static void tell(const char *what, long result) {
     printf("%s=%s\n", what, result < 0 ? strerrorname_np(errno) : "done");
 }
@@ -36,14 +60,55 @@ int main(int argc, char **argv) {
     tell("mount", mount("none", "/no/such/place", "tmpfs", 0, 0));
     tell("key", syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, -3, 0));
     tell("ring", syscall(SYS_io_uring_setup, 1, 0));
+    // Of a process that is not confined: nothing that harms it, and each is granted to anybody of its user.
+    int other = atoi(argv[2]);
+    struct rlimit none = {0, 0};
+    tell("limit", prlimit(other, RLIMIT_CORE, &none, 0));
+    tell("upper", syscall(SYS_prlimit64, 0x100000000ul | other, RLIMIT_CORE, &none, 0));
+    cpu_set_t cpus;
+    sched_getaffinity(0, sizeof cpus, &cpus);
+    tell("cpu", sched_setaffinity(other, sizeof cpus, &cpus));
+    struct sched_param idle = {0};
+    tell("class", sched_setscheduler(other, SCHED_BATCH, &idle));
+    tell("param", sched_setparam(other, &idle));
+    // As nice as it gets: nobody may be less so than before.
+    unsigned attributes[12] = {48, SCHED_BATCH, [4] = 19};
+    tell("attr", syscall(SYS_sched_setattr, other, attributes, 0));
+    tell("nice", setpriority(PRIO_PROCESS, other, 19));
+    tell("disk", syscall(SYS_ioprio_set, 1, other, 2 << 13 | 7));
+    tell("root", chroot("/"));
+    tell("space", child(CLONE_NEWUSER));
+    tell("tree", syscall(467, -100, "/", 1, 0, 0));
+    tell("apart", child(0) > 0 ? unshare(CLONE_NEWUSER) : 0);
+    // What everybody may: of its own, and threads.
+    tell("own", prlimit(0, RLIMIT_CORE, &none, 0) | sched_setaffinity(0, sizeof cpus, &cpus) | setpriority(PRIO_PROCESS, 0, 19));
+    pthread_t thread;
+    errno = pthread_create(&thread, 0, nothing, 0);
+    tell("thread", errno ? -1 : pthread_join(thread, 0));
+    tell("newer", syscall(SYS_clone3, 0, 0));
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     strncpy(to.sun_path, argv[1], sizeof to.sun_path - 1);
     int s = socket(AF_UNIX, SOCK_STREAM, 0);
     tell("dial", connect(s, (struct sockaddr *) &to, sizeof to));
+    // Each message may name whom it is for: a socket that lies outside of what is granted, bound by the test.
+    strncpy(to.sun_path, argv[3], sizeof to.sun_path - 1);
+    struct iovec text = {"leak", 4};
+    struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &text, .msg_iovlen = 1};
+    int pair[2] = {-1, -1};
+    tell("datagram", sendmsg(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), &message, 0));
+    tell("raw", sendmsg(socket(AF_UNIX, SOCK_RAW, 0), &message, 0));
+    tell("both", socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
+    tell("pair", socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
     printf("rights=%d\n", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
     return 0;
 }
 "#;
+
+/// What of it is refused to everybody who is confined, in order.
+const REFUSED: [&str; 18] = [
+    "type", "high", "trace", "mount", "key", "ring", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk",
+    "root", "space", "tree", "apart",
+];
 
 #[test]
 fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
@@ -79,33 +144,82 @@ fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
 }
 
 #[test]
+fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
+    for user in USERS {
+        let builder =
+            TestServer::builder().arg("--tokens").arg("{dir}/tokens.toml").arg("--audit").arg("{dir}/audit.log");
+        let server = if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() };
+        let (tokens, audit) = (server.dir().join("tokens.toml"), server.dir().join("audit.log"));
+        fs::write(&tokens, "# nobody else").expect("write a token file");
+        let owner = if user == "nobody" { NOBODY } else { 0 };
+        chown(&tokens, Some(owner), Some(owner)).expect("hand it over; run this as root");
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("close it");
+        let (mut client, _) = modern(&server);
+        // In a shell of their own: an error of the redirection would end the script.
+        let script = format!(
+            "cat {tokens} 2>/dev/null && echo read; (echo {{}} >>{audit}) 2>/dev/null && echo appended; (: >{audit}) 2>/dev/null && echo emptied; rm -f {audit} {tokens} 2>/dev/null; echo done",
+            tokens = tokens.display(),
+            audit = audit.display()
+        );
+        let policies = [
+            sandbox(vec![special("root", "read"), path(server.dir(), "write")], "restricted"),
+            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
+        ];
+        for (number, policy) in policies.iter().enumerate() {
+            let said = said_in(&mut client, &format!("in-{number}"), &script, Some(policy));
+            assert_eq!(said, "done", "{user}: {policy}");
+            let record = fs::read_to_string(&audit).expect("it is there");
+            assert!(record.contains("process.start") && !record.lines().any(|line| line == "{}"), "{user}: {record}");
+            assert!(tokens.exists(), "{user}: {policy}");
+        }
+        let script = format!("cat {}; cat {} >/dev/null && echo read", tokens.display(), audit.display());
+        assert_eq!(said_in(&mut client, "out", &script, None), "# nobody elseread", "{user}");
+    }
+}
+
+#[test]
 fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
     for user in USERS {
         let (server, ground) = (server_of(user), Ground::new());
         let tries = compile(&ground.at(""), "tries", TRIES, &[]);
         let (mut client, _) = modern(&server);
         let socket = server.state_dir().join("dial.sock").display().to_string();
+        client.ok("process/start", sh("other", "exec sleep 1000"));
+        let other = pid_of(&mut client, "other").to_string();
         let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
+        // Another program's, which takes messages from anybody.
+        let (inbox, bound) = (ground.text("inbox"), UnixDatagram::bind(ground.at("inbox")).expect("bind a socket"));
+        ground.open_to_all(&ground.at("inbox"));
+        bound.set_nonblocking(true).expect("it need not wait");
         for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
-            let mut params = crate::common::start_params(id, &[&tries, &socket]);
+            let mut params = crate::common::start_params(id, &[&tries, &socket, &other, &inbox]);
             params["tty"] = json!(true);
             params["sandbox"] = policy;
             client.ok("process/start", params);
             let said = String::from_utf8_lossy(&client.collect(id).stdout).replace("\r\n", "\n");
             // What covers the directory is empty for root, and closed for everybody else.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
-            let refused = "type=EPERM\nhigh=EPERM\ntrace=EPERM\nmount=EPERM\nkey=EPERM\nring=EPERM\n";
-            assert_eq!(said, format!("{refused}dial={dial}\nrights=1\n"), "{user}");
+            let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();
+            let sent = match id {
+                "shut" => "datagram=EBADF\nraw=EBADF\nboth=EPERM\npair=done\n",
+                _ => "datagram=done\nraw=done\nboth=done\npair=done\n",
+            };
+            let rest = format!("own=done\nthread=done\nnewer=ENOSYS\ndial={dial}\n{sent}rights=1\n");
+            assert_eq!(said, format!("{refused}{rest}"), "{user}");
+            let taken = || bound.recv(&mut [0; 9]).is_ok();
+            assert_eq!((taken(), taken(), taken()), (id == "open", id == "open", false), "{user}");
         }
         // Over files, users, signals and low ports, for root; and none for anybody else.
         let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
         let kept = if user == "root" { "00000000000005fb" } else { "0000000000000000" };
         let policy = workspace(&ground.at("work"));
         assert_eq!(said_in(&mut client, "rights", rights, Some(&policy)), kept, "{user}");
-        let said = said_in(&mut client, "free", &format!("{tries} {socket}"), None);
-        assert!(
-            said.contains("trace=done") && said.contains("dial=done") && said.contains("rights=0"),
-            "{user}: {said}"
-        );
+        let said = said_in(&mut client, "free", &format!("{tries} {socket} {other} {inbox}"), None);
+        let granted =
+            ["trace", "dial", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk", "space", "apart"];
+        for granted in granted.into_iter().chain(["own", "thread", "datagram", "raw"]) {
+            assert!(said.contains(&format!("{granted}=done")), "{user}, {granted}: {said}");
+        }
+        assert!(said.contains("rights=0"), "{user}: {said}");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt as _},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -211,6 +211,66 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
     assert_eq!(crate::files::names(&seen), ["file"]);
     files.write(&disk.join("other"), &vec![b'x'; 2 << 20]);
     assert_eq!(fs::metadata(seen.join("other")).expect("written").size(), 2 << 20);
+}
+
+#[test]
+fn a_full_disk_leaves_a_file_of_two_names_whole() {
+    let (mut files, disk) = with_small_disk("1m");
+    let (path, other) = (disk.join("file"), disk.join("other"));
+    let old = vec![b'o'; 400 << 10];
+    files.write(&path, &old);
+    let seen = Path::new("/proc").join(files.server.pid().to_string()).join("root");
+    let seen = |path: &Path| seen.join(path.strip_prefix("/").expect("absolute"));
+    fs::hard_link(seen(&path), seen(&other)).expect("link");
+    let large = vec![b'n'; 2 << 20];
+    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
+    assert_error(&error, -32603, "storageFull");
+    assert!(files.read(&other) == old, "the old file is whole");
+    // The same by blocks: the draft fits beside it, and not over it.
+    files.ok("fs/create", json!({"handleId": "d", "path": path}));
+    let block = json!({"handleId": "d", "offset": 0, "chunk": encode_base64(&large[..560 << 10])});
+    files.ok("fs/writeBlock", block);
+    let error = files.fails("fs/commit", json!({"handleId": "d"}));
+    assert_error(&error, -32603, "storageFull");
+    assert!(files.read(&other) == old, "the old file is whole");
+    // What fits is written, into holes too.
+    fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(0)).expect("empty it");
+    fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(8 << 20)).expect("a hole");
+    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
+    assert_error(&error, -32603, "storageFull");
+    assert!(files.read(&other) == vec![0; 8 << 20], "the hole is whole");
+    let written = files.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large[..900 << 10])}));
+    assert_eq!(written["atomic"], false, "{written}");
+    assert!(files.read(&other) == large[..900 << 10]);
+}
+
+#[test]
+fn a_file_of_somebody_else_takes_bytes_and_an_order_that_cannot_be_carried_out_changes_none() {
+    let server = TestServer::builder().run_by_nobody().start();
+    let mut files = Files { client: server.client(), server };
+    fs::create_dir(files.dir()).expect("make the directory of the test");
+    fs::set_permissions(files.dir(), fs::Permissions::from_mode(0o777)).expect("open it");
+    // Root's, and everybody may write it.
+    let path = files.file("file", b"old");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("open it");
+    let written = files.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(b"bytes alone")}));
+    assert_eq!((written["atomic"].clone(), files.read(&path)), (json!(false), b"bytes alone".to_vec()));
+    let time = json!({"seconds": 1_000_000_000, "nanos": 0});
+    for (order, value) in [("mode", json!(0o600)), ("modifiedAt", time)] {
+        for (more, name) in [(json!({}), "whole"), (json!({"append": true}), "end"), (json!({"offset": 0}), "offset")] {
+            let mut params = crate::with(json!({"path": path, "dataBase64": encode_base64(b"new")}), more);
+            params[order] = value.clone();
+            let error = files.fails("fs/writeFile", params);
+            assert_eq!(error.kind(), "permissionDenied", "{order} {name}: {error:?}");
+            assert_eq!(files.read(&path), b"bytes alone", "{order} {name}");
+        }
+        files.ok("fs/create", json!({"handleId": "d", "path": path}));
+        files.ok("fs/writeBlock", json!({"handleId": "d", "offset": 0, "chunk": encode_base64(b"new")}));
+        let mut params = json!({"handleId": "d"});
+        params[order] = value;
+        assert_eq!(files.fails("fs/commit", params).kind(), "permissionDenied", "{order}");
+        assert_eq!(files.read(&path), b"bytes alone", "{order}");
+    }
 }
 
 #[test]

@@ -135,3 +135,21 @@ impl From<Error> for io::Error {
         Self::new(kind, error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transport_errors_map_to_broken_pipe() {
+        let gone = [
+            crate::Error::Disconnected { reason: Some("the link is cut".to_owned()) },
+            crate::Error::Connect { address: "ws://127.0.0.1:1".to_owned(), reason: "refused".to_owned() },
+        ];
+        for error in gone {
+            let error = Error::of_call("read", Path::new("/x"), &error);
+            assert_eq!(error.kind, ErrorKind::Disconnected);
+            assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
+        }
+    }
+}

@@ -195,8 +195,15 @@ impl FileSystem for Local {
             };
             let found = files::walk(view, path, &walk, cancel)?;
             let kind = |kind| if kind == files::Type::Directory { WalkKind::Directory } else { WalkKind::File };
-            let entries = found.entries.into_iter().map(|(path, found)| (path, kind(found))).collect();
-            Ok(Walk { entries, errors: found.errors, truncated: found.truncated })
+            // What has no text is told as an error, as every server does.
+            let (entries, odd): (Vec<_>, Vec<_>) =
+                found.entries.into_iter().partition(|(path, _)| path.to_str().is_some());
+            let odd = odd.into_iter().map(|(path, _)| (path, "its name is not UTF-8".to_owned()));
+            Ok(Walk {
+                entries: entries.into_iter().map(|(path, found)| (path, kind(found))).collect(),
+                errors: odd.chain(found.errors).collect(),
+                truncated: found.truncated,
+            })
         })
     }
 

@@ -290,7 +290,11 @@ impl Remote {
         let params = wire::WalkParams { path: self.path("walk", path).await?, options, sandbox: self.sandbox() };
         let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
-        let errors = found.errors.into_iter().map(|error| Ok((resolve("walk", path, &error.path)?, error.message)));
+        let errors = found.errors.into_iter().map(|error| {
+            // As a URI it has all of its bytes; the reference tells it with others in place of those that are no text.
+            let told = error.uri.map_or(error.path, PathArg::new);
+            Ok((resolve("walk", path, &told)?, error.message))
+        });
         Ok(Walk {
             entries: entries.collect::<Result<_, Error>>()?,
             errors: errors.collect::<Result<_, Error>>()?,

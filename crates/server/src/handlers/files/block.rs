@@ -8,7 +8,7 @@ use std::{
 };
 
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
-use exec_server_protocol::{Empty, base64, fs as wire, limits};
+use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 
 use super::{Errand, decode, from_wire, links, path, to_wire, write_result};
 use crate::{
@@ -161,7 +161,7 @@ fn draft(errand: &Errand, id: &str) -> Result<Arc<Mutex<Draft>>, Failure> {
     }
 }
 
-/// `fs/commit`: the draft becomes the file. It is used up, unless the file was not in the expected state.
+/// `fs/commit`: the draft becomes the file. It is used up, unless the file was not in the expected state, or was changed in part.
 pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/commit").await;
     errand.answer(reply, commit_draft(&errand, params).await);
@@ -179,9 +179,12 @@ async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wir
     // Not waited for: who commits while a block is being written has nobody else's parts to care about yet.
     let path = draft.try_lock().ok().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_left(errand, path));
-    let committed = errand.work(move |cancel| lock(&draft).commit(size, &finish, cancel)).await;
-    let is_there =
-        matches!(&committed, Err(failure) if failure.kind() == exec_server_protocol::failure::Kind::EtagMismatch);
+    let at = draft.clone();
+    let committed = errand.work(move |cancel| lock(&at).commit(size, &finish, cancel)).await;
+    let is_there = match &committed {
+        Err(failure) => failure.kind() == FailureKind::EtagMismatch || lock(&draft).is_half_done(),
+        Ok(_) => false,
+    };
     if !is_there {
         drop(errand.session().files.close(&params.handle_id));
     }
