@@ -9,7 +9,7 @@ mod files;
 mod settings;
 mod values;
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use exec_server_server::{
@@ -24,7 +24,7 @@ use exec_server_server::{
 pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
-pub(crate) use copy::{Copy, Side};
+pub(crate) use copy::{Copy, Named, Side};
 pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
@@ -294,6 +294,18 @@ impl Serve {
     }
 }
 
+/// A command line that turns out to be wrong only by what the environment says, or does not.
+#[derive(Debug)]
+pub(crate) struct Wrong(pub(crate) String);
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
 /// Reads the command line; ends the program with help or a usage error.
 pub(crate) fn parse() -> Command {
     try_parse(normalized(std::env::args_os())).unwrap_or_else(|error| error.exit())
@@ -310,6 +322,10 @@ fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
     if let Command::Serve(serve) = &mut command {
         serve.settings = settings;
         serve.bounds.check().map_err(|text| grammar.error(ErrorKind::ValueValidation, text))?;
+    }
+    if let Command::Cp(copy) = &command {
+        let grammar = grammar.find_subcommand_mut("cp").expect("the grammar has it");
+        copy.check().map_err(|text| grammar.error(ErrorKind::ArgumentConflict, text))?;
     }
     Ok(command)
 }
@@ -409,6 +425,55 @@ mod tests {
         assert!(error("--max-sessions 0").contains("must be from 1 to 1048576"));
         assert!(error("--ping-every 30s").contains("--dead-after (30s) must be longer than --ping-every (30s)"));
         assert!(parse("exec-server serve --ping-every 40s --dead-after 2m --disk-per-process 0").is_ok());
+    }
+
+    #[test]
+    fn a_copy_has_a_server_and_nothing_that_is_not_heeded() {
+        let error = |line: &str| parse(&format!("exec-server cp {line}")).expect_err(line).to_string();
+        for (line, said) in [
+            ("--connect ws://a x y", "neither path is on a server; write `:` before the one that is, such as `:y`"),
+            ("x y", "neither path is on a server"),
+            ("--from ws://a x :y", "--from names the server of SRC, and `x` is on this machine; write `:x`"),
+            ("--to ws://a :x y", "--to names the server of DST, and `y` is on this machine; write `:y`"),
+            ("--connect ws://a --from ws://b :x y", "--connect names no server of this copy"),
+            ("--connect ws://a --from ws://b --to ws://c :x :y", "--connect names no server of this copy"),
+            ("-r  :x", "it is empty; write `.`"),
+            ("-r : x", "it is empty; write `:.`"),
+            ("--from ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
+            ("--connect ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
+        ] {
+            let text = error(line);
+            assert!(text.contains(said), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_the_environment_is_shown_to_one_server() {
+        let shown = |line: &str| match parse(&format!("exec-server cp {line}")) {
+            Ok(Command::Cp(copy)) => copy
+                .servers()
+                .map(|named| named.map(|named| (named.by.unwrap_or("-").to_owned(), named.may_have_token))),
+            other => panic!("{line}: {other:?}"),
+        };
+        let named = |name: &str, may| Some((name.to_owned(), may));
+        assert_eq!(shown("x :y"), [None, named("-", true)]);
+        assert_eq!(shown("--connect a :x :y"), [named("a", true), named("a", true)]);
+        assert_eq!(shown("--token-file f --from a --to a :x :y"), [named("a", true), named("a", true)]);
+        assert_eq!(shown("--token-file f --from a :x y"), [named("a", true), None]);
+        assert_eq!(shown("--from a --to b :x :y"), [named("a", false), named("b", false)]);
+        assert_eq!(shown("--connect a --to b :x :y"), [named("a", true), named("b", false)]);
+        assert_eq!(shown("--from b :x :y"), [named("b", false), named("-", true)]);
+    }
+
+    #[test]
+    fn what_would_be_too_much_is_not_removed() {
+        for bad in [".", "..", "a/.", "a/..", "./", "a/../", "/", "//", "/.", "/..", "a//.//"] {
+            assert!(parse(&format!("exec-server fs rm -r x {bad}")).is_err(), "{bad}");
+        }
+        for good in ["x", "/x", "./x", "../x", "x/", ".x", "..x", "..."] {
+            assert!(parse(&format!("exec-server fs rm -r {good}")).is_ok(), "{good}");
+        }
+        assert!(parse("exec-server fs rm ").is_err());
     }
 
     #[test]

@@ -4,12 +4,14 @@
 use exec_server_client::{ErrorKind, Exit};
 use exec_server_protocol::{failure::Kind, process::Cause};
 
-use crate::ids::NoProcess;
+use crate::{args::Wrong, ids::NoProcess};
 
 /// There is no such process.
 pub(crate) const NO_PROCESS: u8 = 1;
 /// Not everything was copied.
 pub(crate) const NOT_COPIED: u8 = 1;
+/// The command line is wrong, as clap says it.
+pub(crate) const USAGE: u8 = 2;
 /// A time limit ended the program, as `timeout` says it.
 pub(crate) const TIMED_OUT: u8 = 124;
 /// What a shell says of a program that cannot be executed, one that is not there, and one that a closed pipe ended.
@@ -47,7 +49,11 @@ pub(crate) fn of_start(error: &exec_server_client::Error) -> u8 {
 
 /// The code of a command that failed.
 pub(crate) fn of_error(error: &anyhow::Error) -> u8 {
-    if error.is::<NoProcess>() { NO_PROCESS } else { TROUBLE }
+    match () {
+        () if error.is::<NoProcess>() => NO_PROCESS,
+        () if error.is::<Wrong>() => USAGE,
+        () => TROUBLE,
+    }
 }
 
 /// Whether the server knows no such process any more: it went between two calls.

@@ -56,18 +56,23 @@ impl Server {
         Self::find_as(args, args.connect.as_deref(), token.map(read_token).transpose()?)
     }
 
-    /// The two servers of a copy, as `find` does: the source's and the target's, where they are asked for by their own flags.
+    /// The servers of a copy, as `find` does: the source's and the target's, where they have one. Each gets the token of the
+    /// environment only if that may be meant for it.
     pub(crate) fn find_two(
         args: &args::Connect,
-        asked: [Option<&str>; 2],
+        named: [Option<args::Named<'_>>; 2],
         token: Option<env_token::Waiting>,
     ) -> anyhow::Result<[Option<Self>; 2]> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
         let token = token.map(read_token).transpose()?;
-        let [from, to] = asked.map(|asked| asked.or(args.connect.as_deref()));
-        Ok([Self::find_as(args, from, token.clone())?, Self::find_as(args, to, token)?])
+        let find = |named: Option<args::Named<'_>>| match named {
+            Some(named) => Self::find_as(args, named.by, token.clone().filter(|_| named.may_have_token)),
+            None => Ok(None),
+        };
+        let [from, to] = named.map(find);
+        Ok([from?, to?])
     }
 
     fn find_as(args: &args::Connect, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {

@@ -23,7 +23,7 @@ use crate::{
     args::{self, Side},
     codes,
     connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, runtime, say, terminal,
+    env_token, ids, link, runtime, say, terminal,
 };
 
 /// How often the line is drawn.
@@ -33,13 +33,17 @@ const DRAW_EVERY: Duration = Duration::from_millis(100);
 pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let is_shown = args.progress && io::stderr().is_terminal();
     runtime::block_on(async {
-        let [from, to] = Server::find_two(&args.connect, [args.from.as_deref(), args.to.as_deref()], token)?;
-        let (source, source_client) = place(&args.source, from.as_ref(), "--from").await?;
-        let (target, target_client) = place(&args.target, to.as_ref(), "--to").await?;
+        let [from, to] = Server::find_two(&args.connect, args.servers(), token)?;
+        let [from, to] = [(&args.source, from, "--from"), (&args.target, to, "--to")].map(End::new);
+        let (from, to) = (from?, to?);
+        let (source, source_client) = from.open().await?;
+        let (target, target_client) = to.open().await?;
+        let clients: Vec<Client> = [source_client, target_client].into_iter().flatten().collect();
         let talk = Talk { line: is_shown.then(Line::new).map(Mutex::new) };
-        let done = cp::copy(&source, &target, args.recursive, &talk).await;
+        let copying = cp::copy(&source, &target, args.recursive, &talk);
+        let done = link::telling(&clients, |text| talk.say(text), copying).await;
         talk.end();
-        for client in [source_client, target_client].into_iter().flatten() {
+        for client in clients {
             connect::end(&client).await;
         }
         match done {
@@ -54,19 +58,37 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
     })
 }
 
-/// One end of the copy, and the session behind it where it is on a server.
-async fn place(side: &Side, server: Option<&Server>, flag: &str) -> anyhow::Result<(Place, Option<Client>)> {
-    match side {
-        Side::Here(path) => {
-            let path = env::current_dir().context("find the working directory")?.join(path);
-            Ok((Place { files: Arc::new(fs::Local::new()), path }, None))
+/// One end of a copy.
+enum End<'a> {
+    Here(&'a Path),
+    There(&'a Path, Server),
+}
+
+impl<'a> End<'a> {
+    /// Both ends are looked at before anybody is called.
+    fn new((side, server, flag): (&'a Side, Option<Server>, &str)) -> Result<Self, args::Wrong> {
+        match (side, server) {
+            (Side::Here(path), _) => Ok(Self::Here(path)),
+            (Side::There(path), Some(server)) => Ok(Self::There(path, server)),
+            (Side::There(path), None) => {
+                let path = ids::clean(&path.to_string_lossy());
+                Err(args::Wrong(format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`")))
+            }
         }
-        Side::There(path) => {
-            let server = server
-                .ok_or_else(|| anyhow!("`:{}` is on a server: pass `--connect URL` or `{flag} URL`", path.display()))?;
-            let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
-            let path = there(&client, path).await?;
-            Ok((Place { files: Arc::new(fs::Remote::new(client.clone())), path }, Some(client)))
+    }
+
+    /// The place, and the session behind it where it is on a server.
+    async fn open(&self) -> anyhow::Result<(Place, Option<Client>)> {
+        match self {
+            Self::Here(path) => {
+                let path = env::current_dir().context("find the working directory")?.join(path);
+                Ok((Place { files: Arc::new(fs::Local::new()), path }, None))
+            }
+            Self::There(path, server) => {
+                let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+                let path = there(&client, path).await?;
+                Ok((Place { files: Arc::new(fs::Remote::new(client.clone())), path }, Some(client)))
+            }
         }
     }
 }

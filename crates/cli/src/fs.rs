@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use exec_server_client::{
     Client,
-    fs::{Error, ErrorKind, FileSystem as _, Links, Remote, read_stream},
+    fs::{EntryKind, Error, ErrorKind, FileSystem as _, Links, ReadAt, Remote, read_stream_from},
     protocol::{initialize::Ttl, path::PathArg},
 };
 use futures_util::StreamExt as _;
@@ -27,7 +27,7 @@ use crate::{
     args::{self, FilesCommand},
     codes,
     connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, runtime, say,
+    env_token, ids, link, runtime, say,
 };
 
 /// Does what was asked for.
@@ -43,6 +43,10 @@ pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyh
         FilesCommand::Mkdir(args) => visit(&args.connect, token, |place| mkdir(place, args)),
     }
 }
+
+/// How often a file is opened again because its server forgot that it was: far above what restarts can bring about, and an
+/// end to what a server can that only says so.
+const REOPENED_MAX: u32 = 100;
 
 /// A server's files, and where relative paths begin.
 struct Place {
@@ -92,7 +96,8 @@ fn visit<F: Future<Output = Done>>(
             None => directory(&client).await?,
         };
         let place = Arc::new(Place { files: Remote::new(client.clone()), base });
-        let done = work(place).await;
+        let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
+        let done = link::telling(std::slice::from_ref(&client), say, work(place)).await;
         connect::end(&client).await;
         match done {
             Ok(code) => Ok(ExitCode::from(code)),
@@ -112,34 +117,82 @@ async fn directory(client: &Client) -> anyhow::Result<PathBuf> {
 async fn cat(place: Arc<Place>, args: &args::Cat) -> Done {
     let mut troubles = Troubles::default();
     for path in &args.paths {
-        let file = match place.files.open(&place.path(path), Links::Follow).await {
-            Ok(file) => file,
-            Err(error) => {
-                troubles.add(error)?;
-                continue;
-            }
-        };
-        let mut chunks = read_stream(Arc::from(file));
-        while let Some(chunk) = chunks.next().await {
-            match chunk {
-                Ok(bytes) => put(&bytes)?,
-                Err(error) => {
-                    troubles.add(error)?;
-                    break;
-                }
-            }
+        match print(&place, &place.path(path)).await {
+            Ok(()) => {}
+            Err(Stopped::Ended(ended)) => return Err(ended),
+            Err(Stopped::File(error)) => troubles.add(error)?,
         }
     }
     Ok(troubles.code())
 }
 
+/// Why a file was not printed to its end.
+enum Stopped {
+    File(Error),
+    Ended(Ended),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<Ended> for Stopped {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
+}
+
+/// Prints a file. What is open goes with its server; when that comes back, the file is opened again and goes on where it was,
+/// if it is still the same one.
+async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
+    let mut file: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
+    let mut printed = 0;
+    for _ in 0..REOPENED_MAX {
+        let error = match print_from(&file, &mut printed).await {
+            Err(Stopped::File(error)) if error.kind == ErrorKind::Closed => error,
+            done => return done,
+        };
+        let again: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
+        if again.etag() != file.etag() {
+            let reason = "it was changed while its server was away; the rest is not printed".to_owned();
+            return Err(Error { kind: ErrorKind::Changed, reason, ..error }.into());
+        }
+        file = again;
+    }
+    print_from(&file, &mut printed).await
+}
+
+/// Prints what comes behind `printed`, and counts it.
+async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), Stopped> {
+    let mut chunks = read_stream_from(Arc::clone(file), *printed);
+    while let Some(chunk) = chunks.next().await {
+        let bytes = chunk?;
+        put(&bytes)?;
+        *printed += bytes.len() as u64;
+    }
+    Ok(())
+}
+
 async fn rm(place: Arc<Place>, args: &args::Rm) -> Done {
     let mut troubles = Troubles::default();
     for path in &args.paths {
-        let removed = place.files.remove(&place.path(path), args.recursive, args.force, Links::Follow).await;
+        let path = place.path(path);
+        if !args.recursive && is_directory(&place, &path).await {
+            troubles.say(&format!("remove `{}`: it is a directory, and only `-r` removes directories", path.display()));
+            continue;
+        }
+        let removed = place.files.remove(&path, args.recursive, args.force, Links::Follow).await;
         troubles.note(removed)?;
     }
     Ok(troubles.code())
+}
+
+/// Whether it is one itself, not by a link. What cannot be looked at is told by what is done next.
+async fn is_directory(place: &Place, path: &Path) -> bool {
+    let found = place.files.metadata(path, Links::Follow).await;
+    found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
 }
 
 async fn mkdir(place: Arc<Place>, args: &args::Mkdir) -> Done {
@@ -163,9 +216,13 @@ impl Troubles {
         if error.kind == ErrorKind::Disconnected {
             return Err(Ended::Trouble(error.into()));
         }
-        self.count += 1;
-        say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
+        self.say(&error.to_string());
         Ok(())
+    }
+
+    fn say(&mut self, text: &str) {
+        self.count += 1;
+        say::talk(format_args!("exec-server: {}", ids::clean(text)));
     }
 
     fn note<T>(&mut self, done: Result<T, Error>) -> Result<Option<T>, Ended> {

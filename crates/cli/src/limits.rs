@@ -44,6 +44,8 @@ pub(crate) fn all() -> Vec<Limit> {
     all.extend(of_sessions(&core));
     all.extend(of_connections(&core));
     all.extend(of_messages());
+    all.extend(of_files());
+    all.extend(of_searches());
     all.extend(at_the_door());
     all
 }
@@ -220,6 +222,90 @@ fn of_messages() -> Vec<Limit> {
         fixed("entries of a sandbox", Count(wire::SANDBOX_ENTRIES as u64), "`invalidParams`"),
         fixed("patterns of a sandbox", Count(wire::SANDBOX_PATTERNS as u64), "`invalidParams`"),
         fixed("`workspaceRoots` of a sandbox", Count(wire::SANDBOX_ROOTS as u64), "`invalidParams`"),
+    ]
+}
+
+fn of_files() -> Vec<Limit> {
+    vec![
+        fixed(
+            "bytes of a file in one `fs/readFile` or `fs/writeFile`",
+            Bytes(wire::FILE_BYTES as u64),
+            "`fileTooLarge`; a file of any size goes in blocks, as `cp`, `fs cat` and the library do by themselves",
+        ),
+        fixed("bytes of one `fs/readBlock` or `fs/writeBlock`", Bytes(wire::BLOCK_BYTES as u64), "`invalidParams`"),
+        fixed(
+            "files of a session that are open for reading, and as many drafts",
+            Count(wire::OPEN_FILES as u64),
+            "`tooManyHandles`",
+        ),
+        fixed(
+            "entries of a directory in one answer, and of `fs/walk`",
+            Count(wire::DIRECTORY_ENTRIES as u64),
+            "an error without `details`; with them pages of 16384 follow each other. A walk is cut and says so",
+        ),
+        fixed(
+            "paths of one `fs/glob`, and so of `fs tree`",
+            Count(wire::DIRECTORY_ENTRIES as u64),
+            "it is cut and says so, also at 4MiB of them; a request that names no number gets 1000",
+        ),
+        fixed("levels of `fs/walk`", Count(wire::WALK_DEPTH), "it is cut and says so"),
+        fixed("directories of `fs/walk`", Count(wire::WALK_DIRECTORIES), "it is cut and says so"),
+        fixed("bytes of an answer to `fs/walk`", Bytes(wire::WALK_BYTES as u64), "it is cut and says so"),
+        fixed("file operations at once, of all sessions", Count(wire::FILE_JOBS as u64), "others wait"),
+        fixed("file operations at once, of a session", Count(wire::FILE_JOBS_OF_SESSION as u64), "others wait"),
+        fixed(
+            "bytes of files between disk and answer, of all sessions",
+            Bytes(wire::FILE_READING_BYTES as u64),
+            "reads wait",
+        ),
+        fixed(
+            "bytes of files between disk and answer, of a session",
+            Bytes(wire::FILE_READING_BYTES_OF_SESSION as u64),
+            "reads wait",
+        ),
+    ]
+}
+
+fn of_searches() -> Vec<Limit> {
+    vec![
+        fixed("searches of a connection", Count(wire::SEARCHES as u64), "`tooManyHandles`"),
+        fixed("watches of a connection", Count(wire::WATCHES as u64), "`tooManyHandles`"),
+        fixed(
+            "searches of all connections, and as many watches",
+            Count(wire::SEARCHES_OF_SERVER as u64),
+            "`tooManyHandles`",
+        ),
+        fixed(
+            "matching lines of a search",
+            Count(wire::SEARCH_MATCHES_MAX),
+            "it is cut and says so; a request that names no number gets 1000",
+        ),
+        fixed(
+            "bytes of what a search finds, in pages",
+            Bytes(wire::SEARCH_PAGED_BYTES as u64),
+            "it is cut and says so; without pages at 4MiB",
+        ),
+        fixed("entries that a search looks at", Count(wire::SCAN_ENTRIES), "it is cut and says so"),
+        fixed(
+            "levels of a search",
+            Count(wire::SCAN_DEPTH_MAX),
+            "it is cut and says so; a request that names no number gets 64",
+        ),
+        fixed(
+            "time of a search",
+            Time(wire::SCAN_TIME_MAX),
+            "it is cut and says so; a request that names no time gets 1m",
+        ),
+        fixed(
+            "directories of a watch",
+            Count(wire::WATCHED_DIRECTORIES_MAX),
+            "changes in the others are not told, and how many they are is; a request that names no number gets 8192",
+        ),
+        fixed(
+            "changes in one answer of a watch",
+            Count(wire::WATCH_CHANGES),
+            "the rest is for the next one; at 16384 that wait, `overflow`",
+        ),
     ]
 }
 

@@ -23,6 +23,7 @@ mod ids;
 mod kernel;
 mod kill;
 mod limits;
+mod link;
 mod log;
 mod logs;
 mod notify;

@@ -16,7 +16,9 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::permissions, target::Target};
+use crate::{
+    Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::permissions, target::is_unfinished,
+};
 
 /// What the kernel hands over at once.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -152,7 +154,7 @@ pub fn read_details(
         // The smallest names so far, the largest of them on top: memory does not grow with the directory.
         let mut names = BinaryHeap::new();
         each(dir.as_fd(), cancel, |name, _| {
-            if after.is_none_or(|after| name > after) && !Target::is_unfinished(name) {
+            if after.is_none_or(|after| name > after) && !is_unfinished(name) {
                 names.push(name.to_owned());
                 if names.len() > most + 1 {
                     names.pop();

@@ -45,7 +45,10 @@ pub enum PatternError {
 impl PatternError {
     pub(crate) fn malformed(pattern: &str, reason: impl ToString) -> Self {
         let pattern = pattern.chars().take(64).collect();
-        Self::Malformed { pattern, reason: reason.to_string() }
+        // A parser draws the pattern, marks the place, and says on the last line what is wrong; the pattern is said already.
+        let reason = reason.to_string();
+        let last = reason.lines().next_back().unwrap_or_default();
+        Self::Malformed { pattern, reason: last.strip_prefix("error: ").unwrap_or(last).to_owned() }
     }
 }
 

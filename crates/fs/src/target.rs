@@ -34,6 +34,8 @@ static FILES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 const PREFIX: &str = ".exec-server-";
 pub(crate) const FILE_END: &str = ".tmp";
 pub(crate) const LINK_END: &str = "-link.tmp";
+/// How those end that bytes have which are kept for whoever goes on.
+const PART_END: &str = ".part";
 
 /// A name in a directory.
 #[derive(Debug)]
@@ -144,25 +146,23 @@ impl Target {
             LazyLock::new(|| std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
         let mut hasher = DefaultHasher::new();
         (keep, &*BOOT).hash(&mut hasher);
-        format!("{}{:016x}.part", self.kept_prefix(), hasher.finish()).into()
+        format!("{}{:016x}{PART_END}", self.kept_prefix(), hasher.finish()).into()
     }
 
     /// Whether a name is one under which unfinished bytes of this file are kept, under whatever word.
     pub(crate) fn is_kept_name(&self, name: &OsStr) -> bool {
-        let name = name.as_encoded_bytes();
-        name.starts_with(self.kept_prefix().as_bytes()) && name.ends_with(b".part")
+        is_part(name) && name.as_encoded_bytes().starts_with(self.kept_prefix().as_bytes())
     }
 
     fn kept_prefix(&self) -> String {
         format!("{PREFIX}{:016x}-", hash(&self.name))
     }
+}
 
-    /// Whether a name is one of those that this crate gives to what is unfinished.
-    #[must_use]
-    pub(crate) fn is_unfinished(name: &OsStr) -> bool {
-        let name = name.as_encoded_bytes();
-        name.starts_with(PREFIX.as_bytes()) && (name.ends_with(b".tmp") || name.ends_with(b".part"))
-    }
+/// Whether a name has exactly the form that this crate gives to what is unfinished: whatever else begins alike is somebody's own.
+#[must_use]
+pub(crate) fn is_unfinished(name: &OsStr) -> bool {
+    scratch_kind(name).is_some() || is_part(name)
 }
 
 impl Existing {
@@ -187,16 +187,25 @@ pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
 
 /// What has a hidden name for a moment, by that name; `None` for names of others, and for parts, which are meant to stay.
 pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
-    let rest = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?;
-    let (number, end) = rest.split_at_checked(16)?;
-    if !number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-        return None;
-    }
+    let end = behind_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
     match end {
         _ if end == FILE_END.as_bytes() => Some(Type::File),
         _ if end == LINK_END.as_bytes() => Some(Type::Symlink),
         _ => None,
     }
+}
+
+/// Whether a name is one under which unfinished bytes are kept, of whatever file.
+fn is_part(name: &OsStr) -> bool {
+    let rest = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes());
+    let word = rest.and_then(behind_number).and_then(|rest| rest.strip_prefix(b"-"));
+    word.and_then(behind_number) == Some(PART_END.as_bytes())
+}
+
+/// What stands behind a number as these names have it.
+fn behind_number(text: &[u8]) -> Option<&[u8]> {
+    let (number, rest) = text.split_at_checked(16)?;
+    number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(rest)
 }
 
 fn hash(name: &OsStr) -> u64 {
@@ -218,6 +227,35 @@ pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>)
             } else {
                 Err(Trouble::EtagMismatch("it was changed"))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_exact_form_of_a_hidden_name_is_unfinished() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("it is there").join("file");
+        let target = Target::find(&View::everything(), &path, Links::Refuse).expect("its directory is there");
+        let kept = target.kept_name("word");
+        assert!(target.is_kept_name(&kept) && is_unfinished(&kept));
+        let random = Target::random_name(FILE_END).expect("a number");
+        for name in [target.scratch_name(), link_scratch_name(OsStr::new("x")), random] {
+            assert!(is_unfinished(&name) && !target.is_kept_name(&name), "{name:?}");
+        }
+        for name in [
+            ".exec-server-notes.tmp",
+            ".exec-server-notes.part",
+            ".exec-server-0123456789abcdef.part",
+            ".exec-server-0123456789abcdef-word.part",
+            ".exec-server-0123456789abcdef-0123456789abcdef.part.txt",
+            ".exec-server-0123456789ABCDEF.tmp",
+            "exec-server-0123456789abcdef.tmp",
+        ] {
+            assert!(!is_unfinished(OsStr::new(name)), "{name}");
         }
     }
 }

@@ -31,7 +31,7 @@ impl ClientCapabilities {
     }
 }
 
-/// The reference's own capability flags, as in `environment/info`; all of them belong to another product.
+/// The reference's own capability flags, as in `environment/info`; all but one belong to another product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -105,6 +105,14 @@ pub struct ServerCapabilities {
     pub environment: EnvironmentCapabilities,
 }
 
+impl EnvironmentCapabilities {
+    /// What this release serves of them.
+    #[must_use]
+    pub fn served() -> Self {
+        Self { sandboxed_file_streaming: true, ..Self::default() }
+    }
+}
+
 impl ServerCapabilities {
     /// What this release serves.
     #[must_use]
@@ -132,7 +140,7 @@ impl ServerCapabilities {
             sandbox: true,
             dialects: Vec::new(),
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
-            environment: EnvironmentCapabilities::default(),
+            environment: EnvironmentCapabilities::served(),
         }
     }
 }

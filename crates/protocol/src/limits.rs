@@ -122,6 +122,18 @@ pub const HANDLE_ID_BYTES: usize = 32;
 /// Entries of a directory in one answer, and of a walk.
 pub const DIRECTORY_ENTRIES: usize = 50_000;
 
+/// File operations of all sessions that run at once, each on a thread; others wait.
+pub const FILE_JOBS: usize = 64;
+
+/// The same of one session, so that a disk that hangs for one leaves threads to the others.
+pub const FILE_JOBS_OF_SESSION: usize = 16;
+
+/// Bytes of files that all requests together hold between disk and answer, as bytes and as text: seven of the largest.
+pub const FILE_READING_BYTES: usize = 1024 * MIB;
+
+/// The same of one session: one of the largest and some, so that one that reads slowly leaves room to the others.
+pub const FILE_READING_BYTES_OF_SESSION: usize = 192 * MIB;
+
 /// Levels that a walk goes down.
 pub const WALK_DEPTH: u64 = 64;
 

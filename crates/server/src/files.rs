@@ -16,17 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{core::Hook, error::Failure, process::lock};
 
-/// Jobs of all sessions that run at once, each on a thread.
-const JOBS: usize = 64;
-
-/// The same of one session.
-const SESSION_JOBS: usize = 16;
-
-/// Bytes of files, in KiB, that all requests together hold between disk and answer, as bytes and as text: seven of the largest.
-const READING_KIB: usize = 1 << 20;
-
-/// The same of one session: one of the largest and some, so that one that reads slowly leaves room to the others.
-const SESSION_READING_KIB: usize = 192 << 10;
+/// Room is counted in these.
+const KIB: usize = 1024;
 
 /// Threads and memory for file work, of the whole server.
 #[derive(Debug)]
@@ -48,7 +39,11 @@ impl Drop for CallOff {
 impl Pool {
     /// One whose jobs call `before` first.
     pub(crate) fn new(before: Hook) -> Self {
-        Self { jobs: Arc::new(Semaphore::new(JOBS)), reading: Arc::new(Semaphore::new(READING_KIB)), before }
+        Self {
+            jobs: Arc::new(Semaphore::new(limits::FILE_JOBS)),
+            reading: Arc::new(Semaphore::new(limits::FILE_READING_BYTES / KIB)),
+            before,
+        }
     }
 
     /// Runs a job that blocks, on a thread, when there is a place for it.
@@ -74,7 +69,9 @@ impl Pool {
 
     /// Room for so many bytes of a file; kept until they are on their way to the peer.
     pub(crate) async fn room(&self, files: &Files, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], Failure> {
-        let kib = usize::try_from(bytes.div_ceil(1024)).unwrap_or(usize::MAX).min(SESSION_READING_KIB);
+        let kib = usize::try_from(bytes.div_ceil(1024))
+            .unwrap_or(usize::MAX)
+            .min(limits::FILE_READING_BYTES_OF_SESSION / KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         Ok([place(&files.reading, kib).await?, place(&self.reading, kib).await?])
     }
@@ -135,8 +132,8 @@ impl Default for Files {
     fn default() -> Self {
         Self {
             handles: Mutex::default(),
-            jobs: Arc::new(Semaphore::new(SESSION_JOBS)),
-            reading: Arc::new(Semaphore::new(SESSION_READING_KIB)),
+            jobs: Arc::new(Semaphore::new(limits::FILE_JOBS_OF_SESSION)),
+            reading: Arc::new(Semaphore::new(limits::FILE_READING_BYTES_OF_SESSION / KIB)),
             turn: Arc::default(),
         }
     }

@@ -1,9 +1,12 @@
 //! The words of `fs`: what to do with the files of a server.
 //! Must not act on them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, os::unix::ffi::OsStrExt as _, path::PathBuf, time::Duration};
 
-use clap::{Args, Subcommand};
+use clap::{
+    Args, Subcommand,
+    builder::{OsStringValueParser, TypedValueParser as _},
+};
 
 use super::{client::Connect, values};
 
@@ -95,9 +98,10 @@ Examples:
   exec-server fs watch --once --exclude target . && make";
 
 const RM_HELP: &str = "\
-A link is removed itself, never what it leads to.
+A link is removed itself, never what it leads to. A PATH that ends in `.` or `..`, is empty or is the root is refused with \
+code 2, and then nothing is removed.
 
-Exit codes: 0; 1 something was not there (without -f) or could not be removed; 255; see `exec-server fs --help`
+Exit codes: 0; 1 something was not there (without -f) or could not be removed; 2; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs rm --connect ssh://host /tmp/old.log
@@ -301,14 +305,14 @@ pub(crate) struct WatchFiles {
 #[derive(Debug, Args)]
 #[command(after_help = RM_HELP)]
 pub(crate) struct Rm {
-    /// Directories with all that is in them
+    /// Directories with all that is in them; without it no directory is removed, not even an empty one
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
     /// What is not there is no trouble
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
     /// What to remove
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(removable))]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) connect: Connect,
@@ -329,6 +333,18 @@ pub(crate) struct Mkdir {
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) connect: Connect,
+}
+
+/// A path that names what is meant: one that is empty or ends in dots is the directory somebody is in, or one above it, and is
+/// most often an empty variable or a slip.
+fn removable(text: OsString) -> Result<PathBuf, &'static str> {
+    let bytes = text.as_bytes();
+    match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {
+        None if bytes.is_empty() => Err("it is empty, which would be the working directory; write its name"),
+        None => Err("it is the root of all files, which is not removed"),
+        Some(b"." | b"..") => Err("it ends in dots; write the name of what is to be removed"),
+        Some(_) => Ok(PathBuf::from(text)),
+    }
 }
 
 fn mode(text: &str) -> Result<u32, String> {

@@ -18,9 +18,6 @@ use crate::{args, codes, ids, say};
 /// Nothing matched.
 const NO_MATCH: u8 = 1;
 
-/// What clap says of a wrong command line; the pattern is a part of it.
-const USAGE: u8 = 2;
-
 /// Bytes of a line that are printed.
 const LINE_BYTES: u64 = 64 << 10;
 
@@ -39,7 +36,8 @@ pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
             Err(Trouble::File(error)) => {
                 say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
                 if error.kind == ErrorKind::InvalidPattern {
-                    return Ok(USAGE);
+                    // It is a part of the command line.
+                    return Ok(codes::USAGE);
                 }
                 has_failed = true;
             }

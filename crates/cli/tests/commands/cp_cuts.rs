@@ -85,8 +85,18 @@ impl Ground {
     }
 }
 
+/// All was copied, and nothing was said but of the link: that it was lost, and that it is back, in turns.
 fn ended_well(output: &Output) {
-    assert_eq!((text(&output.stderr), output.status.code()), (String::new(), Some(0)));
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for (at, line) in said.lines().enumerate() {
+        let is_told = if at % 2 == 0 {
+            line.starts_with("exec-server: connection to ws://127.0.0.1:") && line.ends_with("; reconnecting")
+        } else {
+            line.starts_with("exec-server: connected to ws://127.0.0.1:") && line.ends_with(" again")
+        };
+        assert!(is_told, "{said}");
+    }
 }
 
 /// Looks at each file of a directory in the moment in which it gets its name, and whenever it is written under it.

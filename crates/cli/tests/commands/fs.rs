@@ -15,39 +15,39 @@ use tempfile::TempDir;
 use crate::{Home, common::TestServer, end_of, finish, finish_child, read_until, signal, spawn, text};
 
 /// A server whose home and directory are its own, and a user elsewhere.
-struct World {
-    tree: TempDir,
-    server: TestServer,
-    home: Home,
+pub(crate) struct World {
+    pub(crate) tree: TempDir,
+    pub(crate) server: TestServer,
+    pub(crate) home: Home,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let tree = tempfile::Builder::new().prefix("exec-server-fs-").tempdir().expect("make a tree");
         let server = TestServer::builder().after(&format!("cd '{}'", tree.path().display())).start();
         Self { tree, server, home: Home::new() }
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = self.home.command(&[&["fs"], args].concat());
         command.env("EXEC_SERVER_URL", self.server.url()).current_dir(self.home.path());
         command
     }
 
     /// Output, talk and code.
-    fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
+    pub(crate) fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
         let output = finish(self.command(args));
         (text(&output.stdout), text(&output.stderr), output.status.code())
     }
 
     /// What it printed; it did all and said nothing.
-    fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
         let (out, said, code) = self.run(args);
         assert_eq!((said.as_str(), code), ("", Some(0)), "{args:?}: {out}");
         out
     }
 
-    fn put(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+    pub(crate) fn put(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let path = self.tree.path().join(name);
         fs::create_dir_all(path.parent().expect("it has one")).expect("make a directory");
         fs::write(path, content).expect("write a file");

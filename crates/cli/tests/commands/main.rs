@@ -12,6 +12,7 @@ mod cp_cuts;
 mod detached;
 mod examples;
 mod fs;
+mod fs_words;
 mod help;
 mod local;
 mod remote;

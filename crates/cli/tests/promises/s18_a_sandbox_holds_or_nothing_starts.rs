@@ -236,6 +236,10 @@ fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
             params["sandbox"] = sandbox.clone();
             let result = client.ok(method, params.clone());
             assert_eq!(result["sandbox"], expected, "{method} in {sandbox}");
+            if *method == "fs/open" {
+                let block = client.ok("fs/readBlock", json!({"handleId": "open", "offset": 0, "len": 8}));
+                assert_eq!(block, json!({"chunk": "bmV3", "eof": true}), "in {sandbox}");
+            }
             if let Some(handle) = params.get("handleId") {
                 client.ok("fs/close", json!({"handleId": handle}));
             }

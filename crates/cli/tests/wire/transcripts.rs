@@ -84,12 +84,12 @@ fn malformed() {
 #[test]
 fn handshake() {
     // Its exact `environment/info` is the reference's host and product; ours says what this host is, and claims none of the
-    // capabilities that belong to that product (design section 4, last row).
+    // capabilities that belong to that product, but reading blocks inside a sandbox (design section 4, last row).
     replay("handshake", same, |message| {
         (message["id"] == 6).then(|| {
             let capabilities = json!({
                 "capabilityDiscoverySandbox": false, "environmentConfigRead": false, "httpHeaderEnvVars": false,
-                "networkProxyLaunch": false, "sandboxedFileStreaming": false, "shellSnapshotV2": false,
+                "networkProxyLaunch": false, "sandboxedFileStreaming": true, "shellSnapshotV2": false,
             });
             json!({"id": 6, "result": {"capabilities": capabilities, "temporaryDirectories": [], "shell": {}}})
         })

@@ -86,7 +86,19 @@ impl Error {
             crate::Error::Decode { .. } | crate::Error::Protocol(_) => ErrorKind::InvalidData,
             _ => ErrorKind::Disconnected,
         };
-        Self::new(operation, path, kind, error.to_string())
+        let reason = match error {
+            crate::Error::Server { message, .. } => once(message, path).to_owned(),
+            _ => error.to_string(),
+        };
+        Self::new(operation, path, kind, reason)
+    }
+}
+
+/// A server's text without the path and what was tried on it, where it begins with them: the error says both itself.
+fn once<'a>(text: &'a str, path: &Path) -> &'a str {
+    match text.split_once(&format!("`{}`: ", path.display())) {
+        Some((tried, reason)) if tried.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b' ') => reason,
+        _ => text,
     }
 }
 
@@ -151,5 +163,19 @@ mod tests {
             assert_eq!(error.kind, ErrorKind::Disconnected);
             assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
         }
+    }
+
+    #[test]
+    fn operation_and_path_are_said_once() {
+        let told = |message: &str| {
+            let error = crate::Error::Server { code: failure::NOT_FOUND, kind: None, message: message.to_owned() };
+            Error::of_call("open", Path::new("/a b"), &error).to_string()
+        };
+        assert_eq!(told("open `/a b`: no such file"), "open `/a b`: no such file");
+        assert_eq!(told("look at `/a b`: no such file"), "open `/a b`: no such file");
+        assert_eq!(told("`/a b`: a path of another kind of host"), "open `/a b`: a path of another kind of host");
+        // What says something else first is left as it is, and so is another path.
+        assert_eq!(told("open `/a`: no such file"), "open `/a b`: open `/a`: no such file");
+        assert_eq!(told("`x` may not read `/a b`: no"), "open `/a b`: `x` may not read `/a b`: no");
     }
 }

@@ -46,7 +46,7 @@ pub use exec_server_protocol::fs::{
 pub use local::Local;
 pub use remote::Remote;
 pub use seek::{Change, Changes, Found, Glob, Search, Watch};
-pub use stream::{read_all, read_stream, write_all};
+pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;
 

@@ -38,7 +38,7 @@ pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
         temporary_directories: Some(Vec::new()),
         temp_dir: temp.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(&temp))),
         sandbox: Some(support()),
-        capabilities: EnvironmentCapabilities::default(),
+        capabilities: EnvironmentCapabilities::served(),
     });
 }
 

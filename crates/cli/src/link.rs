@@ -1,0 +1,42 @@
+//! What is said of links that break and are mended while something is done over them: one line each.
+//! Must not know what is done.
+
+use std::{collections::BTreeSet, future::Future};
+
+use exec_server_client::{Client, State};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+
+/// Does it, and says meanwhile what becomes of the links, once for each server.
+pub(crate) async fn telling<T>(clients: &[Client], say: impl Fn(&str), work: impl Future<Output = T>) -> T {
+    let mut seen = BTreeSet::new();
+    let servers = clients.iter().filter(|client| seen.insert(client.address()));
+    let mut links: FuturesUnordered<_> = servers.map(|client| tell(client, &say)).collect();
+    tokio::pin!(work);
+    loop {
+        // Both are cancel safe, and the work is never dropped before its end.
+        tokio::select! {
+            done = &mut work => return done,
+            Some(()) = links.next() => {}
+        }
+    }
+}
+
+/// Until nothing can change any more: how a session is lost says whatever it was lost for.
+async fn tell(client: &Client, say: &impl Fn(&str)) {
+    let (mut state, address) = (client.watch_state(), client.address());
+    let mut is_broken = false;
+    while state.changed().await.is_ok() {
+        let now = state.borrow_and_update().clone();
+        match now {
+            State::Recovering { reason } if !is_broken => {
+                is_broken = true;
+                say(&format!("connection to {address} lost ({reason}); reconnecting"));
+            }
+            State::Connected if is_broken => {
+                is_broken = false;
+                say(&format!("connected to {address} again"));
+            }
+            _ => {}
+        }
+    }
+}
