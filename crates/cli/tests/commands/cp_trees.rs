@@ -18,7 +18,7 @@ use crate::{
 fn make_large_tree(world: &World) -> PathBuf {
     let tree = world.here("tree");
     make_tree(&tree, 14);
-    fs::write(tree.join("large"), noise(18 << 20)).expect("write");
+    fs::write(tree.join("large"), noise(24 << 20)).expect("write");
     tree
 }
 
@@ -100,11 +100,19 @@ fn a_tree_is_not_copied_into_itself_through_a_server_of_the_same_host() {
     let tree = world.here("tree");
     make_tree(&tree, 14);
     fs::create_dir(tree.join("there")).expect("make a directory");
-    for (source, target) in [("tree", "tree/sub"), ("tree", "tree"), ("tree/.", "tree/there"), ("tree", "tree/d0/e")] {
+    let before = fs::read_dir(&tree).expect("list").count();
+    for (source, target) in [
+        ("tree", "tree/sub"),
+        ("tree", "tree"),
+        ("tree/.", "tree"),
+        ("tree/.", "tree/there"),
+        ("tree", "tree/d0/e"),
+        (".", "tree/sub"),
+    ] {
         let (stderr, code) = world.run(&["-r", source, &remote(&world.here(target))]);
         assert_eq!(code, Some(1), "{target}: {stderr}");
         assert!(stderr.contains("cannot be copied to itself or below itself"), "{target}: {stderr}");
-        assert_eq!(hidden(&tree), Vec::<PathBuf>::new(), "{target}");
+        assert_eq!((hidden(&tree), fs::read_dir(&tree).expect("list").count()), (Vec::new(), before), "{target}");
         assert_eq!(stderr.lines().count(), 1, "{target}: {stderr}");
     }
     // Beside itself it is another tree.

@@ -22,7 +22,7 @@ use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links, Metadata, WriteOp
 const SUFFIX: &str = ".exec-server-cp";
 
 /// The longest mark that is read: longer ones are not ours.
-pub(super) const MARK_MAX: u64 = 64 * 1024;
+const MARK_MAX: u64 = 64 * 1024;
 
 /// How a tree was named. The same words again lead to the same tree only where it was named by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,14 @@ impl Note {
 pub(super) struct Mark {
     pub(super) path: PathBuf,
     pub(super) text: String,
+}
+
+impl Mark {
+    /// Whether this very mark is to be read there: then both places are one.
+    pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, Error> {
+        let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
+        Ok(unless_lost(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
+    }
 }
 
 /// What an interrupted transfer has left.

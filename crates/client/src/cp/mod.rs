@@ -201,6 +201,7 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
             refuse_itself(source, target, &from, &aim.path)?;
             let mode = found.mode.unwrap_or(0o755);
             let root = root::Root::prepare(&*target.files, aim, &words, mode).await?;
+            root.refuse_itself(&*source.files, &from, &*target.files).await?;
             let done = tree::Tree::new(source, target, from, &root, watch).copy((mode, found.modified)).await;
             match (&root.mark, &done) {
                 (Some(mark), Ok(Report { failed: 0, .. }) | Err(Error::IntoItself { .. })) => {

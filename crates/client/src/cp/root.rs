@@ -8,7 +8,7 @@
 //! the transfer made the root; else the ones older than the mark. Where the file system does not tell when something came to be,
 //! it is all that are there, and those that the interrupted copy made keep the mode and time they had by then.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{
     Error, MODE_KEPT,
@@ -77,6 +77,25 @@ impl Root {
         note.created_ms = Some(there.created_ms);
         let mark = words.put(files, &path, &note).await?;
         Ok(Self { is_ours: note.is_made, group: group(&there), mark, since_ms: None, path })
+    }
+
+    /// Whether the source has it in it, though it goes by another address: then the source sees the mark where it was written.
+    /// What was made for the copy is taken away again.
+    pub(super) async fn refuse_itself(
+        &self,
+        source: &dyn FileSystem,
+        from: &Path,
+        target: &dyn FileSystem,
+    ) -> Result<(), Error> {
+        let Some(mark) = self.mark.as_ref().filter(|_| self.path.starts_with(from)) else { return Ok(()) };
+        if !mark.is_at(source, &mark.path).await? {
+            return Ok(());
+        }
+        mark::remove(target, mark).await?;
+        if self.is_ours && self.since_ms.is_none() {
+            target.remove(&self.path, false, true, Links::Refuse).await?;
+        }
+        Err(Error::IntoItself { path: from.to_owned() })
     }
 
     /// Whether a directory below it, which is there, was made by the copy that is gone on with.

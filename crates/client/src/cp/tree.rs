@@ -17,9 +17,7 @@ use std::{
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
 use super::{
-    Error, MODE_KEPT, Place, Report, Watch, file,
-    mark::MARK_MAX,
-    names,
+    Error, MODE_KEPT, Place, Report, Watch, file, names,
     root::{self, Root},
 };
 use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Metadata, Moment, Page};
@@ -231,17 +229,16 @@ impl<'a> Tree<'a> {
         Ok(Done::Listed { below, page, around })
     }
 
-    /// Whether the target is below this directory of the source: two places with different names may be the same. Then the mark
-    /// beside the target is here, and without an end there would always be more to copy.
+    /// Whether the target is below this directory of the source, whatever paths both go by. Then the mark beside the target is
+    /// here, and there would always be more to copy.
     async fn refuse_itself(&self, from: &Path, page: &Page) -> Result<(), Error> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
-        let is_mark = |entry: &&Entry| {
-            entry.kind == EntryKind::File && mark.path.file_name() == Some(&*entry.name) && entry.size <= MARK_MAX
-        };
-        let Some(entry) = page.entries.iter().find(is_mark) else { return Ok(()) };
-        match self.source.read_within(&from.join(&entry.name), MARK_MAX, Links::Refuse).await {
-            Ok(bytes) if bytes == mark.text.as_bytes() => Err(Error::IntoItself { path: self.from.clone() }),
-            // One of another transfer, or gone; it is copied as any other file, or fails as one.
+        let is_named_so = |entry: &&Entry| mark.path.file_name() == Some(&*entry.name);
+        match page.entries.iter().find(is_named_so) {
+            Some(entry) if mark.is_at(self.source, &from.join(&entry.name)).await? => {
+                Err(Error::IntoItself { path: self.from.clone() })
+            }
+            // None, or one of another transfer, which is a file as any other.
             _ => Ok(()),
         }
     }

@@ -362,3 +362,22 @@ async fn sizes_that_cannot_be_overflow_nothing() {
     assert_eq!((report.files, report.failed, report.bytes), (2, 1, u64::MAX));
     assert!(!ground.path("target/a").exists());
 }
+
+#[tokio::test]
+async fn a_target_that_is_met_in_the_source_ends_the_copy() {
+    let mut ground = Ground::new().await;
+    let mark = ground.path(".target.exec-server-cp");
+    let met = mark.clone();
+    let source = [entry(b".target.exec-server-cp", "file"), entry(b"f", "file"), entry(b"target", "directory")];
+    let done = ground.copy(|method, params| match (method, params["path"].as_str()) {
+        ("fs/readDirectory", _) => listing(&source, false),
+        // The server's paths are others, but the files behind them are the same.
+        ("fs/readFile", Some("/src/.target.exec-server-cp")) => {
+            json!({"dataBase64": base64::encode(&fs::read(&met).unwrap())})
+        }
+        _ => Value::Null,
+    });
+    let done = done.await;
+    assert!(matches!(done, Err(cp::Error::IntoItself { .. })), "{done:?}");
+    assert!(ground.made().is_empty() && !mark.exists());
+}
