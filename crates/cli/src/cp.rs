@@ -133,14 +133,14 @@ impl Talk {
 impl Watch for Talk {
     fn begun(&self, path: &Path, size: u64) {
         self.with(|line| {
-            line.of += size;
+            line.of = line.of.saturating_add(size);
             line.name = ids::clean(&path.file_name().unwrap_or_default().to_string_lossy()).to_string();
         });
     }
 
     fn moved(&self, _: &Path, bytes: u64) {
         self.with(|line| {
-            line.bytes += bytes;
+            line.bytes = line.bytes.saturating_add(bytes);
             line.draw_sometimes();
         });
     }
@@ -158,6 +158,14 @@ impl Watch for Talk {
 
     fn failed(&self, error: &cp::Error) {
         self.say(&error.to_string());
+    }
+
+    fn waiting(&self, path: &Path, why: &str) {
+        self.say(&format!("waiting for `{}`: {why}", path.display()));
+    }
+
+    fn unfinished(&self, tree: &Path, _: &Path) {
+        self.say(&format!("`{}` is not complete: the same command goes on with what is missing", tree.display()));
     }
 }
 

@@ -20,14 +20,16 @@ below the server's own directory, which itself is `:.`. One of the two paths has
 name begins with a colon is `./:name`.
 
 As with cp, a target that is a directory gets the source's name in it; `-r DIR/.` copies what is in DIR. \
-Kept are bytes, permission bits, symbolic links (as links), holes and times of modification; not owners, \
+Kept are bytes, permission bits, symbolic links (as links), holes of files above 1 MiB and times of \
+modification; directories that are there keep their own mode and time. Not kept are owners, \
 set-user-id and set-group-id bits, hard links and extended attributes. Pipes, sockets and devices in a \
 tree are left out, and said so.
 
 No file is seen under its name before it is whole: until then it is hidden beside it. Interrupted, the same \
 command goes on where it was, if the source is still the same; of a tree, what is there with the same size, \
-time and mode is not copied again. Nothing is written outside of the target, and no link in it is followed, \
-whatever the server says; a file or directory is not copied over a link.
+time and mode is not copied again. So it is when something failed: a mark beside the tree, \
+`.NAME.exec-server-cp`, says that, and goes when all is there. Nothing is written outside of the target, \
+and no link in it is followed, whatever the server says; a file or directory is not copied over a link.
 
 Between two servers each needs a token of its own, and none is shown to the other: in its URL, or in its file by \
 environments.toml. --token-file is refused then, and $EXEC_SERVER_TOKEN is for the server of --connect (or $EXEC_SERVER_URL) alone.

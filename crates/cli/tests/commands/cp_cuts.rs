@@ -24,7 +24,7 @@ use crate::{
     common::{Proxy, bounded},
     common::{TestServer, wait_for},
     finish_child, noise, spawn, text,
-    trees::{hidden, same},
+    trees::{hidden, same_inside},
 };
 
 const CUTS: u64 = 8;
@@ -77,7 +77,7 @@ impl Ground {
 
     /// Everything came, nothing else is left, and the watch saw each file come whole.
     fn check(&self, seen: &BTreeSet<String>) {
-        same(&self.source, &self.target);
+        same_inside(&self.source, &self.target);
         let parent = self.target.parent().expect("it has one");
         assert_eq!(hidden(&self.target), Vec::<PathBuf>::new());
         assert!(!parent.join(".ground.exec-server-cp").exists(), "the mark is gone");

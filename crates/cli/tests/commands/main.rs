@@ -9,6 +9,7 @@ mod common;
 
 mod cp;
 mod cp_cuts;
+mod cp_trees;
 mod detached;
 mod examples;
 mod fs;

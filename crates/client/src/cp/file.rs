@@ -24,9 +24,19 @@ use crate::fs::{
 /// Up to here a file is read and written in one request.
 pub(super) const SMALL: u64 = BLOCK as u64;
 
-/// How long a part that somebody else writes is waited for, and how often it is asked for.
-const BUSY_FOR: Duration = Duration::from_secs(5);
+/// How long a part that somebody else writes is waited for. A server needs up to 30 s to see that a client is gone which said
+/// nothing, because its machine sleeps or its address has changed; its writer ends with it.
+const BUSY_FOR: Duration = Duration::from_secs(40);
+
+/// How long that is waited for before anybody is told.
+const BUSY_UNTOLD: Duration = Duration::from_secs(2);
+
+/// How often it is asked for: at first, and at last.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
+const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// What is said of it.
+const BUSY: &str = "another copy is writing this file";
 
 /// How often a file is opened again because a server forgot that it was: far above what restarts can bring about, and an end
 /// to what a server can that only says so.
@@ -62,7 +72,11 @@ impl Copy<'_> {
     }
 
     async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
-        let bytes = self.source.read_file(from, Links::Refuse).await?;
+        let bytes = match self.source.read_within(from, SMALL, Links::Refuse).await {
+            // It has grown since it was listed.
+            Err(error) if error.kind == fs::ErrorKind::TooLarge => return self.large(from, to, source).await,
+            read => read?,
+        };
         let len = bytes.len() as u64;
         let options = WriteOptions {
             links: Links::Refuse,
@@ -114,16 +128,27 @@ impl Copy<'_> {
         *told = end.max(*told);
     }
 
-    /// Begins the part, or goes on with it. Of a copy that was killed a moment ago the place may still write the last blocks:
-    /// that is waited for.
+    /// Begins the part, or goes on with it. Of a copy that is gone the place may still write the last blocks, or not know yet
+    /// that it is gone: that is waited for.
     async fn begin(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
-        let until = Instant::now() + BUSY_FOR;
+        let began = Instant::now();
+        let (mut pause, mut is_told) = (BUSY_PAUSE, false);
         loop {
             match self.target.create(to, options.clone()).await {
-                Err(error) if error.kind == fs::ErrorKind::Busy && Instant::now() < until => {
-                    time::sleep(BUSY_PAUSE).await;
+                Err(error) if error.kind != fs::ErrorKind::Busy => return Err(error.into()),
+                Err(error) if began.elapsed() >= BUSY_FOR => {
+                    let reason = format!("{BUSY}: {}", error.reason);
+                    return Err(fs::Error { reason, ..error }.into());
                 }
-                begun => return Ok(begun?),
+                Err(_) => {
+                    if !is_told && began.elapsed() >= BUSY_UNTOLD {
+                        is_told = true;
+                        self.watch.waiting(to, BUSY);
+                    }
+                    time::sleep(pause).await;
+                    pause = BUSY_PAUSE_MAX.min(pause * 2);
+                }
+                Ok(begun) => return Ok(begun),
             }
         }
     }
@@ -142,7 +167,7 @@ impl Copy<'_> {
         let mut writes = FuturesOrdered::new();
         loop {
             while reads.len() < BLOCKS_UNDER_WAY && next < size {
-                let end = size.min(next + BLOCK as u64);
+                let end = size.min(next.saturating_add(BLOCK as u64));
                 reads.push_back(span(from, reader, next, end));
                 next = end;
             }
@@ -189,7 +214,7 @@ async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<
             span.pieces.push((span.end, block.bytes));
         }
         span.has_hole |= block.hole > 0;
-        span.end = match (span.end + got).checked_add(block.hole) {
+        span.end = match span.end.saturating_add(got).checked_add(block.hole) {
             Some(end) => end,
             None => {
                 let reason = "the server tells of a hole without an end";

@@ -1,7 +1,10 @@
 //! What is written down beside a target, so that an interrupted transfer is known again.
 //!
-//! A tree has a mark beside it, with the source in it; while that is there, a copy of the same source goes on in the same
-//! tree. A part of a file needs no mark: the word in its name says of what it is a part.
+//! A tree has a mark beside it: of which source it is, how the target was named, which directory it became, and a word that
+//! nobody else has. While that is there, a copy of the same source goes on in the same tree; a directory that was made anew
+//! under the same name is another one. A part of a file needs no mark: the word in its name says of what it is a part.
+//!
+//! Nothing depends on a mark but going on: where it cannot be written or read, the copy is one that begins anew each time.
 
 use std::{
     ffi::OsString,
@@ -13,7 +16,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{Error, file::Source};
-use crate::fs::{ErrorKind, FileSystem, Links, WriteOptions};
+use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links, Metadata, WriteOptions};
 
 /// The end of a mark's name.
 const SUFFIX: &str = ".exec-server-cp";
@@ -21,7 +24,98 @@ const SUFFIX: &str = ".exec-server-cp";
 /// The longest mark that is read: longer ones are not ours.
 const MARK_MAX: u64 = 64 * 1024;
 
-/// What a mark says of the transfer.
+/// How a tree was named. The same words again lead to the same tree only where it was named by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// By `SRC/.`: the target, whether it is there or not.
+    Contents,
+    /// By a directory that was there: the source's name in it.
+    Inside,
+    /// By itself, when it was not there.
+    Itself,
+}
+
+impl Form {
+    const ALL: [Self; 3] = [Self::Contents, Self::Inside, Self::Itself];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Contents => "contents",
+            Self::Inside => "inside",
+            Self::Itself => "itself",
+        }
+    }
+}
+
+/// What a mark says beside the source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Note {
+    pub(super) form: Form,
+    /// Whether the transfer made the root, and so everything below it.
+    pub(super) is_made: bool,
+    /// When the root came to be: another directory of the same name has another time. None until it is made, 0 where the file
+    /// system does not tell.
+    pub(super) created_ms: Option<i64>,
+    /// Random: a source that has this mark in it has the target in it.
+    word: String,
+}
+
+impl Note {
+    pub(super) fn new(form: Form, is_made: bool, created_ms: Option<i64>) -> Self {
+        Self { form, is_made, created_ms, word: crate::random_word() }
+    }
+
+    fn write(&self, head: &str) -> String {
+        let made = if self.is_made { "made" } else { "found" };
+        let created = self.created_ms.map_or_else(|| "-".to_owned(), |created| created.to_string());
+        format!("{head}{} {made} {created} {}\n", self.form.as_str(), self.word)
+    }
+
+    /// None where the mark is of another transfer.
+    fn read(head: &str, text: &str) -> Option<Self> {
+        let mut words = text.strip_prefix(head)?.strip_suffix('\n')?.split(' ');
+        let mut next = || words.next();
+        let form = next()?;
+        let form = Form::ALL.into_iter().find(|known| known.as_str() == form)?;
+        let is_made = match next()? {
+            "made" => true,
+            "found" => false,
+            _ => return None,
+        };
+        let created_ms = match next()? {
+            "-" => None,
+            number => Some(number.parse().ok()?),
+        };
+        Some(Self { form, is_made, created_ms, word: next()?.to_owned() })
+    }
+}
+
+/// A mark that stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+impl Mark {
+    /// Whether this very mark is to be read there: then both places are one.
+    pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, Error> {
+        let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
+        Ok(unless_lost(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
+    }
+}
+
+/// What an interrupted transfer has left.
+pub(super) struct Found {
+    pub(super) note: Note,
+    pub(super) mark: Mark,
+    /// When the mark was made; 0 where the file system does not tell.
+    pub(super) since_ms: i64,
+    /// The root as it is now.
+    pub(super) root: Metadata,
+}
+
+/// The words of the transfer: what every mark of it begins with.
 pub(super) struct Words(String);
 
 impl Words {
@@ -32,40 +126,47 @@ impl Words {
         ))
     }
 
-    /// Whether the mark beside this tree is of the same transfer.
-    pub(super) async fn are_beside(&self, files: &dyn FileSystem, tree: &Path) -> Result<bool, Error> {
-        let Some(mark) = beside(tree) else { return Ok(false) };
-        match files.metadata(&mark, Links::Refuse).await {
-            Ok(found) if found.size <= MARK_MAX => {}
-            Ok(_) => return Ok(false),
-            Err(error) if is_nothing(error.kind) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
-        match files.read_file(&mark, Links::Refuse).await {
-            Ok(bytes) => Ok(bytes == self.0.as_bytes()),
-            Err(error) if is_nothing(error.kind) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+    /// What this very transfer has left of a tree.
+    pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<Found>, Error> {
+        let Some(path) = beside(tree) else { return Ok(None) };
+        unless_lost(self.try_find(files, tree, path).await)
     }
 
-    /// Writes the mark. Where that is not possible, the copy is one that begins anew each time.
-    pub(super) async fn put(&self, files: &dyn FileSystem, tree: &Path) -> Result<(), Error> {
-        let Some(mark) = beside(tree) else { return Ok(()) };
-        let options = WriteOptions { links: Links::Refuse, keep: Some("mark".to_owned()), ..WriteOptions::default() };
-        match files.write_file(&mark, Bytes::from(self.0.clone()), options).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind == ErrorKind::PermissionDenied => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+    async fn try_find(&self, files: &dyn FileSystem, tree: &Path, path: PathBuf) -> Result<Option<Found>, fs::Error> {
+        let since_ms = files.metadata(&path, Links::Refuse).await?.created_ms;
+        let bytes = files.read_within(&path, MARK_MAX, Links::Refuse).await?;
+        let Ok(text) = String::from_utf8(bytes.to_vec()) else { return Ok(None) };
+        let Some(note) = Note::read(&self.0, &text) else { return Ok(None) };
+        let root = files.metadata(tree, Links::Itself).await?;
+        let is_it = root.kind == EntryKind::Directory
+            && match note.created_ms {
+                Some(created_ms) => created_ms == root.created_ms,
+                // Interrupted between the making of the root and this word about it: then nothing is in it.
+                None => files.list(tree, None, Links::Refuse).await?.entries.is_empty(),
+            };
+        Ok(is_it.then_some(Found { note, mark: Mark { path, text }, since_ms, root }))
+    }
+
+    /// Writes the mark; none where that is not possible.
+    pub(super) async fn put(&self, files: &dyn FileSystem, tree: &Path, note: &Note) -> Result<Option<Mark>, Error> {
+        let Some(path) = beside(tree) else { return Ok(None) };
+        let text = note.write(&self.0);
+        let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
+        let written = files.write_file(&path, Bytes::from(text.clone()), options).await;
+        unless_lost(written.map(|_| Some(Mark { path, text })))
     }
 }
 
 /// Removes the mark of a tree that is complete.
-pub(super) async fn remove(files: &dyn FileSystem, tree: &Path) -> Result<(), Error> {
-    let Some(mark) = beside(tree) else { return Ok(()) };
-    match files.remove(&mark, false, true, Links::Refuse).await {
-        Err(error) if error.kind != ErrorKind::PermissionDenied => Err(error.into()),
-        _ => Ok(()),
+pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), Error> {
+    unless_lost(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
+}
+
+/// A mark that cannot be had is none; only a place that is lost, or breaks its rules, ends the copy.
+fn unless_lost<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error> {
+    match had {
+        Err(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData) => Err(error.into()),
+        had => Ok(had.unwrap_or_default()),
     }
 }
 
@@ -95,10 +196,6 @@ fn beside(tree: &Path) -> Option<PathBuf> {
     Some(dir.join(mark))
 }
 
-fn is_nothing(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput | ErrorKind::Symlink)
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -124,6 +221,19 @@ mod tests {
             word("a", "/x", &Source { modified: Moment { seconds: 1, nanos: 3 }, ..source.clone() }, Some("e")),
         ];
         assert!(others.iter().all(|other| *other != first));
+    }
+
+    #[test]
+    fn a_mark_says_what_was_written_and_one_of_another_transfer_nothing() {
+        let words = Words::new("local", Path::new("/src"));
+        for form in Form::ALL {
+            for note in [Note::new(form, true, None), Note::new(form, false, Some(-5))] {
+                let text = note.write(&words.0);
+                assert_eq!(Note::read(&words.0, &text), Some(note));
+                assert_eq!(Note::read(&Words::new("local", Path::new("/other")).0, &text), None);
+                assert_eq!(Note::read(&words.0, &text[..text.len() - 1]), None, "half of it");
+            }
+        }
     }
 
     #[test]

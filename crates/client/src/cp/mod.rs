@@ -1,4 +1,5 @@
-//! Copies files and trees between two places: bytes, permission bits, symbolic links, holes and times of modification.
+//! Copies files and trees between two places: bytes, permission bits, symbolic links, times of modification, and holes of
+//! files that are too large for one request.
 //!
 //! ```text
 //! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, tens of them under way
@@ -11,12 +12,13 @@
 //! Interrupted, it is called again with the same words and goes on. Of a large file that is what its hidden part holds: the
 //! part has a name that only the same version of the same source leads to (address, path, size, time, etag). Of a tree it is
 //! what has the size, the time and the mode of its source; and only where a mark beside the tree says that this very transfer
-//! was interrupted there. Failure paths: what cannot be read or written is told, and the rest goes on; a place that is gone,
-//! breaks its rules or has no room ends the transfer.
+//! was interrupted there, or ended with something missing. Failure paths: what cannot be read or written is told, and the
+//! rest goes on; a place that is gone, breaks its rules or has no room ends the transfer.
 
 mod file;
 mod mark;
 mod names;
+mod root;
 mod target;
 mod tree;
 
@@ -53,11 +55,17 @@ pub trait Watch: Sync {
     /// Something is at its place.
     fn done(&self, path: &Path, kind: EntryKind);
 
-    /// Something was left out: a pipe, a socket, a device, or a hidden part of another transfer.
+    /// Something was left out: a pipe, a socket or a device.
     fn left_out(&self, path: &Path);
 
     /// Something failed, and the rest goes on.
     fn failed(&self, error: &Error);
+
+    /// A file is waited for, and why; told once for a file, and only if it takes a while.
+    fn waiting(&self, _path: &Path, _why: &str) {}
+
+    /// Something of a tree is missing. The mark stays beside it, by which a copy of the same source goes on there.
+    fn unfinished(&self, _tree: &Path, _mark: &Path) {}
 }
 
 /// Nobody looks.
@@ -156,12 +164,10 @@ impl Error {
             Self::File(error) => {
                 matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData | ErrorKind::Full)
             }
-            Self::Name { .. } | Self::Listing { .. } => true,
-            Self::IsADirectory { .. }
-            | Self::Special { .. }
-            | Self::NotADirectory { .. }
-            | Self::IntoItself { .. }
-            | Self::Shrunk { .. } => false,
+            Self::Name { .. } | Self::Listing { .. } | Self::IntoItself { .. } => true,
+            Self::IsADirectory { .. } | Self::Special { .. } | Self::NotADirectory { .. } | Self::Shrunk { .. } => {
+                false
+            }
         }
     }
 
@@ -172,8 +178,9 @@ impl Error {
     }
 }
 
-/// Copies a file, or with `recursive` a tree. A target that is a directory gets the source's name in it, and so does one that
-/// ends in a slash; a source that ends in `/.` means what is in it. Links below the source are copied as links.
+/// Copies a file, or with `recursive` a tree. A target that is a directory gets the source's name in it; a file is not copied
+/// to a target that ends in a slash and is not there. A source that ends in `/.` means what is in it. Links below the source
+/// are copied as links. Directories that are there keep their mode and time.
 pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn Watch) -> Result<Report, Error> {
     let found = source.files.metadata(&source.path, Links::Follow).await?;
     let from = source.files.canonicalize(&source.path).await?;
@@ -190,17 +197,21 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
         EntryKind::Directory if !recursive => Err(Error::IsADirectory { path: source.path.clone() }),
         EntryKind::Directory => {
             let words = mark::Words::new(&source.files.place(), &from);
-            let (to, is_resumed) = target::of_tree(&source.path, target, &words).await?;
-            refuse_itself(source, target, &from, &to)?;
-            let attributes = (found.mode.unwrap_or(0o755), found.modified);
-            let tree = tree::Tree::new(source, target, from, to.clone(), is_resumed, watch);
-            words.put(&*target.files, &to).await?;
-            let report = tree.copy(attributes).await?;
-            // What failed may be tried again, and then only that.
-            if report.failed == 0 {
-                mark::remove(&*target.files, &to).await?;
+            let aim = target::of_tree(&source.path, target, &words).await?;
+            refuse_itself(source, target, &from, &aim.path)?;
+            let mode = found.mode.unwrap_or(0o755);
+            let root = root::Root::prepare(&*target.files, aim, &words, mode).await?;
+            root.refuse_itself(&*source.files, &from, &*target.files).await?;
+            let done = tree::Tree::new(source, target, from, &root, watch).copy((mode, found.modified)).await;
+            match (&root.mark, &done) {
+                (Some(mark), Ok(Report { failed: 0, .. }) | Err(Error::IntoItself { .. })) => {
+                    mark::remove(&*target.files, mark).await?;
+                }
+                // What is missing may be tried again, and then only that.
+                (Some(mark), _) => watch.unfinished(&root.path, &mark.path),
+                (None, _) => {}
             }
-            Ok(report)
+            done
         }
         EntryKind::Symlink | EntryKind::Other => Err(Error::Special { path: source.path.clone() }),
     }

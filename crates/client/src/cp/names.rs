@@ -1,4 +1,4 @@
-//! Names in listings: which of them may become a part of a path, and the hidden ones of interrupted transfers.
+//! Names in listings: which of them may become a part of a path.
 //!
 //! Pure. A listing comes from a place that may lie; whatever is joined to a path has passed here.
 

@@ -8,7 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Error, Place, mark::Words};
+use super::{
+    Error, Place,
+    mark::{Form, Words},
+    root::Aim,
+};
 use crate::fs::{self, EntryKind, ErrorKind, Links};
 
 /// The path that a file becomes.
@@ -21,23 +25,28 @@ pub(super) async fn of_file(source: &Path, target: &Place) -> Result<PathBuf, Er
     }
 }
 
-/// The path that a directory becomes, and whether a copy of it was interrupted there.
-pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Result<(PathBuf, bool), Error> {
-    let path = match kind(target).await? {
+/// Where a directory goes, and what a copy of it that was interrupted has left there.
+pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Result<Aim, Error> {
+    let (path, form) = match kind(target).await? {
         Some(EntryKind::Directory) => {
             let itself = target.files.canonicalize(&target.path).await?;
-            // Made by a copy that was interrupted: then it is the target, and not the directory around it.
-            if means_contents(source) || words.are_beside(&*target.files, &itself).await? {
-                itself
+            if means_contents(source) {
+                (itself, Form::Contents)
             } else {
-                inside(source, target).await?
+                // Made by a copy that was interrupted: then it is the target, and not the directory around it.
+                let found = words.find(&*target.files, &itself).await?;
+                if let Some(found) = found.filter(|found| found.note.form == Form::Itself) {
+                    return Ok(Aim { path: itself, form: Form::Itself, found: Some(found) });
+                }
+                (inside(source, target).await?, Form::Inside)
             }
         }
         Some(_) => return Err(Error::NotADirectory { path: target.path.clone() }),
-        None => beside(target).await?,
+        None if means_contents(source) => (beside(target).await?, Form::Contents),
+        None => (beside(target).await?, Form::Itself),
     };
-    let is_resumed = words.are_beside(&*target.files, &path).await?;
-    Ok((path, is_resumed))
+    let found = words.find(&*target.files, &path).await?;
+    Ok(Aim { path, form, found })
 }
 
 /// What the target is, links followed; none if it is not there.

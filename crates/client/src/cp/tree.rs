@@ -3,9 +3,9 @@
 //! ```text
 //! stack:  [dir] ──make, list a page──▶ files, links and directories on top, the next page below them
 //! ```
-//! Last in, first out, so that what waits is bounded by the pages on the way down, however large the tree. Directories get
-//! their mode and time at the very end, from the leaves up: until then they must be writable, and every new file changes
-//! them.
+//! Last in, first out, so that what waits is bounded by the pages on the way down, however large the tree. Directories that
+//! the transfer made get their mode and time at the very end, from the leaves up: until then they must be writable, and every
+//! new file changes them. Those that were there before keep what they have.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,8 +16,11 @@ use std::{
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
-use super::{Error, MODE_KEPT, Place, Report, Watch, file, names};
-use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Moment, Page};
+use super::{
+    Error, MODE_KEPT, Place, Report, Watch, file, names,
+    root::{self, Root},
+};
+use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Metadata, Moment, Page};
 
 /// Jobs under way: half of what a server serves a connection at a time.
 const JOBS: usize = 32;
@@ -37,12 +40,29 @@ const PATH_MAX: usize = 4096;
 /// What the target has of a directory, by name; of those alone that an interrupted copy may have brought.
 type Existing = HashMap<OsString, Entry>;
 
+/// A directory of the target, for what goes into it.
+#[derive(Default)]
+struct Around {
+    /// Made just now: nothing can be in it.
+    is_new: bool,
+    /// What it hands down to directories that are made in it.
+    group: u32,
+    existing: Existing,
+}
+
+/// A directory of the source: where, and what the copy of it is to have at the end.
+struct Directory {
+    below: PathBuf,
+    mode: u32,
+    modified: Moment,
+}
+
 /// Work that waits.
 enum Job {
-    /// Makes a directory and lists it.
-    Directory { below: PathBuf, mode: u32 },
+    /// Makes a directory, unless it is there.
+    Directory { directory: Directory, parent: Arc<Around> },
     /// Lists on behind a name.
-    Page { below: PathBuf, after: OsString, existing: Arc<Existing> },
+    Page { below: PathBuf, after: Option<OsString>, around: Arc<Around> },
     /// Copies a file.
     File { below: PathBuf, source: file::Source },
     /// Makes a link.
@@ -51,10 +71,26 @@ enum Job {
 
 /// What a job came to.
 enum Done {
-    Listed { below: PathBuf, page: Page, existing: Arc<Existing> },
-    File { bytes: u64, was_large: bool },
+    /// `is_ours` says whether this transfer made it.
+    Directory {
+        directory: Directory,
+        is_ours: bool,
+        around: Around,
+    },
+    Listed {
+        below: PathBuf,
+        page: Page,
+        around: Arc<Around>,
+    },
+    File {
+        bytes: u64,
+        was_large: bool,
+    },
     Link,
-    Failed { error: Error, was_large: bool },
+    Failed {
+        error: Error,
+        was_large: bool,
+    },
 }
 
 /// A copy of a tree.
@@ -62,8 +98,7 @@ pub(super) struct Tree<'a> {
     source: &'a dyn FileSystem,
     target: &'a dyn FileSystem,
     from: PathBuf,
-    to: PathBuf,
-    is_resumed: bool,
+    root: &'a Root,
     watch: &'a dyn Watch,
 }
 
@@ -74,8 +109,8 @@ struct State {
     /// Large files that wait for their turn.
     large: VecDeque<Job>,
     large_under_way: usize,
-    /// Every directory that was made, parents first: mode and time for the end.
-    directories: Vec<(PathBuf, u32, Moment)>,
+    /// Every directory that is there by now, and whether it gets mode and time at the end.
+    directories: Vec<(Directory, bool)>,
     report: Report,
 }
 
@@ -84,19 +119,18 @@ impl<'a> Tree<'a> {
         source: &'a Place,
         target: &'a Place,
         from: PathBuf,
-        to: PathBuf,
-        is_resumed: bool,
+        root: &'a Root,
         watch: &'a dyn Watch,
     ) -> Self {
-        Self { source: &*source.files, target: &*target.files, from, to, is_resumed, watch }
+        Self { source: &*source.files, target: &*target.files, from, root, watch }
     }
 
-    /// Copies it; `root` is mode and time of its root.
-    pub(super) async fn copy(&self, root: (u32, Moment)) -> Result<Report, Error> {
-        let (mode, modified) = root;
+    /// Copies it; `mode` and `modified` are those of its root.
+    pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<Report, Error> {
         let mut state = State::default();
-        state.directories.push((PathBuf::new(), mode, modified));
-        state.stack.push(Job::Directory { below: PathBuf::new(), mode });
+        let directory = Directory { below: PathBuf::new(), mode: root::mode_then(mode, self.root.group), modified };
+        let done = self.enter(directory, self.root.is_ours, self.root.group).await?;
+        self.take(&mut state, done)?;
         let mut under_way = FuturesUnordered::new();
         loop {
             while under_way.len() < JOBS
@@ -117,8 +151,8 @@ impl<'a> Tree<'a> {
         async move {
             let was_large = job.is_large();
             let done = match job {
-                Job::Directory { below, mode } => self.directory(below, mode).await,
-                Job::Page { below, after, existing } => self.page(below, Some(after), existing).await,
+                Job::Directory { directory, parent } => self.directory(directory, &parent).await,
+                Job::Page { below, after, around } => self.page(below, after, around).await,
                 Job::File { below, source } => self.file(&below, &source, was_large).await,
                 Job::Link { below, entry } => self.link(&below, entry).await,
             };
@@ -127,29 +161,47 @@ impl<'a> Tree<'a> {
         .boxed()
     }
 
-    async fn directory(&self, below: PathBuf, mode: u32) -> Result<Done, Error> {
-        let to = self.target_path(&below);
-        // Ours until the end, whatever it will be then.
-        let mode = (mode & MODE_KEPT) | 0o700;
+    async fn directory(&self, directory: Directory, parent: &Around) -> Result<Done, Error> {
+        let to = self.target_path(&directory.below);
+        let found = if parent.is_new { None } else { self.look(&to).await? };
+        if let Some(found) = found {
+            if found.kind != EntryKind::Directory {
+                return Err(Error::NotADirectory { path: to });
+            }
+            let group = root::group(&found);
+            let directory = Directory { mode: root::mode_then(directory.mode, group), ..directory };
+            return self.enter(directory, self.root.has_made(&found), group).await;
+        }
+        let mode = root::mode_meanwhile(directory.mode, parent.group);
+        // Taken for done if it is there: a cut may have hidden that it was made.
         self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
-        let existing = if self.is_resumed { self.existing(&to).await? } else { Existing::new() };
-        self.page(below, None, Arc::new(existing)).await
+        let directory = Directory { mode: root::mode_then(directory.mode, parent.group), ..directory };
+        let around = Around { is_new: true, group: parent.group, existing: Existing::new() };
+        Ok(Done::Directory { directory, is_ours: true, around })
     }
 
-    /// Looks at a directory of an interrupted copy, which may have its mode already, and at what was brought into it.
-    async fn existing(&self, to: &Path) -> Result<Existing, Error> {
-        let found = self.target.metadata(to, Links::Itself).await?;
-        if found.kind != EntryKind::Directory {
-            return Err(Error::NotADirectory { path: to.to_owned() });
+    async fn look(&self, to: &Path) -> Result<Option<Metadata>, Error> {
+        match self.target.metadata(to, Links::Itself).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        if let Some(mode) = found.mode
-            && mode & 0o700 != 0o700
-        {
-            self.target.set_metadata(to, Links::Itself, Some(mode | 0o700), None).await?;
+    }
+
+    /// Looks at a directory that is there. One of a transfer that goes on may have its mode already, and something in it.
+    async fn enter(&self, directory: Directory, is_ours: bool, group: u32) -> Result<Done, Error> {
+        let mut around = Around { is_new: false, group, existing: Existing::new() };
+        if self.root.since_ms.is_some() {
+            let to = self.target_path(&directory.below);
+            if is_ours && directory.mode & 0o700 != 0o700 {
+                let mode = root::mode_meanwhile(directory.mode, group);
+                self.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
+            }
+            // Nothing depends on it: what cannot be cleared away stays.
+            self.target.sweep(&to, Links::Refuse).await.ok();
+            around.existing = self.brought(&to).await?;
         }
-        // Nothing depends on it: what cannot be cleared away stays.
-        self.target.sweep(to, Links::Refuse).await.ok();
-        self.brought(to).await
+        Ok(Done::Directory { directory, is_ours, around })
     }
 
     /// What an interrupted copy has brought into a directory. Beyond a bound nothing counts as brought, and is copied again.
@@ -169,11 +221,26 @@ impl<'a> Tree<'a> {
         Ok(existing)
     }
 
-    async fn page(&self, below: PathBuf, after: Option<OsString>, existing: Arc<Existing>) -> Result<Done, Error> {
+    async fn page(&self, below: PathBuf, after: Option<OsString>, around: Arc<Around>) -> Result<Done, Error> {
         let from = self.source_path(&below);
         let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
         check_page(&from, &page, after)?;
-        Ok(Done::Listed { below, page, existing })
+        self.refuse_itself(&from, &page).await?;
+        Ok(Done::Listed { below, page, around })
+    }
+
+    /// Whether the target is below this directory of the source, whatever paths both go by. Then the mark beside the target is
+    /// here, and there would always be more to copy.
+    async fn refuse_itself(&self, from: &Path, page: &Page) -> Result<(), Error> {
+        let Some(mark) = &self.root.mark else { return Ok(()) };
+        let is_named_so = |entry: &&Entry| mark.path.file_name() == Some(&*entry.name);
+        match page.entries.iter().find(is_named_so) {
+            Some(entry) if mark.is_at(self.source, &from.join(&entry.name)).await? => {
+                Err(Error::IntoItself { path: self.from.clone() })
+            }
+            // None, or one of another transfer, which is a file as any other.
+            _ => Ok(()),
+        }
     }
 
     async fn file(&self, below: &Path, source: &file::Source, was_large: bool) -> Result<Done, Error> {
@@ -195,10 +262,15 @@ impl<'a> Tree<'a> {
     /// Counts what a job came to; only what ends the whole copy is an error.
     fn take(&self, state: &mut State, done: Done) -> Result<(), Error> {
         match done {
-            Done::Listed { below, page, existing } => self.take_page(state, &below, page, &existing)?,
+            Done::Directory { directory, is_ours, around } => {
+                let (below, around) = (directory.below.clone(), Arc::new(around));
+                state.directories.push((directory, is_ours));
+                state.stack.push(Job::Page { below, after: None, around });
+            }
+            Done::Listed { below, page, around } => self.take_page(state, &below, page, &around)?,
             Done::File { bytes, was_large } => {
                 state.report.files += 1;
-                state.report.bytes += bytes;
+                state.report.bytes = state.report.bytes.saturating_add(bytes);
                 state.large_under_way -= usize::from(was_large);
             }
             Done::Link => state.report.links += 1,
@@ -214,12 +286,12 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    fn take_page(&self, state: &mut State, below: &Path, page: Page, existing: &Arc<Existing>) -> Result<(), Error> {
+    fn take_page(&self, state: &mut State, below: &Path, page: Page, around: &Arc<Around>) -> Result<(), Error> {
         if page.more
             && let Some(last) = page.entries.last()
         {
-            let (below, existing) = (below.to_owned(), Arc::clone(existing));
-            state.stack.push(Job::Page { below, after: last.name.clone(), existing });
+            let (below, around) = (below.to_owned(), Arc::clone(around));
+            state.stack.push(Job::Page { below, after: Some(last.name.clone()), around });
         }
         for entry in page.entries.into_iter().rev() {
             let below = below.join(&entry.name);
@@ -228,11 +300,10 @@ impl<'a> Tree<'a> {
             }
             match entry.kind {
                 EntryKind::Directory => {
-                    let mode = entry.mode;
-                    state.directories.push((below.clone(), mode, entry.modified));
-                    state.stack.push(Job::Directory { below, mode });
+                    let directory = Directory { below, mode: entry.mode, modified: entry.modified };
+                    state.stack.push(Job::Directory { directory, parent: Arc::clone(around) });
                 }
-                EntryKind::File if existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
+                EntryKind::File if around.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
                     state.report.found += 1;
                     self.watch.begun(&below, entry.size);
                     self.watch.moved(&below, entry.size);
@@ -256,32 +327,35 @@ impl<'a> Tree<'a> {
     /// in it, and a change inside would be a new time for it.
     async fn finish(&self, state: &mut State) -> Result<(), Error> {
         let mut directories = std::mem::take(&mut state.directories);
-        directories.sort_by_key(|(below, _, _)| std::cmp::Reverse(below.components().count()));
-        let mut rest = directories.as_slice();
-        while let Some((first, _, _)) = rest.first() {
-            let depth = first.components().count();
-            let level = rest.iter().take_while(|(below, _, _)| below.components().count() == depth).count();
-            let (now, later) = rest.split_at(level);
-            let sets = now.iter().map(async |(below, mode, modified)| {
-                let to = self.target_path(below);
-                let set = self.target.set_metadata(&to, Links::Itself, Some(mode & MODE_KEPT), Some(*modified)).await;
-                set.map(|()| self.watch.done(&to, EntryKind::Directory)).map_err(Error::from)
-            });
+        directories.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.depth()));
+        for level in directories.chunk_by(|(one, _), (next, _)| one.depth() == next.depth()) {
+            let sets = level.iter().map(|(directory, is_ours)| self.complete(directory, *is_ours));
             let mut setting = futures_util::stream::iter(sets).buffer_unordered(JOBS);
             while let Some(set) = setting.next().await {
                 match set {
                     Ok(()) => state.report.directories += 1,
                     Err(error) if error.is_fatal() => return Err(error),
-                    // One that could not be made was told of already.
-                    Err(Error::File(error)) if error.kind == ErrorKind::NotFound && state.report.failed > 0 => {}
                     Err(error) => {
                         self.watch.failed(&error);
                         state.report.failed += 1;
                     }
                 }
             }
-            rest = later;
         }
+        Ok(())
+    }
+
+    async fn complete(&self, directory: &Directory, is_ours: bool) -> Result<(), Error> {
+        let to = self.target_path(&directory.below);
+        if is_ours {
+            // Whoever put something else there since gets nothing changed.
+            if self.target.metadata(&to, Links::Itself).await?.kind != EntryKind::Directory {
+                return Err(Error::NotADirectory { path: to });
+            }
+            let (mode, modified) = (Some(directory.mode), Some(directory.modified));
+            self.target.set_metadata(&to, Links::Itself, mode, modified).await?;
+        }
+        self.watch.done(&to, EntryKind::Directory);
         Ok(())
     }
 
@@ -290,7 +364,13 @@ impl<'a> Tree<'a> {
     }
 
     fn target_path(&self, below: &Path) -> PathBuf {
-        join(&self.to, below)
+        join(&self.root.path, below)
+    }
+}
+
+impl Directory {
+    fn depth(&self) -> usize {
+        self.below.components().count()
     }
 }
 

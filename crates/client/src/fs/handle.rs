@@ -1,5 +1,6 @@
 //! Files of a server that are open: handles of the session, which outlive cut links as the session does.
-//! Failure path: a commit that a cut interrupted is looked for before it is tried again.
+//! Failure path: a commit that a cut interrupted is tried again; if the server does not know the handle any more, it is looked
+//! whether the file is there.
 
 use std::{
     borrow::Cow,
@@ -7,11 +8,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_protocol::{base64, fs as wire};
+use exec_server_protocol::{base64, failure, fs as wire};
 
 use super::{
     Block, CommitOptions, EntryKind, Error, ErrorKind, Links, ReadAt, WriteAt, Written,
-    remote::{Remote, decode},
+    remote::{AGAIN_MAX, Remote, decode},
 };
 use crate::{requests, transport::BoxFuture};
 
@@ -86,18 +87,27 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// What became of a commit that a cut interrupted. It has worked if the file is there with the size and the time it was to
-    /// have; if not, it is tried once more. Without both nobody can tell, and the cut is the answer.
+    /// What became of a commit that a cut interrupted. It is tried again, which is harmless: a handle that was committed is
+    /// unknown. So is one of a server that was started anew; the commit has worked if the file is there with the size and the
+    /// time it was to have. Without both nobody can tell, and the cut is the answer.
     async fn committed(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
-        let (Some(size), Some(modified)) = (params.size, params.modified_at) else { return Err(cut) };
         let Handle { remote, path, .. } = &self.handle;
-        if let Ok(found) = remote.metadata_of(path, Links::Itself).await
-            && (found.kind, found.size, found.modified) == (EntryKind::File, size, modified)
-        {
-            return Ok(Written { atomic: true, etag: found.etag });
+        for _ in 0..AGAIN_MAX {
+            match remote.client().request::<requests::FsCommit>(params).await {
+                Err(crate::Error::UnknownOutcome { .. }) => {}
+                Err(error) if error.server_kind() == Some(failure::Kind::UnknownHandle) => {
+                    let (Some(size), Some(modified)) = (params.size, params.modified_at) else { return Err(cut) };
+                    return match remote.metadata_of(path, Links::Itself).await {
+                        Ok(found) if (found.kind, found.size, found.modified) == (EntryKind::File, size, modified) => {
+                            Ok(Written { atomic: true, etag: found.etag })
+                        }
+                        _ => Err(error),
+                    };
+                }
+                answer => return answer.map(|written| Written { atomic: written.atomic, etag: written.etag }),
+            }
         }
-        let written = remote.client().request::<requests::FsCommit>(params).await?;
-        Ok(Written { atomic: written.atomic, etag: written.etag })
+        Err(cut)
     }
 }
 

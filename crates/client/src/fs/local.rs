@@ -94,6 +94,14 @@ impl FileSystem for Local {
         })
     }
 
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+        self.run("read", path, move |view, path, cancel| {
+            let file = files::open(view, path, of_links(links))?;
+            let content = file.read(files::Part::ALL, most, ADVICE, cancel)?;
+            Ok(Bytes::from(content.bytes))
+        })
+    }
+
     fn write_file<'a>(
         &'a self,
         path: &'a Path,

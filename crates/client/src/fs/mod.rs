@@ -208,6 +208,9 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Reads a whole regular file.
     fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
 
+    /// Reads a whole regular file of `most` bytes at most; a larger one is [`ErrorKind::TooLarge`].
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
+
     /// Writes a whole file. Nobody sees it half written, unless it has more than one name or is not a regular file.
     fn write_file<'a>(
         &'a self,

@@ -6,7 +6,10 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::ffi::OsStrExt as _,
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{MetadataExt as _, PermissionsExt as _},
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -245,7 +248,6 @@ async fn bytes_that_cannot_be_are_errors_and_no_file_is_seen() {
 
 #[tokio::test]
 async fn modes_from_elsewhere_lend_nobody_rights() {
-    use std::os::unix::fs::MetadataExt as _;
     let mut ground = Ground::new().await;
     let report = ground.copy(|method, params| match (method, params["path"].as_str()) {
         ("fs/readDirectory", Some("/src")) => listing(&[entry(b"d", "directory"), entry(b"f", "file")], false),
@@ -257,4 +259,125 @@ async fn modes_from_elsewhere_lend_nobody_rights() {
         assert_eq!(fs::metadata(ground.path(name)).unwrap().mode() & 0o6000, 0, "{name}");
     }
     assert!(ground.path("target").as_os_str().as_bytes().starts_with(b"/"));
+}
+
+/// Mode and time, which a copy may want to change.
+fn attributes(path: &Path) -> (u32, i64, i64) {
+    let found = fs::symlink_metadata(path).unwrap();
+    (found.mode() & 0o7777, found.mtime(), found.mtime_nsec())
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_where_a_directory_would_go_keeps_its_mode_and_time() {
+    let mut ground = Ground::new().await;
+    fs::create_dir_all(ground.path("target/src")).unwrap();
+    let secret = ground.path("target/src/d");
+    fs::write(&secret, "secret").unwrap();
+    set_mode(&secret, 0o600);
+    std::os::unix::fs::symlink(ground.path("outside"), ground.path("target/src/l")).unwrap();
+    let all = [secret, ground.path("outside"), ground.path("target/src/l")];
+    let before = all.each_ref().map(|path| attributes(path));
+    let report = ground.copy(|method, params| match (method, params["path"].as_str()) {
+        ("fs/readDirectory", Some("/src")) => listing(&[entry(b"d", "directory"), entry(b"l", "directory")], false),
+        ("fs/readDirectory", _) => listing(&[entry(b"x", "file")], false),
+        _ => Value::Null,
+    });
+    let report = report.await.unwrap();
+    assert_eq!((report.directories, report.failed), (1, 2), "{report:?}");
+    assert_eq!(all.each_ref().map(|path| attributes(path)), before);
+    ground.is_untouched();
+}
+
+#[tokio::test]
+async fn directories_that_are_there_keep_what_they_have_and_hand_their_group_down() {
+    let mut ground = Ground::new().await;
+    fs::create_dir_all(ground.path("target/src/there")).unwrap();
+    set_mode(&ground.path("target/src"), 0o2751);
+    set_mode(&ground.path("target/src/there"), 0o1710);
+    let there = attributes(&ground.path("target/src/there"));
+    let report = ground.copy(|method, params| match (method, params["path"].as_str()) {
+        ("fs/readDirectory", Some("/src")) => {
+            listing(&[entry(b"new", "directory"), entry(b"there", "directory")], false)
+        }
+        ("fs/readDirectory", Some("/src/new")) => listing(&[entry(b"newer", "directory")], false),
+        ("fs/readDirectory", _) => listing(&[], false),
+        _ => Value::Null,
+    });
+    let report = report.await.unwrap();
+    assert_eq!((report.directories, report.failed), (4, 0));
+    assert_eq!(attributes(&ground.path("target/src")).0, 0o2751);
+    assert_eq!(attributes(&ground.path("target/src/there")), there);
+    for made in ["target/src/new", "target/src/new/newer"] {
+        assert_eq!(attributes(&ground.path(made)), (0o2777, 1, 2), "{made}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_larger_than_it_was_said_to_be_goes_in_blocks() {
+    let mut ground = Ground::new().await;
+    let mut asked = Value::Null;
+    let report = ground.copy(|method, params| match method {
+        "fs/readDirectory" => listing(&[entry(b"log", "file")], false),
+        // All of it, whatever was asked for.
+        "fs/readFile" => {
+            asked = params["len"].clone();
+            json!({"dataBase64": base64::encode(&[1; 3 << 20])})
+        }
+        "fs/open" => json!({"handleId": params["handleId"], "size": 2 << 20, "etag": "e"}),
+        "fs/readBlock" => json!({"chunk": base64::encode(&[2; 1 << 20]), "eof": false}),
+        _ => Value::Null,
+    });
+    let report = report.await.unwrap();
+    assert_eq!((report.files, report.failed), (1, 0));
+    assert_eq!(asked, json!((1 << 20) + 1), "no more than that is wanted");
+    assert_eq!(fs::read(ground.path("target/log")).unwrap(), [2; 2 << 20]);
+}
+
+#[tokio::test]
+async fn sizes_that_cannot_be_overflow_nothing() {
+    let endless = |name: &[u8]| {
+        let mut file = entry(name, "file");
+        file["size"] = json!(u64::MAX);
+        file
+    };
+    let most = u64::MAX - 5;
+    let mut ground = Ground::new().await;
+    let report = ground.copy(|method, params| match method {
+        "fs/readDirectory" => listing(&[endless(b"a"), endless(b"b"), endless(b"c")], false),
+        "fs/open" if params["path"] == "/src/a" => json!({"handleId": "a", "size": u64::MAX, "etag": "e"}),
+        "fs/open" => json!({"handleId": "b", "size": 1, "etag": "e"}),
+        "fs/readBlock" if params["len"] == 1 => json!({"chunk": base64::encode(b"x"), "eof": false}),
+        "fs/readBlock" => {
+            let offset = params["offset"].as_u64().unwrap();
+            let end = if offset < most { most } else { u64::MAX };
+            json!({"chunk": "", "eof": false, "hole": end - offset})
+        }
+        _ => Value::Null,
+    });
+    let report = report.await.unwrap();
+    assert_eq!((report.files, report.failed, report.bytes), (2, 1, u64::MAX));
+    assert!(!ground.path("target/a").exists());
+}
+
+#[tokio::test]
+async fn a_target_that_is_met_in_the_source_ends_the_copy() {
+    let mut ground = Ground::new().await;
+    let mark = ground.path(".target.exec-server-cp");
+    let met = mark.clone();
+    let source = [entry(b".target.exec-server-cp", "file"), entry(b"f", "file"), entry(b"target", "directory")];
+    let done = ground.copy(|method, params| match (method, params["path"].as_str()) {
+        ("fs/readDirectory", _) => listing(&source, false),
+        // The server's paths are others, but the files behind them are the same.
+        ("fs/readFile", Some("/src/.target.exec-server-cp")) => {
+            json!({"dataBase64": base64::encode(&fs::read(&met).unwrap())})
+        }
+        _ => Value::Null,
+    });
+    let done = done.await;
+    assert!(matches!(done, Err(cp::Error::IntoItself { .. })), "{done:?}");
+    assert!(ground.made().is_empty() && !mark.exists());
 }

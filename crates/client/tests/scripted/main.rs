@@ -7,6 +7,7 @@
 
 mod acks;
 mod calls;
+mod copies;
 mod events;
 mod flood;
 mod foreign;

@@ -1,0 +1,121 @@
+//! `exec-server cp -r` and directories that are there: what they keep, where a copy goes that another one was interrupted
+//! before, and trees that would be copied into themselves. It must not test what is kept of files; that is `cp`.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    cp::{World, interrupted, remote},
+    noise,
+    trees::{hidden, make_tree, same, same_inside},
+};
+
+/// A tree with a file in it that is large enough to interrupt its copy.
+fn make_large_tree(world: &World) -> PathBuf {
+    let tree = world.here("tree");
+    make_tree(&tree, 14);
+    fs::write(tree.join("large"), noise(24 << 20)).expect("write");
+    tree
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set the mode");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("it is there").mode() & 0o7777
+}
+
+#[test]
+fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
+    let world = World::new();
+    let tree = make_large_tree(&world);
+    // Interrupted, removed and made anew: a directory like any other.
+    let copy = world.there("copy");
+    interrupted(&world, &["-r", "tree", ":copy"], &copy);
+    fs::remove_dir_all(&copy).expect("remove");
+    fs::create_dir(&copy).expect("make a directory");
+    world.ok(&["-r", "tree", ":copy"]);
+    same(&tree, &copy.join("tree"));
+    assert!(!copy.join("script").exists());
+    // What was in it, into it: the directory itself is another matter.
+    let dots = world.there("dots");
+    fs::create_dir(&dots).expect("make a directory");
+    interrupted(&world, &["-r", "tree/.", ":dots"], &dots);
+    world.ok(&["-r", "tree", ":dots"]);
+    same(&tree, &dots.join("tree"));
+    // Inside of a directory, and then inside of the one that came of it.
+    let around = world.there("around");
+    fs::create_dir(&around).expect("make a directory");
+    interrupted(&world, &["-r", "tree", ":around"], &around.join("tree"));
+    world.ok(&["-r", "tree", ":around/tree"]);
+    same(&tree, &around.join("tree/tree"));
+    fs::remove_dir_all(around.join("tree/tree")).expect("remove");
+    // And the same words again go on where they were, to the end.
+    world.ok(&["-r", "tree", ":around"]);
+    same_inside(&tree, &around.join("tree"));
+    assert_eq!(hidden(&around), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn directories_that_are_there_keep_mode_and_time_also_when_a_copy_goes_on() {
+    let world = World::new();
+    let tree = make_large_tree(&world);
+    let target = world.there("target");
+    fs::create_dir_all(target.join("empty")).expect("make a directory");
+    fs::create_dir(target.join("d0")).expect("make a directory");
+    fs::write(target.join("d1"), "secret").expect("write");
+    for (name, mode) in [("", 0o3771), ("empty", 0o751), ("d0", 0o711), ("d1", 0o600)] {
+        set_mode(&target.join(name), mode);
+    }
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    for name in ["empty", "d1"] {
+        fs::File::open(target.join(name)).expect("open").set_modified(then).expect("set the time");
+    }
+    interrupted(&world, &["-r", "tree/.", ":target"], &target);
+    assert!(target.join("d2/e").is_dir(), "made before the interruption");
+    let (stderr, code) = world.run(&["-r", "tree/.", ":target"]);
+    assert_eq!((stderr.lines().count(), code), (2, Some(1)), "{stderr}");
+    assert!(stderr.contains("target/d1` is not a directory"), "{stderr}");
+    let modes = ["", "empty", "d0", "d1"].map(|name| mode(&target.join(name)));
+    assert_eq!(modes, [0o3771, 0o751, 0o711, 0o600]);
+    for name in ["empty", "d1"] {
+        assert_eq!(fs::metadata(target.join(name)).and_then(|found| found.modified()).expect("a time"), then, "{name}");
+    }
+    for made in ["d0/e", "d2", "d2/e"] {
+        let [from, to] = [&tree, &target].map(|root| fs::metadata(root.join(made)).expect("it is there"));
+        let group = if made == "d0/e" { 0 } else { 0o2000 };
+        assert_eq!(to.mode() & 0o7777, from.mode() & 0o7777 | group, "{made}");
+        assert_eq!((to.mtime(), to.mtime_nsec()), (from.mtime(), from.mtime_nsec()), "{made}");
+    }
+}
+
+#[test]
+fn a_tree_is_not_copied_into_itself_through_a_server_of_the_same_host() {
+    let world = World::new();
+    let tree = world.here("tree");
+    make_tree(&tree, 14);
+    fs::create_dir(tree.join("there")).expect("make a directory");
+    let before = fs::read_dir(&tree).expect("list").count();
+    for (source, target) in [
+        ("tree", "tree/sub"),
+        ("tree", "tree"),
+        ("tree/.", "tree"),
+        ("tree/.", "tree/there"),
+        ("tree", "tree/d0/e"),
+        (".", "tree/sub"),
+    ] {
+        let (stderr, code) = world.run(&["-r", source, &remote(&world.here(target))]);
+        assert_eq!(code, Some(1), "{target}: {stderr}");
+        assert!(stderr.contains("cannot be copied to itself or below itself"), "{target}: {stderr}");
+        assert_eq!((hidden(&tree), fs::read_dir(&tree).expect("list").count()), (Vec::new(), before), "{target}");
+        assert_eq!(stderr.lines().count(), 1, "{target}: {stderr}");
+    }
+    // Beside itself it is another tree.
+    world.ok(&["-r", "tree/d0", &remote(&world.here("tree/d9"))]);
+    same(&tree.join("d0"), &tree.join("d9"));
+}
