@@ -187,6 +187,11 @@ fn of_connections(core: &Config) -> Vec<Limit> {
 
 fn at_the_door() -> Vec<Limit> {
     vec![
+        fixed(
+            "descriptors that new work leaves free",
+            Count(64),
+            "a start is `resourcesExhausted`, at half of it a new connection is closed; a quarter of a limit below 256",
+        ),
         fixed("a request head", Bytes(8 << 10), "431"),
         fixed("time for TLS, head and answer", Time(Duration::from_secs(10)), "the connection is closed"),
         fixed(

@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::{Elsewhere, bounded};
+
 use crate::common::{self, TestServer, binary, descendants, marked, wait_gone};
 
 /// One `Local` is made at a time, so that its directory can be told from the others'.

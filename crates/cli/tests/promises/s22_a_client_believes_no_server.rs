@@ -1,6 +1,6 @@
 //! S22: the client shows its token only inside TLS whose other end it has verified, on loopback, or on a Unix socket, and goes
 //! nowhere that a server points to. That its memory is bounded whatever a server sends is proven beside the client, by servers
-//! that lie, flood, skip and repeat: `crates/client/tests/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
+//! that lie, flood, skip and repeat: `crates/client/tests/scripted/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
 
 use std::{
     io::{Read as _, Write as _},

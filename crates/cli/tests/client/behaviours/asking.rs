@@ -8,7 +8,7 @@ use exec_server_client::{
     },
 };
 
-use crate::client::{Place, sh, tell};
+use crate::{Place, sh, tell};
 
 pub(crate) async fn the_environment_tells_of_itself(place: &Place) {
     let client = place.client();

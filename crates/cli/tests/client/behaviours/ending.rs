@@ -10,10 +10,7 @@ use exec_server_client::{
     },
 };
 
-use crate::{
-    client::{Place, output_until, sh, soon, tell, until},
-    common::wait_gone,
-};
+use crate::{Place, common::wait_gone, output_until, sh, soon, tell, until};
 
 const TRAP: &str = "trap 'echo caught; exit 7' INT TERM; echo ready; while :; do sleep 1; done";
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use exec_server_client::{Process, Totals, protocol::process::Cause};
 
-use crate::client::{Kind, Place, follow, output_until, sh, soon, spell, tell, until};
+use crate::{Kind, Place, follow, output_until, sh, soon, spell, tell, until};
 
 pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!(place.backend().is_remote(), place.kind() != Kind::Local);

@@ -6,7 +6,7 @@ use exec_server_client::{
 };
 use tokio::io::AsyncWriteExt as _;
 
-use crate::client::{Place, output_until, sh, tell};
+use crate::{Place, output_until, sh, tell};
 
 pub(crate) async fn exec_process_write_then_read(place: &Place) {
     let script = "stty -echo; echo ready; read line; echo \"echo:$line\"";

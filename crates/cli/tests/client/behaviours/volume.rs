@@ -6,7 +6,7 @@ use exec_server_client::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::client::{Place, assert_same, follow, pattern, sh, soon, tell, until};
+use crate::{Place, assert_same, follow, pattern, sh, soon, tell, until};
 
 const MIB: usize = 1 << 20;
 

@@ -1,0 +1,209 @@
+//! `run --detach`, `ps`, `logs`, `kill`, `wait` and `forget` without a server of one's own: the user's server is started when
+//! it is needed, found again, and ends when nothing is left to do.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::{
+    Home,
+    common::{Client, TestServer, binary, marked, wait_for, wait_gone},
+    end_of, finish, finish_child, read_until, signal, spawn, text,
+};
+
+#[test]
+fn looking_starts_no_server() {
+    let home = Home::new();
+    assert_eq!((home.ok(&["ps"]), home.ok(&["ps", "--json"])), (String::new(), "[]".to_owned()));
+    for args in
+        [&["logs", "x"][..], &["logs", "-f", "x"], &["attach", "x"], &["kill", "x"], &["wait", "x"], &["forget", "x"]]
+    {
+        let output = home.run(args);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{args:?}");
+        assert!(text(&output.stderr).contains("no such process: `x`"), "{}", text(&output.stderr));
+    }
+    assert!(!home.state_dir().exists() && marked(&home.mark()).is_empty());
+}
+
+#[test]
+fn a_detached_program_runs_here_as_its_caller_and_is_found_again() {
+    let home = Home::new();
+    let program =
+        "pwd; echo \"$MINE|$EXEC_SERVER_TOKEN\"; echo err >&2; echo \"$0\"; read x; echo never; exec sleep 1000";
+    let mut command = home.command(&["run", "--detach", "--", "sh", "-c", program, "last one"]);
+    command.current_dir(home.path()).env("MINE", "near").env("EXEC_SERVER_TOKEN", "s3cret");
+    let output = finish(command);
+    assert_eq!(text(&output.stderr), "");
+    let id = text(&output.stdout).trim_end().to_owned();
+    assert!(id.starts_with("sh-") && id.len() == 7, "{id}");
+    let here = home.path().canonicalize().expect("it exists");
+    let expected = format!("{}\nnear|\nlast one\nnever\n", here.display());
+    wait_for("its output", || home.run(&["logs", &id]).stdout == expected.as_bytes());
+    let logs = home.run(&["logs", "sh"]);
+    assert_eq!((text(&logs.stderr).as_str(), logs.status.code()), ("err\n", Some(0)), "by the beginning of its name");
+    let listed = home.listed(&id).expect("it is listed");
+    assert_eq!((&listed["exited"], &listed["tty"]), (&json!(false), &json!(false)));
+    let table = home.ok(&["ps"]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert!(lines[0].starts_with("ID ") && lines[1].starts_with(&id) && lines[1].contains("running"), "{table}");
+    home.ok(&["kill", &id]);
+    let ended = home.run(&["wait", "--json", &id]);
+    assert_eq!(ended.status.code(), Some(143));
+    let ended: serde_json::Value = serde_json::from_slice(&ended.stdout).expect("it is JSON");
+    assert_eq!(
+        (&ended["processId"], &ended["signal"], &ended["cause"]),
+        (&json!(id), &json!("SIGTERM"), &json!("terminated"))
+    );
+    assert!(home.ok(&["ps"]).contains("killed SIGTERM"));
+    assert_eq!(home.ok(&["ps", "--running"]), "");
+    home.ok(&["forget", &id]);
+    assert_eq!(home.ok(&["ps"]), "");
+    let sessions = std::fs::read_dir(home.state_dir().join("sessions")).expect("it exists").count();
+    assert_eq!(sessions, 0, "nothing is left of it");
+}
+
+#[test]
+fn logs_follow_to_the_end_and_begin_where_they_are_told_to() {
+    let home = Home::new();
+    let gate = home.path().join("gate");
+    let program =
+        format!("echo one; echo two >&2; until test -e {}; do sleep 0.02; done; echo three; exit 4", gate.display());
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &program]);
+    let mut follow = spawn(&mut home.command(&["logs", "-f", "job"]));
+    read_until(follow.stdout.as_mut().expect("stdout is a pipe"), "one\n");
+    std::fs::write(&gate, "").expect("open the gate");
+    let output = finish_child(follow);
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("three\n", "two\n"));
+    assert_eq!(output.status.code(), Some(0), "logs end well however the process ended");
+    assert_eq!(home.run(&["wait", "job"]).status.code(), Some(4));
+    let all = home.run(&["logs", "job"]);
+    assert_eq!((text(&all.stdout).as_str(), text(&all.stderr).as_str()), ("one\nthree\n", "two\n"));
+    assert_eq!(home.ok(&["logs", "--since", "2", "job"]), "three");
+    assert_eq!(home.ok(&["logs", "-f", "--since", "2", "job"]), "three");
+    let events: Vec<serde_json::Value> = home
+        .ok(&["logs", "-f", "--json", "job"])
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("it is JSON"))
+        .collect();
+    let kinds: Vec<(&str, u64)> = events
+        .iter()
+        .map(|event| (event["event"].as_str().expect("a word"), event["seq"].as_u64().expect("a number")))
+        .collect();
+    assert_eq!(kinds, [("output", 1), ("output", 2), ("output", 3), ("exited", 4), ("closed", 5)]);
+    assert_eq!((&events[3]["exitCode"], &events[4]["outputBytes"]), (&json!(4), &json!(14)));
+    assert_eq!(home.ok(&["logs", "--json", "job"]).lines().count(), 3);
+}
+
+#[test]
+fn large_logs_are_whole_and_a_reader_that_leaves_is_no_trouble() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "--name", "big", "--", "head", "-c", "30000000", "/dev/zero"]);
+    assert_eq!(home.run(&["wait", "big"]).status.code(), Some(0));
+    for args in [&["logs", "big"][..], &["logs", "-f", "big"]] {
+        let output = home.run(args);
+        assert_eq!((output.stdout.len(), text(&output.stderr).as_str()), (30_000_000, ""), "{args:?}");
+        assert!(output.stdout.iter().all(|byte| *byte == 0));
+        let mut child = spawn(&mut home.command(args));
+        let mut stdout = child.stdout.take().expect("stdout is a pipe");
+        read_until(&mut stdout, "\0");
+        drop(stdout);
+        let output = finish_child(child);
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn names_are_checked_found_and_told_apart() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
+    let again = home.run(&["run", "-d", "--name", "job", "--", "true"]);
+    assert_eq!((again.status.code(), again.stdout.len()), (Some(255), 0));
+    assert!(text(&again.stderr).contains("`job` runs already"));
+    home.ok(&["run", "-d", "--name", "job-2", "--", "sleep", "1000"]);
+    assert_eq!(home.listed("job").expect("listed")["argv"][1], "1000", "an id goes before the beginning of another");
+    let unclear = home.run(&["kill", "jo"]);
+    let said = text(&unclear.stderr);
+    assert_eq!(unclear.status.code(), Some(1));
+    assert!(said.contains("/job, ") && said.contains("/job-2"), "{said}");
+    let running = home.run(&["forget", "job"]);
+    assert!(running.status.code() == Some(1) && text(&running.stderr).contains("exec-server kill job"));
+    // Several at once; one that is not there does not keep the others.
+    let several = home.run(&["kill", "--grace", "0s", "nothing", "job", "job-2"]);
+    assert_eq!(several.status.code(), Some(1));
+    assert_eq!(home.run(&["wait", "job-2", "job"]).status.code(), Some(137));
+    // The name is free, and means the latest.
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "echo second; exit 5"]);
+    assert_eq!(home.run(&["wait", "job"]).status.code(), Some(5));
+    assert_eq!(home.ok(&["logs", "job"]), "second");
+    let all = home.json(&["ps", "--json"]);
+    let first = all.as_array().expect("an array").iter().find(|process| process["processId"] == "job").expect("listed");
+    let by_session = format!("{}/job", &first["sessionId"].as_str().expect("a text")[..8]);
+    assert_eq!(home.run(&["wait", &by_session]).status.code(), Some(137));
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    let home = Home::new();
+    for (argv, code) in [(&["no-such-program"][..], 127), (&["/etc/passwd"], 126)] {
+        let output = home.run(&[&["run", "-d", "--"], argv].concat());
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0));
+        assert!(!output.stderr.is_empty());
+    }
+    assert_eq!(home.ok(&["ps"]), "");
+    assert_eq!(std::fs::read_dir(home.state_dir().join("sessions")).expect("it exists").count(), 0);
+}
+
+#[test]
+fn processes_of_a_server_that_was_killed_are_found_by_the_next() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "echo kept; exec sleep 1000"]);
+    let pid = home.listed("job").expect("listed")["pid"].clone();
+    let server = home.server().expect("it runs");
+    signal(server, Signal::KILL);
+    wait_gone("the server", &[server].into());
+    assert_eq!(home.listed("job").expect("listed")["pid"], pid);
+    assert_ne!(home.server(), Some(server));
+    assert_eq!(home.ok(&["logs", "job"]), "kept");
+    home.ok(&["kill", "job"]);
+    assert_eq!(home.run(&["wait", "job"]).status.code(), Some(143));
+}
+
+#[test]
+fn a_server_without_work_ends_in_order_and_leaves_what_was_not_read() {
+    let mut server =
+        TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").arg("--exit-when-idle").arg("1s").start();
+    let mut client = Client::connect(server.url()).expect("connect");
+    client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}, "ttlMs": "none"}));
+    client.ok("process/start", crate::common::start_params("p", &["sh", "-c", "echo kept; sleep 1.5"]));
+    client.leave();
+    // Nobody is connected, but something runs; then nothing, and the second is over.
+    assert_eq!(server.wait().code(), Some(0));
+    server.restart();
+    let mut client = Client::connect(server.url()).expect("connect");
+    client.initialize();
+    let list = client.ok("process/list", json!({"scope": "all"}));
+    assert_eq!((&list["processes"][0]["processId"], &list["processes"][0]["exited"]), (&json!("p"), &json!(true)));
+}
+
+#[test]
+fn a_server_that_is_just_ending_fails_nobody() {
+    let home = Home::new();
+    for round in 0..10 {
+        // One that ends as soon as it can, so that the calls meet it in every state.
+        let mut short = std::process::Command::new(binary());
+        short.args(["serve", "--exit-when-idle", "1ms", "--state-dir"]).arg(home.state_dir());
+        short.arg("--listen").arg(format!("unix://{}/x.sock", home.path().display()));
+        let mut short = spawn(short.stdout(Stdio::null()).stderr(Stdio::null()));
+        let id = home.ok(&["run", "-d", "--name", &format!("job-{round}"), "--", "echo", "hi"]);
+        assert_eq!(home.run(&["wait", &id]).status.code(), Some(0), "{round}");
+        // Whoever serves now is not the next round's.
+        if let Some(server) = home.server() {
+            signal(server, Signal::TERM);
+            wait_for("end of the server", || home.server() != Some(server));
+        }
+        end_of(&mut short);
+    }
+    assert_eq!(home.json(&["ps", "--json"]).as_array().map(Vec::len), Some(10));
+}

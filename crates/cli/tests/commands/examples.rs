@@ -1,0 +1,88 @@
+//! Runs the examples of the client library as a reader would: the programs themselves, against a real server and without one.
+//! `cargo test --workspace` builds them beside the tests; one that is missing is a failure, not a test that is skipped.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+use tempfile::TempDir;
+
+use crate::{common::TestServer, finish, finish_with_input, text};
+
+/// The program of an example, built with this test.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("our own path");
+    let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
+    let path = target.join("examples").join(name);
+    assert!(
+        path.exists(),
+        "`{}` is not there: `cargo test --workspace` builds it, as does `cargo build -p exec-server-client --examples`",
+        path.display()
+    );
+    path
+}
+
+/// An example as a user with an empty home starts it; with a server, or with none.
+fn command(name: &str, home: &TempDir, url: Option<&str>) -> Command {
+    let mut command = Command::new(example(name));
+    command
+        .env_remove("CODEX_EXEC_SERVER_URL")
+        .env_remove("EXEC_SERVER_TOKEN")
+        .env("EXEC_SERVER_URL", url.unwrap_or_default())
+        .env("HOME", home.path())
+        .env("XDG_CONFIG_HOME", home.path())
+        .env("XDG_RUNTIME_DIR", home.path())
+        .env("TMPDIR", home.path())
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    command
+}
+
+fn home() -> TempDir {
+    tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a home")
+}
+
+/// An example that says at its end how it went, leaves no file, and leaves no process on the server.
+#[track_caller]
+fn check_last_line(name: &str, last: &str) {
+    let (server, home) = (TestServer::start(), home());
+    let Output { status, stderr, .. } = finish(command(name, &home, Some(server.url())));
+    let said = text(&stderr);
+    assert!(status.success(), "{name}: {status}: {said}");
+    assert_eq!(said.lines().last(), Some(last), "{said}");
+    assert_eq!(std::fs::read_dir(home.path()).expect("read the home").count(), 0, "{name} left a file");
+    let mut client = server.client();
+    let left = client.ok("process/list", serde_json::json!({"scope": "all"}));
+    assert_eq!(left["processes"], serde_json::json!([]), "{name} left a process");
+}
+
+#[test]
+fn the_agent_loses_nothing_to_a_cut_and_to_its_own_death() {
+    let last = "agent: 30 steps in order through a cut and a death; 1 answer repeated and skipped, nothing lost";
+    check_last_line("agent", last);
+}
+
+#[test]
+fn every_reader_sees_the_same() {
+    check_last_line("two_readers", "two_readers: every reader has the same 100000 lines");
+}
+
+#[test]
+fn a_command_runs_on_a_server_and_inside_the_program_alike() {
+    let (server, home) = (TestServer::start(), home());
+    for url in [Some(server.url()), None] {
+        let mut run = command("run_command", &home, url);
+        run.args(["sh", "-c", "cat; printf err >&2; exit 3"]);
+        let output = finish_with_input(run, b"in\0\xff");
+        assert_eq!((output.stdout.as_slice(), text(&output.stderr).as_str()), (&b"in\0\xff"[..], "err"), "{url:?}");
+        assert_eq!(output.status.code(), Some(3), "{url:?}");
+        let mut run = command("run_command", &home, url);
+        run.arg("no-such-program");
+        let output = finish(run);
+        assert_eq!(output.status.code(), Some(255), "{url:?}");
+        assert!(text(&output.stderr).contains("no-such-program"), "{url:?}: {}", text(&output.stderr));
+    }
+    assert_eq!(std::fs::read_dir(home.path()).expect("read the home").count(), 0, "a private directory is left");
+}

@@ -1,0 +1,78 @@
+//! What the program says of itself: help with examples and exit codes, completions, manual pages, and wrong command lines.
+
+use std::process::{Command, Stdio};
+
+use crate::{Home, finish_child, finish_with_input, read_until, spawn, text};
+
+const COMMANDS: [&str; 10] = ["doctor", "run", "ps", "logs", "attach", "kill", "wait", "forget", "serve", "dial-stdio"];
+
+#[test]
+fn every_command_has_examples_and_exit_codes() {
+    let home = Home::new();
+    for command in COMMANDS {
+        let help = home.ok(&[command, "--help"]);
+        assert!(help.contains("Example") && help.contains("Exit codes"), "{command}: {help}");
+        assert_eq!(home.ok(&["help", command]), help);
+    }
+    assert!(home.ok(&["attach", "--help"]).contains("Ctrl-] twice"));
+    assert!(home.ok(&["--help"]).contains("255"));
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = home.ok(&["completions", shell]);
+        assert!(COMMANDS.iter().all(|command| script.contains(command)), "{shell}");
+    }
+    let mut check = Command::new("bash");
+    check.arg("-n").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let checked = finish_with_input(check, home.ok(&["completions", "bash"]).as_bytes());
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    assert_eq!(home.run(&["completions", "tcsh"]).status.code(), Some(2));
+}
+
+#[test]
+fn manual_pages_are_there_for_the_program_and_its_commands() {
+    let home = Home::new();
+    assert!(home.ok(&["man"]).contains(".TH exec-server 1"));
+    let page = home.ok(&["man", "run"]);
+    assert!(page.contains(".TH exec-server-run 1") && page.contains("idle\\-timeout"), "{page}");
+    assert_eq!(home.run(&["man", "nothing"]).status.code(), Some(255));
+}
+
+#[test]
+fn a_wrong_command_line_is_told_apart_from_trouble() {
+    let home = Home::new();
+    for args in [
+        &["run"][..],
+        &["run", "--timeout", "5", "--", "true"],
+        &["run", "--json", "--", "true"],
+        &["run", "--env", "=x", "--", "true"],
+        &["kill"],
+        &["kill", "-s", "NOPE", "x"],
+        &["kill", "-s", "INT", "--grace", "1s", "x"],
+        &["ps", "--tls-cert", "x"],
+        &["logs", "--since", "-1", "x"],
+        &["wait"],
+        &["no-such-command"],
+    ] {
+        let output = home.run(args);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{args:?}");
+        assert!(text(&output.stderr).contains("error:"), "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_ends_a_list_quietly() {
+    let home = Home::new();
+    // More than a pipe holds, so that the rest has nowhere to go.
+    let long = "x".repeat(100_000);
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "exec sleep 1000", &long]);
+    let mut child = spawn(&mut home.command(&["ps", "--json"]));
+    let mut stdout = child.stdout.take().expect("stdout is a pipe");
+    read_until(&mut stdout, "job");
+    drop(stdout);
+    let output = finish_child(child);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+}

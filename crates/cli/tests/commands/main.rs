@@ -1,0 +1,302 @@
+//! The command line, the examples and the pages that speak of them.
+//!
+//! The root owns what these tests share: a user with a home of its own, bounded runs of the program, and a terminal. It must
+//! not know the wire, nor what the commands mean.
+#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod detached;
+mod examples;
+mod help;
+mod local;
+mod remote;
+mod run;
+mod security_md;
+mod terminal;
+mod trouble_md;
+mod words;
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    ops::{Deref, DerefMut},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal},
+    pty::OpenptFlags,
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::{marked, program, wait_for, wait_gone};
+
+/// A user: home, state and runtime directories of its own. What its own server and processes are goes with it.
+pub(crate) struct Home {
+    dir: TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("exec-server-home-").tempdir().expect("make a home");
+        std::fs::create_dir(dir.path().join("run")).expect("make a directory");
+        Self { dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The state directory of the user's own server.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.path().join("state/exec-server/default")
+    }
+
+    /// The pid of the user's own server.
+    pub(crate) fn server(&self) -> Option<u32> {
+        let pid = std::fs::read_to_string(self.state_dir().join("lock")).ok()?.trim().parse().ok()?;
+        marked(&self.mark()).contains(&pid).then_some(pid)
+    }
+
+    /// What the user's own server, its spawner and its holders carry in their arguments.
+    pub(crate) fn mark(&self) -> String {
+        self.state_dir().display().to_string()
+    }
+
+    /// Makes names for servers.
+    pub(crate) fn write_environments(&self, text: &str) {
+        let dir = self.path().join("config/exec-server");
+        std::fs::create_dir_all(&dir).expect("make a directory");
+        std::fs::write(dir.join("environments.toml"), text).expect("write the file");
+    }
+
+    /// The program as this user starts it, with nothing to read.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = program();
+        command
+            .args(args)
+            .env_remove("EXEC_SERVER_URL")
+            .env_remove("CODEX_EXEC_SERVER_URL")
+            .env_remove("EXEC_SERVER_TOKEN")
+            .env("HOME", self.path())
+            .env("XDG_STATE_HOME", self.path().join("state"))
+            .env("XDG_CONFIG_HOME", self.path().join("config"))
+            .env("XDG_RUNTIME_DIR", self.path().join("run"))
+            .env("TMPDIR", self.path().join("run"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        finish(self.command(args))
+    }
+
+    /// Runs it to a good end; what it printed, without the last line end.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}: {}", output.status, text(&output.stderr));
+        assert_eq!(text(&output.stderr), "", "{args:?}");
+        text(&output.stdout).trim_end_matches('\n').to_owned()
+    }
+
+    /// Runs it to a good end; what it printed, as JSON.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(args)).expect("it is JSON")
+    }
+
+    /// The state of a process in `ps --json`.
+    pub(crate) fn listed(&self, id: &str) -> Option<Value> {
+        let all = self.json(&["ps", "--json"]);
+        all.as_array().expect("an array").iter().find(|process| process["processId"] == id).cloned()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let all = marked(&self.mark());
+        for pid in &all {
+            // It may have ended in between. Holders end their children with themselves.
+            signal(*pid, Signal::KILL);
+        }
+        if !thread::panicking() {
+            wait_gone("the user's own server and its holders", &all);
+        }
+    }
+}
+
+/// Sends a signal to a process that this test started; one that is gone has heard it.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a process id is not zero");
+    rustix::process::kill_process(pid, signal).ok();
+}
+
+/// A program that a test has started; it goes with the test, also when that fails.
+pub(crate) struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended before.
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
+}
+
+/// Starts a command.
+pub(crate) fn spawn(command: &mut Command) -> Running {
+    Running(command.spawn().expect("start a program"))
+}
+
+/// Runs a command to its end, which must come.
+pub(crate) fn finish(mut command: Command) -> Output {
+    finish_child(spawn(&mut command))
+}
+
+/// Waits for the end of a program, which must come.
+pub(crate) fn finish_child(mut child: Running) -> Output {
+    fn collect(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+        thread::spawn(move || {
+            let mut all = Vec::new();
+            if let Some(mut from) = from {
+                from.read_to_end(&mut all).expect("read the output");
+            }
+            all
+        })
+    }
+    let (stdout, stderr) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    let status = end_of(&mut child);
+    Output {
+        status,
+        stdout: stdout.join().expect("the reader does not panic"),
+        stderr: stderr.join().expect("the reader does not panic"),
+    }
+}
+
+/// Runs a command with this on its standard input.
+pub(crate) fn finish_with_input(mut command: Command, input: &[u8]) -> Output {
+    let mut child = spawn(command.stdin(Stdio::piped()));
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    thread::scope(|scope| {
+        // The program may close its input early.
+        scope.spawn(move || stdin.write_all(input).ok());
+        finish_child(child)
+    })
+}
+
+/// Waits for the end of a program.
+pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_for("end of exec-server", || {
+        status = child.try_wait().expect("wait for exec-server");
+        status.is_some()
+    });
+    status.expect("the wait ended with a status")
+}
+
+/// The state of a process: a letter, as in `ps`.
+pub(crate) fn state(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
+}
+
+/// Reads until `text` has come.
+pub(crate) fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
+    let mut all = Vec::new();
+    let mut byte = [0];
+    while !String::from_utf8_lossy(&all).contains(text) {
+        let wait = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&wait)).expect("wait for output");
+        assert_eq!(ready, 1, "nothing came after: {}", String::from_utf8_lossy(&all));
+        assert_eq!(from.read(&mut byte).expect("read"), 1, "ended at: {}", String::from_utf8_lossy(&all));
+        all.push(byte[0]);
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Every byte value, in an order without a short period.
+pub(crate) fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A terminal: what a person types into, and the end that a program has.
+pub(crate) struct Terminal {
+    /// Keys go in here, and the screen comes out.
+    pub(crate) keyboard: File,
+    slave: File,
+}
+
+impl Terminal {
+    pub(crate) fn new(rows: u16, cols: u16) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master: OwnedFd = rustix::pty::openpt(flags).expect("open a pty");
+        rustix::pty::grantpt(&master).expect("grant the pty");
+        rustix::pty::unlockpt(&master).expect("unlock the pty");
+        let slave = File::from(rustix::pty::ioctl_tiocgptpeer(&master, flags).expect("open the terminal"));
+        let terminal = Self { keyboard: File::from(master), slave };
+        terminal.resize(rows, cols);
+        terminal
+    }
+
+    /// Starts a program on it, as in a window of its own.
+    pub(crate) fn start(&self, mut command: Command) -> Running {
+        let end = || Stdio::from(self.slave.try_clone().expect("share the terminal"));
+        spawn(command.stdin(end()).stdout(end()).stderr(end()))
+    }
+
+    pub(crate) fn resize(&self, rows: u16, cols: u16) {
+        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&self.keyboard, size).expect("set the size");
+    }
+
+    /// Types.
+    pub(crate) fn keys(&mut self, keys: &[u8]) {
+        self.keyboard.write_all(keys).expect("type");
+    }
+
+    /// Waits for a text on the screen; everything up to it.
+    pub(crate) fn see(&mut self, text: &str) -> String {
+        read_until(&mut self.keyboard, text)
+    }
+
+    /// Whether keys come one by one and unseen, as a program with a screen of its own wants it.
+    pub(crate) fn is_raw(&self) -> bool {
+        let modes = tcgetattr(&self.slave).expect("read the modes").local_modes;
+        !modes.intersects(LocalModes::ICANON | LocalModes::ECHO)
+    }
+}

@@ -1,0 +1,209 @@
+//! `run -t` and `attach` on a real terminal: raw meanwhile and given back, resized, detached by keys, drawn again.
+
+use rustix::process::Signal;
+
+use crate::{
+    Home, Terminal,
+    common::{TestServer, wait_for},
+    end_of, signal, state,
+};
+
+/// A program on a terminal that says its size whenever it is asked, and ends when it is told to. A signal interrupts its `read`.
+const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \
+                    while :; do if read -r line; then \
+                    stty size; echo \"<$line>\"; test \"$line\" = end && exit 5; fi; done";
+
+const DETACH: &[u8] = b"\x1d\x1d";
+
+#[test]
+fn a_run_on_a_server_has_the_whole_terminal_and_gives_it_back() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(33, 44);
+    assert!(!terminal.is_raw());
+    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
+    terminal.see("ready\r\n");
+    assert!(terminal.is_raw());
+    terminal.keys(b"one\r");
+    terminal.see("33 44\r\n<one>\r\n");
+    terminal.resize(55, 66);
+    // The terminal is not our controlling one, so the kernel tells nobody.
+    signal(child.id(), Signal::WINCH);
+    let mut seen = String::new();
+    wait_for("the new size", || {
+        terminal.keys(b"again\r");
+        seen += &terminal.see("<again>\r\n");
+        seen.contains("55 66\r\n")
+    });
+    terminal.keys(b"end\r");
+    terminal.see("<end>\r\n");
+    assert_eq!(end_of(&mut child).code(), Some(5));
+    assert!(!terminal.is_raw(), "given back");
+}
+
+#[test]
+fn control_characters_belong_to_the_program() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(24, 80);
+    let program = "trap 'echo interrupted; exit 4' INT; echo ready; while :; do sleep 0.02; done";
+    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]));
+    terminal.see("ready\r\n");
+    terminal.keys(b"\x03");
+    terminal.see("interrupted\r\n");
+    assert_eq!(end_of(&mut child).code(), Some(4));
+}
+
+#[test]
+fn the_keys_leave_a_run_and_attach_returns_to_it() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(24, 80);
+    let url = server.url();
+    let mut child =
+        terminal.start(home.command(&["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", SHOW]));
+    terminal.see("ready\r\n");
+    terminal.keys(b"first\r");
+    terminal.see("<first>\r\n");
+    terminal.keys(DETACH);
+    terminal.see("left `work` running");
+    assert_eq!(end_of(&mut child).code(), Some(0));
+    assert!(!terminal.is_raw());
+
+    let mut terminal = Terminal::new(30, 100);
+    let mut child = terminal.start(home.command(&["attach", "--connect", url, "wor"]));
+    // What it had written is there again, and it was made to draw.
+    terminal.see("<first>\r\n");
+    terminal.see("drawn\r\n");
+    assert!(terminal.is_raw());
+    let mut seen = String::new();
+    wait_for("our size", || {
+        terminal.keys(b"second\r");
+        seen += &terminal.see("<second>\r\n");
+        seen.contains("30 100\r\n")
+    });
+    // One alone is the program's.
+    terminal.keys(b"\x1dend\r");
+    terminal.see("<\x1dend>\r\n");
+    terminal.keys(b"end\r");
+    assert_eq!(end_of(&mut child).code(), Some(5));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn the_key_alone_is_the_programs_also_when_no_other_follows() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(24, 80);
+    let program = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; exit 7";
+    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]));
+    terminal.see("ready");
+    terminal.keys(b"\x1d");
+    terminal.see("1d");
+    assert_eq!(end_of(&mut child).code(), Some(7));
+}
+
+#[test]
+fn attach_detaches_by_keys_and_by_signals_and_the_process_goes_on() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "-t", "--name", "work", "--", "sh", "-c", SHOW]);
+    for round in 0..2 {
+        let mut terminal = Terminal::new(24, 80);
+        let mut child = terminal.start(home.command(&["attach", "work"]));
+        terminal.see("ready\r\n");
+        terminal.keys(b"hello\r");
+        terminal.see("<hello>\r\n");
+        assert!(terminal.is_raw());
+        let code = if round == 0 {
+            terminal.keys(DETACH);
+            0
+        } else {
+            signal(child.id(), Signal::TERM);
+            143
+        };
+        terminal.see("exec-server: detached; `work` goes on");
+        assert_eq!(end_of(&mut child).code(), Some(code));
+        assert!(!terminal.is_raw());
+        assert_eq!(home.listed("work").expect("listed")["exited"], false);
+    }
+    home.ok(&["kill", "-s", "HUP", "work"]);
+    assert_eq!(home.run(&["wait", "work"]).status.code(), Some(129));
+}
+
+#[test]
+fn two_who_are_attached_see_the_same() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "-t", "--name", "work", "--", "sh", "-c", SHOW]);
+    let (mut left, mut right) = (Terminal::new(24, 80), Terminal::new(24, 80));
+    let mut children = [&left, &right].map(|terminal| terminal.start(home.command(&["attach", "work"])));
+    left.see("ready\r\n");
+    right.see("ready\r\n");
+    left.keys(b"from the left\r");
+    right.see("<from the left>\r\n");
+    right.keys(b"end\r");
+    left.see("<end>\r\n");
+    for child in &mut children {
+        assert_eq!(end_of(child).code(), Some(5));
+    }
+}
+
+#[test]
+fn a_suspended_client_gives_the_terminal_back_until_it_goes_on() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut terminal = Terminal::new(24, 80);
+    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
+    terminal.see("ready\r\n");
+    signal(child.id(), Signal::TSTP);
+    wait_for("it to stop", || state(child.id()).as_deref() == Some("T"));
+    assert!(!terminal.is_raw());
+    signal(child.id(), Signal::CONT);
+    wait_for("it to go on", || terminal.is_raw());
+    terminal.keys(b"end\r");
+    terminal.see("<end>\r\n");
+    assert_eq!(end_of(&mut child).code(), Some(5));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn a_lost_server_gives_the_terminal_back() {
+    let home = Home::new();
+    let mut server = TestServer::start();
+    let mut terminal = Terminal::new(24, 80);
+    let args = ["run", "-t", "--recover-for", "300ms", "--connect", server.url(), "--", "sh", "-c", SHOW];
+    let mut child = terminal.start(home.command(&args));
+    terminal.see("ready\r\n");
+    server.kill();
+    terminal.see("reconnecting\r\n");
+    assert_eq!(end_of(&mut child).code(), Some(255));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn a_process_without_a_terminal_shows_what_comes_and_takes_lines() {
+    let home = Home::new();
+    let gate = home.path().join("gate");
+    let program = format!("echo old; until test -e {}; do echo new; sleep 0.02; done; exit 6", gate.display());
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &program]);
+    wait_for("its first words", || home.ok(&["logs", "job"]).starts_with("old\nnew"));
+    let mut terminal = Terminal::new(24, 80);
+    let mut child = terminal.start(home.command(&["attach", "job"]));
+    let seen = terminal.see("new\r\n");
+    assert!(!seen.contains("old") && !terminal.is_raw(), "{seen}");
+    std::fs::write(&gate, "").expect("open the gate");
+    assert_eq!(end_of(&mut child).code(), Some(6));
+}
+
+#[test]
+fn a_terminal_that_is_gone_ends_what_is_on_it() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let url = server.url();
+    let mut terminal = Terminal::new(24, 80);
+    let program = format!("trap 'echo bye; exit 3' HUP; {SHOW}");
+    let args = ["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", &program];
+    let mut owner = terminal.start(home.command(&args));
+    terminal.see("ready\r\n");
+    let mut other = Terminal::new(24, 80);
+    let mut guest = other.start(home.command(&["attach", "--connect", url, "work"]));
+    other.see("ready\r\n");
+    drop(other);
+    assert_eq!(end_of(&mut guest).code(), Some(129), "a guest leaves");
+    assert_eq!(state(owner.id()).as_deref(), Some("S"));
+    drop(terminal);
+    assert_eq!(end_of(&mut owner).code(), Some(3), "the program is told as by the kernel");
+}

@@ -1,0 +1,273 @@
+//! More than one reader: `process/list`, other sessions of the same principal, subscriptions, `process/forget` (issue, part 2).
+//! It must not test a process's own connection.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{
+    assert_error, chunk_bytes,
+    common::{Client, TestServer, decode_base64, encode_base64, wait_for},
+    modern, pid_of, process, sh, start_cat, tty, with,
+};
+
+/// A client with our capabilities, and its session.
+fn modern_client(server: &TestServer) -> (Client, String) {
+    let mut client = server.connect();
+    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    (client, session)
+}
+
+fn of(session: &str, id: &str) -> Value {
+    json!({"processId": id, "sessionId": session})
+}
+
+#[test]
+fn a_list_tells_everything_about_a_process() {
+    let server = TestServer::start();
+    let (mut client, session) = modern_client(&server);
+    assert_eq!(client.ok("process/list", json!({})), json!({"processes": []}));
+    let pid = pid_of(
+        &client.ok("process/start", with(tty("a", "printf 12345; exec sleep 1000"), json!({"cwd": "file:///tmp"}))),
+    );
+    client.wait_output("a", "12345");
+    let info = client.ok("process/list", json!({"scope": "session"}))["processes"][0].clone();
+    assert!(info["startedAtMs"].as_u64().is_some_and(|ms| ms > 1_600_000_000_000), "{info}");
+    let started = info["startedAtMs"].clone();
+    assert_eq!(
+        info,
+        json!({
+            "processId": "a", "sessionId": session, "pid": pid, "argv": ["/bin/sh", "-c", "printf 12345; exec sleep 1000"],
+            "cwd": "/tmp", "tty": true, "startedAtMs": started, "exited": false, "exit": null, "closed": false,
+            "nextSeq": 2, "outputBytes": 5, "retainedBytes": 5, "droppedBytes": 0, "blocked": null,
+        })
+    );
+    client.ok("process/terminate", process("a"));
+    client.collect("a");
+    let info = client.ok("process/list", json!({}))["processes"][0].clone();
+    assert_eq!((&info["exited"], &info["closed"], &info["nextSeq"]), (&json!(true), &json!(true), &json!(4)));
+    assert_eq!((&info["exit"]["exitCode"], &info["exit"]["cause"]), (&json!(137), &json!("terminated")));
+    assert!(info["exit"]["usage"]["userMs"].is_u64());
+}
+
+#[test]
+fn a_list_reaches_one_session_or_all_of_them() {
+    let server = TestServer::start();
+    let ((mut one, a), (mut two, b)) = (modern_client(&server), modern_client(&server));
+    one.ok("process/start", sh("p", "exec sleep 1000"));
+    two.ok("process/start", sh("p", "exec sleep 1000"));
+    two.ok("process/start", sh("q", "exec sleep 1000"));
+    let names = |list: Value| -> Vec<(String, String)> {
+        let list = list["processes"].as_array().expect("a list").clone();
+        list.iter()
+            .map(|info| {
+                (
+                    info["sessionId"].as_str().expect("an id").to_owned(),
+                    info["processId"].as_str().expect("an id").to_owned(),
+                )
+            })
+            .collect()
+    };
+    let pair = |session: &str, id: &str| (session.to_owned(), id.to_owned());
+    assert_eq!(names(one.ok("process/list", json!({"scope": null}))), [pair(&a, "p")]);
+    let all = names(one.ok("process/list", json!({"scope": "all"})));
+    assert_eq!(all, [pair(&a, "p"), pair(&b, "p"), pair(&b, "q")], "the oldest first");
+}
+
+#[test]
+fn a_process_of_another_session_can_be_read_written_and_steered() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    owner.ok(
+        "process/start",
+        tty(
+            "p",
+            "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
+        ),
+    );
+    other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"it\n")})));
+    owner.wait_output("p", "up");
+    let read = other.ok("process/read", of(&session, "p"));
+    assert!(String::from_utf8_lossy(&chunk_bytes(&read)).contains("got it"));
+    other.ok("process/resize", with(of(&session, "p"), json!({"rows": 7, "cols": 8})));
+    owner.wait_output("p", "7 8");
+    assert_eq!(other.ok("process/closeStdin", of(&session, "p"))["status"], "accepted");
+    other.ok("process/signal", with(of(&session, "p"), json!({"signal": "usr1"})));
+    assert_eq!(owner.collect("p").code(), 9);
+    start_cat(&mut owner, "q");
+    assert_eq!(other.ok("process/terminate", of(&session, "q"))["running"], true);
+    assert_eq!(owner.collect("q").code(), 137);
+    // Its own name for it means another process, and an unknown session none.
+    assert_error(&other.fails("process/read", process("p")), -32600, "unknownProcess");
+    for (method, more) in [
+        ("process/read", json!({})),
+        ("process/write", json!({"chunk": ""})),
+        ("process/signal", json!({"signal": "TERM"})),
+        ("process/terminate", json!({})),
+        ("process/closeStdin", json!({})),
+        ("process/resize", json!({"rows": 1, "cols": 1})),
+        ("process/subscribe", json!({})),
+        ("process/forget", json!({})),
+    ] {
+        let error = other.fails(method, with(of("unknown", "p"), more));
+        assert_eq!((error.code, error.kind()), (-32600, "unknownSession"), "{method}");
+    }
+    // Naming one's own session is allowed.
+    let own = owner.ok("process/read", of(&session, "q"));
+    assert_eq!(own["exitCode"], 137);
+}
+
+#[test]
+fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    start_cat(&mut owner, "p");
+    for line in ["1\n", "2\n", "3\n"] {
+        owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        owner.wait_output("p", line);
+    }
+    let result = other.ok("process/subscribe", with(of(&session, "p"), json!({"afterSeq": 1})));
+    assert_eq!(result, json!({"firstSeq": 1, "nextSeq": 4}));
+    for seq in [2, 3] {
+        let output = other.expect("process/output");
+        assert_eq!((&output["seq"], &output["sessionId"]), (&json!(seq), &json!(session)));
+    }
+    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"4\n")}));
+    assert_eq!(other.expect("process/output")["seq"], 4);
+    owner.ok("process/closeStdin", process("p"));
+    let exited = other.expect("process/exited");
+    assert_eq!((&exited["sessionId"], &exited["seq"]), (&json!(session), &json!(5)));
+    let closed = other.expect("process/closed");
+    assert_eq!((&closed["sessionId"], &closed["seq"], &closed["outputBytes"]), (&json!(session), &json!(6), &json!(8)));
+    // The owner got the same, without the key of the session.
+    let ended = owner.collect("p");
+    assert_eq!((ended.exited["sessionId"].clone(), ended.seqs), (Value::Null, vec![4, 5, 6]));
+    assert_error(&other.fails("process/subscribe", of(&session, "none")), -32600, "unknownProcess");
+    assert_error(&owner.fails("process/subscribe", of(&session, "p")), -32602, "invalidParams");
+}
+
+#[test]
+fn an_ended_subscription_pushes_nothing_more() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    start_cat(&mut owner, "p");
+    other.ok("process/subscribe", of(&session, "p"));
+    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"1\n")}));
+    assert_eq!(other.expect("process/output")["seq"], 1);
+    assert_eq!(other.ok("process/unsubscribe", of(&session, "p")), json!({}));
+    assert_eq!(other.ok("process/unsubscribe", of(&session, "p")), json!({}), "twice is once");
+    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"2\n")}));
+    owner.wait_output("p", "2\n");
+    assert_eq!(other.next_notification_within(Duration::from_millis(100)), None);
+    // The owner's own pushes are no subscription.
+    owner.ok("process/unsubscribe", process("p"));
+    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"3\n")}));
+    owner.wait_output("p", "3\n");
+}
+
+#[test]
+fn a_closed_process_can_still_be_subscribed_to() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    owner.run_params(sh("p", "echo whole; exit 3"));
+    other.ok("process/subscribe", of(&session, "p"));
+    let ended = other.collect("p");
+    assert_eq!((ended.stdout.as_slice(), ended.code(), ended.seqs), (b"whole\n".as_slice(), 3, vec![1, 2, 3]));
+}
+
+#[test]
+fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    owner.ok("process/start", sh("p", "read x; head -c 24000000 /dev/zero"));
+    owner.ok("process/start", with(sh("q", "head -c 24000000 /dev/zero"), json!({})));
+    // The owner takes everything; the observer comes when most of it is gone.
+    let taken = drain(&mut owner, "q");
+    assert_eq!(taken, 24_000_000);
+    let result = other.ok("process/subscribe", of(&session, "q"));
+    let first = result["firstSeq"].as_u64().expect("a number");
+    assert!(first > 1, "{result}");
+    let gap = other.expect("process/gap");
+    assert_eq!((&gap["fromSeq"], &gap["sessionId"]), (&json!(1), &json!(session)));
+    assert_eq!(gap["toSeq"], first - 1);
+    let ended = other.collect("q");
+    assert_eq!(ended.stdout.len() as u64 + gap["bytes"].as_u64().expect("bytes"), 24_000_000);
+}
+
+/// Takes and acknowledges a process to its end; returns the bytes.
+fn drain(client: &mut Client, id: &str) -> u64 {
+    let mut bytes = 0;
+    loop {
+        let message = client.next_notification();
+        let params = &message["params"];
+        if params["processId"] != id {
+            continue;
+        }
+        client.notify("process/ack", json!({"processId": id, "seq": params["seq"]}));
+        match message["method"].as_str() {
+            Some("process/output") => bytes += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64,
+            Some("process/closed") => return bytes,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    start_cat(&mut owner, "gate");
+    owner.ok("process/start", with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
+    other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
+    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    // The owner takes what it is sent, and still the child is held: by the subscriber.
+    let mut bytes = 0;
+    let mut is_held = false;
+    while !is_held {
+        while let Some(message) = owner.next_notification_within(Duration::from_millis(20)) {
+            let params = &message["params"];
+            bytes += decode_base64(params["chunk"].as_str().expect("only output comes")).len();
+            owner.notify("process/ack", json!({"processId": "p", "seq": params["seq"]}));
+        }
+        let list = owner.ok("process/list", json!({}))["processes"].clone();
+        let info = list.as_array().expect("a list").iter().find(|info| info["processId"] == "p").cloned();
+        is_held = info.is_some_and(|info| info["blocked"] == "memoryCap");
+    }
+    assert!(bytes < 30_000_000);
+    drop(other);
+    assert_eq!(bytes as u64 + drain(&mut owner, "p"), 30_000_000);
+}
+
+#[test]
+fn a_closed_process_can_be_forgotten_and_no_other() {
+    let server = TestServer::start();
+    let (mut client, session) = modern_client(&server);
+    start_cat(&mut client, "p");
+    assert_error(&client.fails("process/forget", process("p")), -32600, "processNotClosed");
+    assert_error(&client.fails("process/forget", process("none")), -32600, "unknownProcess");
+    client.ok("process/closeStdin", process("p"));
+    client.collect("p");
+    assert_eq!(client.ok("process/forget", process("p")), json!({}));
+    assert_error(&client.fails("process/forget", process("p")), -32600, "unknownProcess");
+    assert_error(&client.fails("process/read", process("p")), -32600, "unknownProcess");
+    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    // The name is free again, and its numbers begin anew; another session's client may forget too.
+    assert_eq!(client.run("p", &["true"]).seqs, [1, 2]);
+    let (mut other, _) = modern_client(&server);
+    assert_eq!(other.ok("process/forget", of(&session, "p")), json!({}));
+    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+}
+
+#[test]
+fn acknowledgements_of_an_observer_free_nothing() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    owner.ok("process/start", sh("p", "head -c 24000000 /dev/zero"));
+    other.ok("process/subscribe", of(&session, "p"));
+    wait_for("the child to be held", || owner.ok("process/list", json!({}))["processes"][0]["blocked"] == "memoryCap");
+    other.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": 1_000_000}));
+    other.assert_alive();
+    // Nothing that the owner has not taken is gone.
+    assert_eq!(owner.ok("process/read", json!({"processId": "p", "maxBytes": 1}))["firstSeq"], 1);
+    assert_eq!(drain(&mut owner, "p"), 24_000_000);
+}

@@ -1,0 +1,315 @@
+//! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4).
+//! It must not test what survives a server, except once: that is the business of the fault runs.
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    assert_error, chunk_bytes,
+    common::{Client, TestServer, encode_base64, wait_for, wait_gone},
+    fifo, modern, pid_of, piped, process, release, sh, start_cat, with,
+};
+
+fn resume_params(session: &str) -> Value {
+    json!({"clientName": "test", "resumeSessionId": session})
+}
+
+#[test]
+fn exec_server_resumes_detached_session_without_killing_processes() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    client.ok("process/start", sh("p", "exec sleep 1000"));
+    drop(client);
+    let mut client = Client::resume(&server, &session, json!({}));
+    let read = client.ok("process/read", process("p"));
+    assert_eq!((&read["exited"], &read["closed"], &read["failure"]), (&json!(false), &json!(false), &Value::Null));
+    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.collect("p").code(), 137);
+}
+
+#[test]
+fn a_session_without_processes_is_resumed_too() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    drop(client);
+    let mut client = Client::resume(&server, &session, json!({}));
+    assert_eq!(client.run("p", &["true"]).code(), 0);
+}
+
+#[test]
+fn active_session_resume_is_rejected() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    start_cat(&mut client, "p");
+    // The old peer answers pings while it waits for something.
+    let listener = thread::spawn(move || {
+        client.wait_output("p", "done");
+        client
+    });
+    let mut thief = server.connect();
+    let error = thief.fails("initialize", resume_params(&session));
+    assert_error(&error, -32010, "sessionAttached");
+    assert_eq!(error.message, format!("session {session} is already attached to another connection"));
+    // The refused connection is as good as new.
+    thief.initialize();
+    thief.ok("process/write", json!({"processId": "p", "sessionId": session, "chunk": encode_base64(b"done")}));
+    listener.join().expect("the old connection was not disturbed").assert_alive();
+}
+
+#[test]
+fn an_unknown_session_cannot_be_resumed() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    for id in ["unknown", "", "../x", "00000000-0000-4000-8000-000000000000", &"long".repeat(100_000)] {
+        let error = client.fails("initialize", resume_params(id));
+        assert_error(&error, -32600, "unknownSession");
+        assert!(error.message.starts_with("unknown session id "), "{}", error.message);
+        assert!(error.message.len() < 2048);
+    }
+    client.initialize();
+}
+
+#[test]
+fn long_poll_read_fails_after_session_resume() {
+    let server = TestServer::start();
+    let mut old = server.connect();
+    let session = old.initialize();
+    old.ok("process/start", sh("p", "exec sleep 1000"));
+    let pending = old.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
+    let mut new = server.connect();
+    new.initialize_with(with(resume_params(&session), json!({"takeover": true})));
+    let error = old.answer(pending).expect_err("the session is another connection's now");
+    assert_error(&error, -32600, "sessionResumedElsewhere");
+    assert_eq!(error.message, "session has been resumed by another connection");
+    let (code, reason) = old.wait_closed().expect("a close frame");
+    assert_eq!((code, reason.as_str()), (1008, "session has been resumed by another connection"));
+    assert_eq!(new.ok("process/terminate", process("p"))["running"], true);
+}
+
+#[test]
+fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
+    let server = TestServer::start();
+    let mut old = server.connect();
+    let session = old.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    start_cat(&mut old, "p");
+    old.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
+    old.wait_output("p", "one\n");
+    let mut new = server.connect();
+    new.initialize_with(with(with(modern(), resume_params(&session)), json!({"takeover": true})));
+    // Nothing was acknowledged, so the beginning comes again.
+    assert_eq!(new.wait_output("p", "one\n"), "one\n");
+    new.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
+    assert_eq!(new.wait_output("p", "two\n"), "two\n");
+    old.wait_closed();
+}
+
+#[test]
+fn transport_disconnect_detaches_session_during_in_flight_read() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
+    drop(client);
+    let begun = Instant::now();
+    Client::resume(&server, &session, json!({})).assert_alive();
+    assert!(begun.elapsed() < Duration::from_secs(5), "the old long poll holds nothing up");
+}
+
+#[test]
+fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    let gate = fifo(server.dir(), "gate");
+    client.ok("process/start", piped("r", &format!("echo one; read x <{gate}; echo two; read x; echo three")));
+    assert_eq!(client.expect("process/output")["seq"], 1);
+    drop(client);
+    release(&gate);
+    let mut client = Client::resume(&server, &session, json!({}));
+    let result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
+    assert_eq!(result["chunks"], json!([{"seq": 2, "stream": "stdout", "chunk": encode_base64(b"two\n")}]));
+    client.ok("process/write", json!({"processId": "r", "chunk": "Cg=="}));
+    // Pushed from the number after the last one that was read: 2 does not come again.
+    let ended = client.collect("r");
+    assert_eq!((ended.stdout.as_slice(), ended.seqs), (b"three\n".as_slice(), vec![3, 4, 5]));
+}
+
+#[test]
+fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    let gate = fifo(server.dir(), "gate");
+    client.ok("process/start", sh("r", &format!("echo one; read x <{gate}; echo two")));
+    assert_eq!(client.expect("process/output")["seq"], 1);
+    // Not just dropped: what is sent before the server notices would count as sent.
+    client.leave();
+    release(&gate);
+    let begun = Instant::now();
+    let mut client = Client::resume(&server, &session, json!({}));
+    let ended = client.collect("r");
+    assert!(begun.elapsed() >= Duration::from_millis(900), "it had a second to read");
+    assert_eq!((ended.stdout.as_slice(), ended.seqs), (b"two\n".as_slice(), vec![2, 3, 4]));
+}
+
+#[test]
+fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    start_cat(&mut client, "p");
+    for line in ["1\n", "2\n", "3\n", "4\n"] {
+        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        client.wait_output("p", line);
+    }
+    client.notify("process/ack", json!({"processId": "p", "seq": 2}));
+    client.assert_alive();
+    drop(client);
+    let mut client = Client::resume(&server, &session, modern());
+    let output = client.expect("process/output");
+    assert_eq!((&output["seq"], &output["offset"]), (&json!(3), &json!(4)));
+    assert_eq!(client.expect("process/output")["seq"], 4);
+}
+
+#[test]
+fn processes_that_start_and_end_while_nobody_listens_are_told_later() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    let pids: BTreeSet<u32> = (0..5)
+        .map(|i| pid_of(&client.ok("process/start", sh(&format!("p{i}"), &format!("echo {i}; exit {i}")))))
+        .collect();
+    drop(client);
+    wait_gone("the processes", &pids);
+    let mut client = Client::resume(&server, &session, modern());
+    for i in 0..5 {
+        let ended = client.collect(&format!("p{i}"));
+        assert_eq!((String::from_utf8_lossy(&ended.stdout).trim_end(), ended.code()), (i.to_string().as_str(), i));
+        assert_eq!(ended.seqs, [1, 2, 3]);
+    }
+}
+
+#[test]
+fn an_expired_session_says_so_and_what_it_ended() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let params = json!({"clientName": "test", "ttlMs": 100});
+    let session = client.initialize_with(params)["sessionId"].as_str().expect("an id").to_owned();
+    let pid = pid_of(&client.ok("process/start", sh("gone-with-it", "exec sleep 1000")));
+    drop(client);
+    wait_gone("the process of the expired session", &BTreeSet::from([pid]));
+    let mut client = server.connect();
+    let mut said = None;
+    wait_for("news of the expiry", || {
+        let error = client.fails("initialize", resume_params(&session));
+        let is_expired = error.kind() == "sessionExpired";
+        said = Some(error);
+        is_expired
+    });
+    let error = said.expect("an error");
+    assert_eq!(error.code, -32600);
+    assert!(error.message.contains("gone-with-it"), "{}", error.message);
+}
+
+#[test]
+fn an_expired_session_without_processes_says_so_too() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize_with(json!({"clientName": "test", "ttlMs": 0}))["sessionId"].clone();
+    drop(client);
+    let mut client = server.connect();
+    let mut kind = String::new();
+    // Looked at from another session, so that looking does not attach.
+    client.initialize();
+    wait_for("expiry", || {
+        let error = client.fails("process/read", json!({"processId": "p", "sessionId": session}));
+        kind = error.kind().to_owned();
+        kind != "unknownProcess"
+    });
+    assert_eq!(kind, "sessionExpired");
+}
+
+#[test]
+fn no_session_outlives_the_bound_of_the_server() {
+    let server = TestServer::builder().arg("--session-ttl").arg("1s").start();
+    let mut client = server.connect();
+    client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}));
+    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    drop(client);
+    wait_gone("the process of the expired session", &BTreeSet::from([pid]));
+}
+
+#[test]
+fn the_clock_of_a_session_stands_still_while_it_is_attached() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    client.initialize_with(json!({"clientName": "test", "ttlMs": 50}));
+    client.ok("process/start", piped("p", "read x; echo still here"));
+    // Longer than the time-to-live, and the sweep's second.
+    let read = client.ok("process/read", json!({"processId": "p", "waitMs": 1300}));
+    assert_eq!(read["exited"], false);
+    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    assert_eq!(client.collect("p").stdout, b"still here\n");
+}
+
+#[test]
+fn every_form_of_time_to_live_is_taken() {
+    let server = TestServer::start();
+    for ttl in [json!("none"), json!(0), json!(1), json!(u64::MAX), json!(null)] {
+        let mut client = server.connect();
+        client.initialize_with(json!({"clientName": "test", "ttlMs": ttl}));
+        assert_eq!(client.run("p", &["true"]).code(), 0);
+        client.ok("session/end", json!({}));
+    }
+}
+
+#[test]
+fn the_end_of_a_session_ends_its_processes_and_its_name() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    let mut pids = BTreeSet::new();
+    for id in ["p", "q"] {
+        pids.insert(pid_of(&client.ok("process/start", sh(id, "trap '' TERM; while :; do sleep 0.01; done"))));
+    }
+    client.ok("process/start", sh("daemon", "setsid sleep 1000 & echo $!.; exit 0"));
+    let said = client.wait_output("daemon", ".");
+    pids.insert(said.trim_end().trim_end_matches('.').parse().expect("a pid"));
+    assert_eq!(client.ok("session/end", json!({})), json!({}));
+    wait_gone("everything of the session", &pids);
+    client.wait_closed();
+    let mut client = server.connect();
+    assert_error(&client.fails("initialize", resume_params(&session)), -32600, "unknownSession");
+    client.initialize();
+    assert_eq!(client.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
+}
+
+#[test]
+fn a_session_survives_the_server() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let mut client = server.connect();
+    let session = client.initialize();
+    let url = server.url().to_owned();
+    let gate = fifo(server.dir(), "gate");
+    let started = client.ok("process/start", sh("p", &format!("echo one; read x <{gate}; echo two; exit 6")));
+    client.wait_output("p", "one\n");
+    server.restart();
+    assert_eq!(server.url(), url, "the same token and port");
+    release(&gate);
+    let mut client = Client::resume(&server, &session, json!({}));
+    let listed = client.ok("process/list", json!({}))["processes"][0].clone();
+    assert_eq!((&listed["pid"], &listed["processId"]), (&started["pid"], &json!("p")));
+    let (bytes, last) = client.poll("p", None);
+    assert_eq!((bytes.as_slice(), &last["exitCode"]), (b"one\ntwo\n".as_slice(), &json!(6)));
+    assert_eq!(chunk_bytes(&client.ok("process/read", process("p"))).len(), 8);
+    client.ok("session/end", json!({}));
+}

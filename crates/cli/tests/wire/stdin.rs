@@ -1,0 +1,219 @@
+//! `process/write`: what it answers, in which order bytes go in, and that an id makes a write happen once (spec 3.5).
+//! It must not test the end of input, which is an addition.
+
+use serde_json::{Value, json};
+
+use crate::{
+    GENERATIONS, assert_error,
+    common::{Client, TestServer, encode_base64},
+    piped, process, sh, start_cat, tty, with,
+};
+
+fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
+    client.ok("process/write", json!({"processId": id, "chunk": encode_base64(bytes)}))["status"].clone()
+}
+
+#[test]
+fn exec_process_write_then_read() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for generation in GENERATIONS {
+        let id = format!("{generation:?}");
+        client.ok(
+            "process/start",
+            with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"tty": true})),
+        );
+        assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
+        let ended = client.collect(&id);
+        assert_eq!(String::from_utf8_lossy(&ended.stdout), "hello\r\nfrom:hello\r\n");
+    }
+}
+
+#[test]
+fn exec_process_write_then_read_without_tty() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for generation in GENERATIONS {
+        let id = format!("{generation:?}");
+        let params =
+            with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"pipeStdin": true}));
+        client.ok("process/start", params);
+        assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
+        let ended = client.collect(&id);
+        assert_eq!((String::from_utf8_lossy(&ended.stdout).as_ref(), ended.code()), ("from:hello\n", 0));
+    }
+}
+
+#[test]
+fn exec_process_rejects_write_without_pipe_stdin() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.ok("process/start", with(sh("p", "cat; echo eof; exec sleep 1000"), json!({"pipeStdin": false})));
+    client.wait_output("p", "eof\n");
+    assert_eq!(write(&mut client, "p", b"x"), "stdinClosed");
+    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+}
+
+#[test]
+fn exec_server_defaults_omitted_pipe_stdin_to_closed_stdin() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.ok("process/start", sh("p", "exec sleep 1000"));
+    for generation in GENERATIONS {
+        assert_eq!(client.ok("process/write", generation.write("p", b"x", 1))["status"], "stdinClosed");
+    }
+}
+
+#[test]
+fn a_write_to_nobody_is_a_status_and_no_error() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    assert_eq!(write(&mut client, "none", b"x"), "unknownProcess");
+    client.run("gone", &["true"]);
+    assert_eq!(write(&mut client, "gone", b"x"), "stdinClosed");
+    client.run_params(piped("piped", "exit 0"));
+    assert_eq!(write(&mut client, "piped", b"x"), "stdinClosed");
+    client.run_params(tty("tty", "exit 0"));
+    assert_eq!(write(&mut client, "tty", b"x"), "stdinClosed");
+}
+
+#[test]
+fn exec_server_dedupes_retried_process_write_ids() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    start_cat(&mut client, "p");
+    let once = json!({"processId": "p", "chunk": encode_base64(b"once\n"), "writeId": "w1"});
+    for _ in 0..5 {
+        assert_eq!(client.ok("process/write", once.clone())["status"], "accepted");
+    }
+    // Without an id every write counts, and ids are told apart.
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"end\n"), "writeId": "w2"}));
+    assert_eq!(client.wait_output("p", "end\n"), "once\na\na\nend\n");
+}
+
+#[test]
+fn a_write_id_is_remembered_over_4095_others() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    start_cat(&mut client, "p");
+    let chunk = encode_base64(b"x");
+    let params = |id: usize| json!({"processId": "p", "chunk": chunk, "writeId": format!("w{id}")});
+    let requests: Vec<i64> = (0..4096).map(|id| client.send_request("process/write", params(id))).collect();
+    for id in requests {
+        assert_eq!(client.answer(id).expect("write")["status"], "accepted");
+    }
+    for id in [0, 1, 4095] {
+        assert_eq!(client.ok("process/write", params(id))["status"], "accepted");
+    }
+    write(&mut client, "p", b"end");
+    assert_eq!(client.wait_output("p", "end").len(), 4096 + 3);
+}
+
+#[test]
+fn a_write_id_used_for_other_bytes_is_refused() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    start_cat(&mut client, "p");
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
+    let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
+    assert_error(&client.fails("process/write", other), -32600, "writeIdReused");
+    // Ids belong to one process.
+    start_cat(&mut client, "q");
+    client.ok("process/write", json!({"processId": "q", "chunk": encode_base64(b"mine\n"), "writeId": "w"}));
+    client.wait_output("q", "mine\n");
+}
+
+#[test]
+fn bad_chunks_and_ids_are_refused_before_anything_else() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    start_cat(&mut client, "p");
+    for chunk in ["***", "a", "ab", "abc", "YQ", "YQ=", "YR==", "YQ==\n", "Y Q==", "YQ==YQ==", "_-8=", "=", "===="] {
+        let error = client.fails("process/write", json!({"processId": "p", "chunk": chunk, "writeId": "w"}));
+        assert_eq!((error.code, error.kind()), (-32602, "invalidBase64"), "{chunk:?}");
+    }
+    // Nothing of it counted as a use of the id, and an empty id is refused whatever the process.
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"ok\n"), "writeId": "w"}));
+    client.wait_output("p", "ok\n");
+    for id in ["p", "none"] {
+        let error = client.fails("process/write", json!({"processId": id, "chunk": "", "writeId": ""}));
+        assert_error(&error, -32602, "emptyWriteId");
+    }
+    for id in ["p", "none"] {
+        assert_eq!(client.fails("process/write", json!({"processId": id, "chunk": "*"})).code, -32602);
+    }
+}
+
+#[test]
+fn an_empty_chunk_is_accepted_and_does_nothing() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    start_cat(&mut client, "p");
+    assert_eq!(write(&mut client, "p", b""), "accepted");
+    assert_eq!(
+        client.ok("process/write", json!({"processId": "p", "chunk": "", "writeId": "w"}))["status"],
+        "accepted"
+    );
+    assert_eq!(write(&mut client, "p", b"x\n"), "accepted");
+    assert_eq!(client.wait_output("p", "x\n"), "x\n");
+}
+
+#[test]
+fn writes_go_in_in_the_order_of_arrival() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for modern in [false, true] {
+        let mut other = server.connect();
+        let client = if modern {
+            other.initialize_with(crate::modern());
+            &mut other
+        } else {
+            &mut client
+        };
+        start_cat(client, "p");
+        let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
+        let requests: Vec<i64> = lines
+            .iter()
+            .map(|line| {
+                client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}))
+            })
+            .collect();
+        for id in requests {
+            assert_eq!(client.answer(id).expect("write")["status"], "accepted");
+        }
+        assert_eq!(client.wait_output("p", "\n499\n"), lines.concat());
+    }
+}
+
+#[test]
+fn writes_pipelined_behind_a_start_reach_the_process() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let start = client.send_request("process/start", piped("p", "read x; read y; echo $x$y"));
+    let one = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
+    let two = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
+    client.answer(start).expect("start");
+    for id in [one, two] {
+        assert_eq!(client.answer(id).expect("write")["status"], "accepted");
+    }
+    assert_eq!(client.collect("p").stdout, b"onetwo\n");
+}
+
+#[test]
+fn a_large_write_goes_in_whole_and_once() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let bytes: Vec<u8> = (0..6_000_000u32).map(|i| (i % 251) as u8).collect();
+    client.ok("process/start", piped("p", "head -c 6000000 | md5sum"));
+    let params = json!({"processId": "p", "chunk": encode_base64(&bytes), "writeId": "big"});
+    let (first, again) =
+        (client.send_request("process/write", params.clone()), client.send_request("process/write", params));
+    assert_eq!(client.answer(first).expect("write")["status"], "accepted");
+    assert_eq!(client.answer(again).expect("write")["status"], "accepted");
+    let file = server.dir().join("same");
+    std::fs::write(&file, &bytes).expect("write a file");
+    let sum = client.run_params(sh("sum", &format!("md5sum <{}", file.display())));
+    assert_eq!(client.collect("p").stdout, sum.stdout);
+}

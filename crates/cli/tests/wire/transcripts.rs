@@ -1,0 +1,171 @@
+//! Replays the recorded sessions of a reference server (generation H) against ours.
+//!
+//! What must agree: shapes, codes, statuses, sequence numbers, and the order of each process's events. What is free: error texts but
+//! the literals of spec 0.1, session ids, ports, further keys, and how two writes of a child are cut into chunks. Where ours differs by
+//! decision the test says so, with its reason; `files.jsonl` belongs to the issue of the file methods.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::TestServer,
+    replay::{Difference, Replay},
+};
+
+fn same(_: &Value) -> Option<Value> {
+    None
+}
+
+fn replay(name: &str, sent: Difference, expected: Difference) {
+    let server = TestServer::start();
+    Replay::run(&server, name, sent, expected).assert_alive();
+}
+
+#[test]
+fn every_transcript_is_replayed_or_left_to_another_issue() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/transcripts");
+    let found: BTreeSet<String> = fs::read_dir(dir)
+        .expect("the folder is there")
+        .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
+        .collect();
+    let replayed = [
+        "env-policy",
+        "handshake",
+        "late-output",
+        "malformed",
+        "pipe",
+        "resume",
+        "signals",
+        "start-errors",
+        "stdin",
+        "tty",
+        "unknown-notification",
+    ];
+    assert_eq!(found, replayed.map(str::to_owned).into());
+}
+
+#[test]
+fn env_policy() {
+    replay("env-policy", same, same);
+}
+
+#[test]
+fn late_output() {
+    replay("late-output", same, same);
+}
+
+#[test]
+fn pipe() {
+    replay("pipe", same, same);
+}
+
+#[test]
+fn stdin() {
+    replay("stdin", same, same);
+}
+
+#[test]
+fn tty() {
+    replay("tty", same, same);
+}
+
+#[test]
+fn malformed() {
+    replay("malformed", same, same);
+}
+
+#[test]
+fn handshake() {
+    // Its exact `environment/info` is the reference's host and product; ours says what this host is, and claims none of the
+    // capabilities that belong to that product (design section 4, last row).
+    replay("handshake", same, |message| {
+        (message["id"] == 6).then(|| {
+            let capabilities = json!({
+                "capabilityDiscoverySandbox": false, "environmentConfigRead": false, "httpHeaderEnvVars": false,
+                "networkProxyLaunch": false, "sandboxedFileStreaming": false, "shellSnapshotV2": false,
+            });
+            json!({"id": 6, "result": {"capabilities": capabilities, "temporaryDirectories": [], "shell": {}}})
+        })
+    });
+}
+
+#[test]
+fn signals() {
+    // The reference knows `interrupt` only; ours takes every POSIX name (design section 4: every signal). The process has exited, so
+    // that nothing happens, as for `interrupt`.
+    replay("signals", same, |message| (message["id"] == 5).then(|| json!({"id": 5, "result": {}})));
+}
+
+#[test]
+fn resume() {
+    // The recording waited before it read; we wait in the read.
+    replay(
+        "resume",
+        |message| {
+            let mut message = message.clone();
+            (message["method"] == "process/read").then(|| {
+                message["params"]["waitMs"] = json!(20_000);
+                message
+            })
+        },
+        same,
+    );
+}
+
+#[test]
+fn unknown_notification() {
+    // The reference closes the connection without a word, which is where the recording ends; ours answers with an error that has
+    // id -1, and goes on (design section 4).
+    let server = TestServer::start();
+    let mut client = Replay::run(&server, "unknown-notification", same, same);
+    client.expect_orphan_error("unknownNotification");
+    client.assert_alive();
+}
+
+/// Where the script of `start_errors` stands.
+fn script_path() -> PathBuf {
+    PathBuf::from(format!("/tmp/exec-server-transcript-{}", std::process::id()))
+}
+
+#[test]
+fn start_errors() {
+    // The file that the recording executes stands at another place here, and says something else. The reference told the exit before
+    // the output of it; ours appends what the pipe holds before the exit, always (spec 11.1.1, design section 5).
+    let server = TestServer::start();
+    let name = script_path();
+    let name = name.file_name().and_then(|name| name.to_str()).expect("a plain name");
+    let file = tempfile::Builder::new().prefix(name).rand_bytes(0).tempfile_in("/tmp").expect("make a script");
+    // Closed before it is executed, removed at the end of the test.
+    let script = file.into_temp_path();
+    fs::write(&script, "echo by the shell >&2; exit 127\n").expect("write a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("make it executable");
+    Replay::run(
+        &server,
+        "start-errors",
+        |message| {
+            let mut message = message.clone();
+            (message["params"]["argv"][0] == "/etc/hostname").then(|| {
+                message["params"]["argv"] = json!([script_path()]);
+                message
+            })
+        },
+        |message| {
+            let params = &message["params"];
+            let chunk = crate::common::encode_base64(b"by the shell\n");
+            let output = json!({"processId": "e", "seq": 1, "stream": "stderr", "chunk": chunk});
+            let exited = json!({"processId": "e", "seq": 2, "exitCode": 127, "sandboxDenied": false});
+            match (params["processId"].as_str(), message["method"].as_str()) {
+                (Some("e"), Some("process/exited")) => Some(json!({"method": "process/output", "params": output})),
+                (Some("e"), Some("process/output")) => Some(json!({"method": "process/exited", "params": exited})),
+                _ => None,
+            }
+        },
+    )
+    .assert_alive();
+}

@@ -1,0 +1,293 @@
+//! The same core scenarios over WebSocket, Unix socket and standard streams, and what is special about lines (spec 1.3, 2.2).
+//! It must not test a scenario in depth; the other files do, over WebSocket.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread::{self, JoinHandle},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    common::{Client, DEADLINE, TestServer, decode_base64, encode_base64, marked, wait_for, wait_gone},
+    pid_of, piped, process, sh, tty, wait_pid_gone,
+};
+
+/// A connection of any transport, one message at a time.
+trait Wire {
+    fn send(&mut self, text: &str);
+    fn receive(&mut self) -> Value;
+
+    /// Calls a method; what is pushed meanwhile is dropped.
+    fn call(&mut self, method: &str, params: Value) -> Value {
+        self.send(&json!({"id": "call", "method": method, "params": params}).to_string());
+        loop {
+            let message = self.receive();
+            if message.get("method").is_none() {
+                assert_eq!(message["id"], "call");
+                return message;
+            }
+        }
+    }
+
+    fn initialize(&mut self) -> String {
+        let answer = self.call("initialize", json!({"clientName": "test"}));
+        self.send(r#"{"method":"initialized","params":{}}"#);
+        answer["result"]["sessionId"].as_str().expect("a session id").to_owned()
+    }
+
+    /// Bytes of output, exit code and numbers of a process whose start is sent by this.
+    fn run(&mut self, params: Value) -> (Vec<u8>, Value, Vec<u64>) {
+        self.send(&json!({"id": "run", "method": "process/start", "params": params}).to_string());
+        let (mut bytes, mut code, mut seqs) = (Vec::new(), Value::Null, Vec::new());
+        loop {
+            let message = self.receive();
+            let event = &message["params"];
+            seqs.extend(event["seq"].as_u64());
+            match message["method"].as_str() {
+                Some("process/output") => bytes.extend(decode_base64(event["chunk"].as_str().expect("a chunk"))),
+                Some("process/exited") => code = event["exitCode"].clone(),
+                Some("process/closed") => return (bytes, code, seqs),
+                _ => assert!(message["result"]["pid"].is_u64(), "{message}"),
+            }
+        }
+    }
+}
+
+impl Wire for Client {
+    fn send(&mut self, text: &str) {
+        self.send_text(text);
+    }
+
+    fn receive(&mut self) -> Value {
+        self.next()
+    }
+}
+
+/// A server that speaks on its standard streams.
+struct Lines {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    messages: Receiver<Value>,
+    reader: Option<JoinHandle<()>>,
+    mark: String,
+    _dir: TempDir,
+}
+
+impl Lines {
+    fn start(name: &str) -> Self {
+        let dir = tempfile::tempdir().expect("make a private directory");
+        let mark = format!("stdio-{}-{name}.test", std::process::id());
+        let builder = TestServer::builder().default_state_dir().listen("stdio");
+        let mut child = builder
+            .command(dir.path(), &mark)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("start exec-server");
+        let (sender, messages) = channel();
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        let reader = thread::spawn(move || {
+            for line in stdout.lines() {
+                let line = line.expect("the server writes lines");
+                let message = serde_json::from_str(&line).expect("nothing but messages is on standard output");
+                if sender.send(message).is_err() {
+                    return;
+                }
+            }
+        });
+        let stdin = child.stdin.take();
+        Self { child, stdin, messages, reader: Some(reader), mark, _dir: dir }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let stdin = self.stdin.as_mut().expect("stdin is open");
+        stdin.write_all(bytes).and_then(|()| stdin.flush()).expect("write to the server");
+    }
+
+    /// Waits for the server to end without another message.
+    fn wait_ended(&mut self) {
+        assert!(matches!(self.messages.recv_timeout(DEADLINE), Err(RecvTimeoutError::Disconnected)));
+        wait_for("end of the server", || matches!(self.child.try_wait(), Ok(Some(_))));
+    }
+}
+
+impl Wire for Lines {
+    fn send(&mut self, text: &str) {
+        self.write(format!("{text}\n").as_bytes());
+    }
+
+    fn receive(&mut self) -> Value {
+        self.messages.recv_timeout(DEADLINE).expect("a message within the deadline")
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        if thread::panicking() {
+            self.child.kill().ok(); // The panic tells the story.
+        }
+        wait_for("end of the server", || matches!(self.child.try_wait(), Ok(Some(_))));
+        if let Some(reader) = self.reader.take().filter(|_| !thread::panicking()) {
+            reader.join().expect("the reader does not panic");
+            wait_gone("holders of the server", &marked(&self.mark));
+        }
+    }
+}
+
+/// What every transport does alike.
+fn core_scenarios(wire: &mut dyn Wire) {
+    let early = wire.call("process/read", process("p"));
+    assert_eq!(early["error"]["message"], "client must call initialize before using exec methods");
+    wire.initialize();
+    assert_eq!(wire.call("environment/status", json!({}))["result"], json!({"status": "ready"}));
+    assert_eq!(wire.call("no/such", json!({}))["error"]["code"], -32601);
+
+    for bad in ["not-json", "[]", r#"{"id":1}"#] {
+        wire.send(bad);
+        let answer = wire.receive();
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(-1), &json!(-32600)), "{bad}");
+    }
+    wire.send(r#"{"method":"unknown/note"}"#);
+    assert_eq!(wire.receive()["error"]["data"]["kind"], "unknownNotification");
+
+    let (bytes, code, seqs) = wire.run(sh("pipe", "echo hello; exit 7"));
+    assert_eq!((bytes.as_slice(), code, seqs), (b"hello\n".as_slice(), json!(7), vec![1, 2, 3]));
+    let (bytes, code, _) = wire.run(tty("tty", "stty size; exit 3"));
+    assert_eq!((bytes.as_slice(), code), (b"24 80\r\n".as_slice(), json!(3)));
+    let (bytes, _, _) = wire.run(sh("large", "head -c 3000000 /dev/zero"));
+    assert_eq!(bytes.len(), 3_000_000);
+
+    wire.call("process/start", piped("cat", "read x; echo got $x"));
+    let chunk = encode_base64(b"it\n");
+    assert_eq!(wire.call("process/write", json!({"processId": "cat", "chunk": chunk}))["result"]["status"], "accepted");
+    let mut after = 0;
+    let read = loop {
+        let read =
+            wire.call("process/read", json!({"processId": "cat", "afterSeq": after, "waitMs": 20_000}))["result"]
+                .clone();
+        if read["closed"] == true {
+            break wire.call("process/read", process("cat"))["result"].clone();
+        }
+        after = read["nextSeq"].as_u64().expect("a number") - 1;
+    };
+    assert_eq!(read["chunks"][0]["chunk"], encode_base64(b"got it\n"));
+
+    wire.call("process/start", sh("sleep", "exec sleep 1000"));
+    assert_eq!(wire.call("process/terminate", process("sleep"))["result"]["running"], true);
+    assert_eq!(wire.call("command/exec", sh("v0", "exit 0"))["result"]["running"], true);
+}
+
+#[test]
+fn the_core_scenarios_hold_over_websocket() {
+    let server = TestServer::start();
+    core_scenarios(&mut server.connect());
+}
+
+#[test]
+fn the_core_scenarios_hold_over_a_unix_socket() {
+    let server = TestServer::builder().listen("unix://{dir}/sock").start();
+    assert!(server.url().starts_with("unix:///"), "{}", server.url());
+    core_scenarios(&mut Client::connect(server.url()).expect("connect to the socket"));
+}
+
+#[test]
+fn the_core_scenarios_hold_over_standard_streams() {
+    core_scenarios(&mut Lines::start("core"));
+}
+
+#[test]
+fn a_session_begun_on_one_transport_is_resumed_on_another() {
+    let server = TestServer::builder().listen("ws://127.0.0.1:0").listen("unix://{dir}/sock").start();
+    let mut client = Client::connect(&server.urls()[0]).expect("connect");
+    let session = Client::initialize(&mut client);
+    client.ok("process/start", piped("p", "read x; echo back"));
+    drop(client);
+    let mut client = Client::connect(&server.urls()[1]).expect("connect");
+    client.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
+    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    assert_eq!(client.collect("p").stdout, b"back\n");
+}
+
+#[test]
+fn exec_server_accepts_initialize_over_stdio() {
+    let mut lines = Lines::start("initialize");
+    lines.send(r#"{"id":1,"method":"initialize","params":{"clientName":"test"}}"#);
+    let answer = lines.receive();
+    assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(1), &json!("exec-server.v0")));
+    lines.send(r#"{"method":"initialized","params":{}}"#);
+    assert_eq!(lines.call("environment/status", json!({}))["result"]["status"], "ready");
+}
+
+#[test]
+fn blank_lines_are_skipped_and_a_carriage_return_is_stripped() {
+    let mut lines = Lines::start("blank");
+    lines.write(b"\n  \n\r\n\t\n");
+    lines.write(b"{\"id\":1,\"method\":\"initialize\",\"params\":{\"clientName\":\"x\"}}\r\n\n");
+    assert_eq!(lines.receive()["id"], 1);
+    // In pieces, and several lines in one piece.
+    lines.write(b"{\"method\":\"initialized\"}\n{\"id\":2,\"method\":\"environ");
+    lines.write(b"ment/status\"}\n{\"id\":3,\"method\":\"environment/status\"}\n");
+    assert_eq!((&lines.receive()["id"], &lines.receive()["id"]), (&json!(2), &json!(3)));
+}
+
+#[test]
+fn the_last_line_counts_without_its_newline() {
+    let mut lines = Lines::start("last");
+    lines.write(b"{\"id\":1,\"method\":\"initialize\",\"params\":{\"clientName\":\"x\"}}");
+    drop(lines.stdin.take());
+    assert_eq!(lines.receive()["id"], 1);
+    lines.wait_ended();
+}
+
+#[test]
+fn stdio_connection_reports_clean_disconnect() {
+    let mut lines = Lines::start("eof");
+    drop(lines.stdin.take());
+    lines.wait_ended();
+    assert!(lines.child.wait().expect("wait").success(), "the end of standard input is no failure");
+}
+
+#[test]
+fn the_end_of_standard_input_ends_the_processes() {
+    let mut lines = Lines::start("ends");
+    lines.initialize();
+    let started = lines.call("process/start", sh("p", "trap '' TERM HUP; while :; do sleep 0.01; done"));
+    drop(lines.stdin.take());
+    wait_pid_gone(pid_of(&started["result"]));
+    wait_for("end of the server", || matches!(lines.child.try_wait(), Ok(Some(_))));
+}
+
+#[test]
+fn a_line_that_is_not_utf8_ends_the_connection() {
+    let mut lines = Lines::start("utf8");
+    lines.write(b"\xff\xfe\n");
+    lines.wait_ended();
+}
+
+#[test]
+fn stdio_connection_rejects_overlong_unterminated_message() {
+    let mut lines = Lines::start("long");
+    let megabyte = vec![b'x'; 1 << 20];
+    // No newline ever comes; the server gives up by itself.
+    let stdin = lines.stdin.as_mut().expect("stdin is open");
+    let refused = (0..200).any(|_| stdin.write_all(&megabyte).is_err());
+    assert!(refused, "the server stopped reading within 200 MiB");
+    lines.wait_ended();
+}
+
+#[test]
+fn websocket_connection_answers_pings_and_a_close() {
+    use tokio_tungstenite::tungstenite::Message;
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.send_message(Message::Ping(b"are you there".to_vec().into())).expect("send");
+    client.send_message(Message::Pong(b"unasked".to_vec().into())).expect("send");
+    client.assert_alive();
+    client.send_message(Message::Close(None)).expect("send");
+    client.wait_closed();
+}

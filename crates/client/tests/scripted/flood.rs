@@ -1,0 +1,64 @@
+//! A flood for processes that nobody follows takes no memory. It runs in a program of its own, because memory is the program's.
+
+use std::{env, fs, process::Command};
+
+use exec_server_client::protocol::base64;
+use serde_json::json;
+
+use crate::{connect, named, next, peer::CURRENT, settle, start};
+
+/// Resident memory of this program, in KiB.
+fn resident() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+/// Set in the program that runs nothing else.
+const ALONE: &str = "EXEC_SERVER_TEST_ALONE";
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test starts itself again")]
+fn a_flood_for_unknown_processes_takes_no_memory() {
+    if env::var_os(ALONE).is_some() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        return runtime.enable_all().start_paused(true).build().unwrap().block_on(flood());
+    }
+    let name = "flood::a_flood_for_unknown_processes_takes_no_memory";
+    let alone = Command::new(env::current_exe().unwrap()).args(["--exact", name]).env(ALONE, "yes").output().unwrap();
+    let said = String::from_utf8_lossy(&alone.stdout);
+    assert!(alone.status.success() && said.contains("1 passed"), "{said}");
+}
+
+async fn flood() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    // Every message names another process; one piece of memory is sent again and again.
+    let chunk = base64::encode(&vec![b'x'; 1 << 20]);
+    let mut flood = Vec::new();
+    for n in 0..8 {
+        let head =
+            json!({"processId": n.to_string(), "sessionId": n.to_string(), "seq": n, "stream": "pty"}).to_string();
+        let head = head.trim_end_matches('}');
+        flood.extend_from_slice(
+            format!("{{\"method\":\"process/output\",\"params\":{head},\"chunk\":\"{chunk}\"}}}}\n").as_bytes(),
+        );
+    }
+    for n in 0..4000 {
+        let params = json!({"processId": n.to_string(), "seq": 1, "exitCode": 0});
+        flood.extend_from_slice(json!({"method": "process/exited", "params": params}).to_string().as_bytes());
+        flood.push(b'\n');
+    }
+    // What the first one leaves behind is what a connection holds anyway.
+    peer.raw(&flood).await;
+    settle().await;
+    let before = resident();
+    let sent = 3 * flood.len() / 1024;
+    for _ in 0..3 {
+        peer.raw(&flood).await;
+    }
+    peer.output("p", 1, "one").await;
+    assert_eq!(next(&mut process.events()).await, "out 1 one");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < sent / 8, "{grown} KiB of {sent} KiB stayed");
+}

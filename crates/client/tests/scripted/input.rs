@@ -1,0 +1,340 @@
+//! Standard input through cuts: exactly once and in order where the server keeps ids, an honest error where it does not.
+//! Also starts, which are made once whatever becomes of the link, and ends of handles.
+
+use exec_server_client::{
+    Client, Error, ErrorKind,
+    protocol::{
+        base64,
+        process::{CloseStdinStatus, WriteStatus},
+    },
+};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::{
+    Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
+    peer::{CURRENT, read_result},
+    settle, start, within,
+};
+
+fn accepted() -> Value {
+    json!({"status": "accepted"})
+}
+
+/// Id and text of the next write, and its request.
+async fn write(peer: &mut Peer) -> (String, String, crate::peer::Request) {
+    let request = peer.request("process/write").await;
+    let text = base64::decode(request.params["chunk"].as_str().unwrap()).unwrap();
+    let id = request.params["writeId"].as_str().unwrap().to_owned();
+    (id, String::from_utf8(text).unwrap(), request)
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_write_retries_same_write_id_after_recovery() {
+    for kind in [CURRENT, Kind::H] {
+        let (client, mut peer, mut door) = connect(kind).await;
+        let process = start(&client, &mut peer, named("p")).await;
+        let writes = join_all((0..40).map(|n| process.write(format!("line {n}\n"))));
+        let (results, ()) = both(writes, async {
+            // Sixteen are on their way at once, and the first of them is settled.
+            let mut ids = Vec::new();
+            for n in 0..16 {
+                let (id, text, request) = write(&mut peer).await;
+                assert_eq!(text, format!("line {n}\n"));
+                if n == 0 {
+                    peer.answer(&request, accepted()).await;
+                }
+                ids.push(id);
+            }
+            let (seventeenth, _, _) = write(&mut peer).await;
+            assert!(peer.is_silent().await);
+            ids.push(seventeenth);
+            peer.cut();
+            let (mut peer, _) = door.welcome(kind).await;
+            if kind == Kind::H {
+                peer.serve("process/read", read_result(&[], 1, None, false)).await;
+            }
+            for n in 1..40 {
+                let (id, text, request) = write(&mut peer).await;
+                assert_eq!(text, format!("line {n}\n"));
+                assert!(ids.get(n).is_none_or(|earlier| *earlier == id), "{n}: {id} is not {ids:?}");
+                peer.answer(&request, accepted()).await;
+            }
+            assert!(peer.is_silent().await);
+        })
+        .await;
+        assert!(results.into_iter().all(|result| result.unwrap() == WriteStatus::Accepted), "{kind:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_ids_are_never_used_twice() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let (first, second) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let mut ids = std::collections::HashSet::new();
+    for process in [&first, &second, &first] {
+        let (written, (id, _, _)) = both(process.write("x"), async {
+            let (id, text, request) = write(&mut peer).await;
+            peer.answer(&request, accepted()).await;
+            (id, text, request)
+        })
+        .await;
+        written.unwrap();
+        assert!(ids.insert(id));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_on_generation_s_is_not_repeated() {
+    let (client, mut peer, mut door) = connect(Kind::S).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    let writes = join_all(["one", "two"].map(|text| process.write(text)));
+    let (results, peer) = both(writes, async {
+        assert_eq!(write(&mut peer).await.1, "one");
+        assert_eq!(write(&mut peer).await.1, "two");
+        peer.cut();
+        let (mut peer, _) = door.welcome(Kind::S).await;
+        peer.serve("process/read", read_result(&[], 1, None, false)).await;
+        peer
+    })
+    .await;
+    for result in results {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::UnknownOutcome { method: "process/write", .. }), "{error:?}");
+    }
+    let mut peer = peer;
+    assert!(peer.is_silent().await);
+    // The next one goes its way.
+    let (written, _) = both(process.write("three"), peer.serve("process/write", accepted())).await;
+    assert_eq!(written.unwrap(), WriteStatus::Accepted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_and_errors_settle_their_own_write() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    let writes = join_all((0..5).map(|n| process.write(n.to_string())));
+    let (results, ()) = both(writes, async {
+        let mut requests = Vec::new();
+        for _ in 0..5 {
+            requests.push(write(&mut peer).await.2);
+        }
+        // Answers may come in any order; each is for its own.
+        peer.refuse(&requests[4], -32602, Some("invalidBase64"), "no").await;
+        peer.answer(&requests[2], json!({"status": "unknownProcess"})).await;
+        peer.answer(&requests[3], json!("what?")).await;
+        peer.answer(&requests[1], json!({"status": "stdinClosed"})).await;
+        peer.answer(&requests[0], accepted()).await;
+    })
+    .await;
+    let kinds: Vec<_> = results.iter().map(|result| result.as_ref().map_err(Error::kind).copied()).collect();
+    let expected = [
+        Ok(WriteStatus::Accepted),
+        Ok(WriteStatus::StdinClosed),
+        Ok(WriteStatus::UnknownProcess),
+        Err(ErrorKind::Decode),
+        Err(ErrorKind::Server),
+    ];
+    assert_eq!(kinds, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_stdin_stays_behind_the_writes_and_is_ours_when_repeated() {
+    let (client, mut peer, mut door) = connect(CURRENT).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    let calls = async { tokio::join!(process.write("last"), process.close_stdin()) };
+    let ((written, closed), ()) = both(calls, async {
+        let (id, _, request) = write(&mut peer).await;
+        peer.request("process/closeStdin").await;
+        peer.answer(&request, accepted()).await;
+        settle().await;
+        peer.cut();
+        let (mut peer, _) = door.welcome(CURRENT).await;
+        // It was closed on the link before, and says so.
+        let request = peer.request("process/closeStdin").await;
+        peer.answer(&request, json!({"status": "stdinClosed"})).await;
+        assert!(!id.is_empty());
+    })
+    .await;
+    assert_eq!(written.unwrap(), WriteStatus::Accepted);
+    assert_eq!(closed.unwrap(), CloseStdinStatus::Accepted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_given_up_is_made_all_the_same() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    assert!(is_pending(process.write("first")).await);
+    drop(process);
+    assert_eq!(write(&mut peer).await.1, "first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_start_is_made_once() {
+    let (client, mut peer, mut door) = connect(CURRENT).await;
+    let (process, mut peer) = both(client.start(named("p")), async {
+        let info = peer.request("environment/info").await;
+        peer.answer_info(&info).await;
+        let first = peer.request("process/start").await;
+        // The server has started it, and its first words come before the cut.
+        peer.output("p", 1, "early").await;
+        settle().await;
+        peer.cut();
+        let (mut peer, _) = door.welcome(CURRENT).await;
+        let second = peer.request("process/start").await;
+        assert_eq!(second.params, first.params);
+        peer.refuse(&second, -32600, Some("duplicateProcess"), "process p already exists").await;
+        let listed = peer.request("process/list").await;
+        peer.answer(&listed, json!({"processes": [info_of("other", 1), info_of("p", 4711)]})).await;
+        peer
+    })
+    .await;
+    let process = process.unwrap();
+    assert_eq!((process.id().as_str(), process.pid()), ("p", Some(4711)));
+    peer.exited("p", 2, 0).await;
+    peer.closed("p", 3).await;
+    assert_eq!(collect(&mut process.events()).await, ["out 1 early", "exit 2=0", "close 3"]);
+}
+
+fn info_of(id: &str, pid: u32) -> Value {
+    json!({
+        "processId": id, "sessionId": SESSION, "pid": pid, "argv": ["program"], "cwd": "/", "tty": false,
+        "startedAtMs": 1, "exited": false, "exit": null, "closed": false, "nextSeq": 1, "outputBytes": 0,
+        "retainedBytes": 0, "droppedBytes": 0, "blocked": null,
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_start_on_a_reference_server_is_made_once() {
+    // The first attempt came through, or was lost with the link.
+    for is_known in [true, false] {
+        let (client, mut peer, mut door) = connect(Kind::H).await;
+        let (process, mut peer) = both(client.start(named("p")), async {
+            let info = peer.request("environment/info").await;
+            peer.answer_info(&info).await;
+            peer.request("process/start").await;
+            peer.cut();
+            let (mut peer, _) = door.welcome(Kind::H).await;
+            let mut request = peer.any_request().await;
+            while request.method == "process/read" {
+                match (is_known, request.params["afterSeq"].as_u64().unwrap()) {
+                    (false, _) => peer.refuse(&request, -32600, None, "unknown process id p").await,
+                    (true, 0) => peer.answer(&request, read_result(&[(1, "one")], 2, None, false)).await,
+                    (true, _) => peer.answer(&request, read_result(&[], 2, None, false)).await,
+                }
+                request = peer.any_request().await;
+            }
+            assert_eq!(request.method, "process/start");
+            if is_known {
+                peer.refuse(&request, -32600, None, "process p already exists").await;
+                let listed = peer.request("process/list").await;
+                peer.refuse(&listed, -32601, None, "unknown method process/list").await;
+            } else {
+                peer.answer(&request, json!({"processId": "p"})).await;
+                peer.output("p", 1, "one").await;
+            }
+            peer
+        })
+        .await;
+        let process = process.unwrap();
+        assert_eq!(process.pid(), None);
+        peer.exited("p", 2, 0).await;
+        peer.closed("p", 3).await;
+        assert_eq!(collect(&mut process.events()).await, ["out 1 one", "exit 2=0", "close 3"], "known: {is_known}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_taken_is_an_error_when_it_was_asked_for_once() {
+    let (client, mut peer, _door) = connect(Kind::S).await;
+    let (started, ()) = both(client.start(named("p")), async {
+        let info = peer.request("environment/info").await;
+        peer.answer_info(&info).await;
+        let request = peer.request("process/start").await;
+        assert_eq!(request.params["cwd"], "/");
+        peer.refuse(&request, -32600, None, "process p already exists").await;
+    })
+    .await;
+    assert!(matches!(started.unwrap_err(), Error::Server { code: -32600, kind: None, .. }));
+    // It is somebody else's, so it is not ended.
+    assert!(peer.is_silent().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn abandoned_process_start_unregisters_and_cleans_up() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let starting = client.start(named("p"));
+    let asked = async {
+        let info = peer.request("environment/info").await;
+        peer.answer_info(&info).await;
+        peer.request("process/start").await
+    };
+    let request = tokio::select! {
+        _ = starting => panic!("not answered"),
+        request = within(asked) => request,
+    };
+    let terminate = peer.request("process/terminate").await;
+    assert_eq!(terminate.params, json!({"processId": "p"}));
+    peer.answer(&request, json!({"processId": "p", "pid": 1})).await;
+    peer.answer(&terminate, json!({"running": true})).await;
+    // The name is free here at once.
+    let process = start(&client, &mut peer, named("p")).await;
+    peer.output("p", 1, "of the second").await;
+    assert_eq!(next(&mut process.events()).await, "out 1 of the second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_is_given_up_before_it_was_sent_leaves_nothing() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    assert!(is_pending(client.start(named("p"))).await);
+    let given_up = peer.request("environment/info").await;
+    assert!(peer.is_silent().await);
+    peer.answer_info(&given_up).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    assert_eq!(process.pid(), Some(4321));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abandoned_start_is_cleaned_up_on_the_next_link_too() {
+    let (client, mut peer, mut door) = connect(CURRENT).await;
+    let asked = async {
+        let info = peer.request("environment/info").await;
+        peer.answer_info(&info).await;
+        peer.request("process/start").await;
+        peer.cut();
+    };
+    let starting = client.start(named("p"));
+    tokio::select! {
+        _ = starting => panic!("not answered"),
+        () = within(asked) => {}
+    }
+    drop(client);
+    let (mut peer, _) = door.welcome(CURRENT).await;
+    peer.serve("process/terminate", json!({"running": true})).await;
+    // Nothing is left to be done, so the last one closes the door.
+    assert!(peer.is_left().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_a_handle_ends_a_process_only_where_that_was_chosen() {
+    let (client, mut peer, _door) = connect_with(Client::builder(), CURRENT).await;
+    drop(start(&client, &mut peer, named("kept")).await);
+    assert!(peer.is_silent().await);
+    let process = start(&client, &mut peer, named("ended").terminate_on_drop(true)).await;
+    let clone = process.clone();
+    drop(process);
+    assert!(peer.is_silent().await);
+    drop(clone);
+    let params = peer.serve("process/terminate", json!({"running": true})).await;
+    assert_eq!(params, json!({"processId": "ended"}));
+    // One that has closed by itself needs no end.
+    let process = start(&client, &mut peer, named("over").terminate_on_drop(true)).await;
+    peer.exited("over", 1, 0).await;
+    peer.closed("over", 2).await;
+    within(process.wait()).await.unwrap();
+    drop(process);
+    assert_eq!(peer.ack().await, ("over".to_owned(), 2));
+    assert!(peer.is_silent().await);
+    drop(client);
+    assert!(peer.is_left().await);
+}

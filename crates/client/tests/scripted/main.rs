@@ -1,0 +1,204 @@
+//! Owns the server that tests play by hand: a [`Connect`] whose far ends come out of a [`Door`], one [`Peer`] a connection.
+//! It must not know what is tested, and no code of a real server.
+//!
+//! Everything here runs on the paused clock: a wait that nothing can end runs into [`DEADLINE`] at once, so a hang is a
+//! failure and not a hang.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
+
+mod acks;
+mod calls;
+mod events;
+mod flood;
+mod foreign;
+mod handshake;
+mod hostile;
+mod hostile_numbers;
+mod input;
+mod peer;
+mod recovery;
+mod reference;
+mod v0;
+mod words;
+
+use std::{
+    future::pending,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use exec_server_client::{
+    Builder, Client, Error, Process, Start,
+    transport::{BoxFuture, Connect, Connection},
+};
+use exec_server_rpc::{Framing, Role, memory};
+use tokio::{sync::mpsc, time::timeout};
+
+pub(crate) use peer::{Kind, Peer};
+pub(crate) use words::{collect, error_kind, next, spell, take};
+
+/// The session of every scripted server.
+pub(crate) const SESSION: &str = "session-1";
+
+/// Longer than anything that the client waits for by itself: a session lives 30 days at most.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(40 * 24 * 60 * 60);
+
+const LINE_MAX: usize = 96 << 20;
+
+/// What becomes of the next attempts to connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Accept,
+    Refuse,
+    Hang,
+}
+
+#[derive(Debug)]
+struct Shared {
+    mode: Mutex<Mode>,
+    attempts: AtomicUsize,
+    capacity: usize,
+    near: Framing,
+    far: Framing,
+}
+
+/// The way to the scripted server.
+#[derive(Debug)]
+pub(crate) struct Scripted {
+    shared: Arc<Shared>,
+    peers: mpsc::Sender<Peer>,
+}
+
+/// Where connections arrive on the server's side.
+#[derive(Debug)]
+pub(crate) struct Door {
+    shared: Arc<Shared>,
+    peers: mpsc::Receiver<Peer>,
+}
+
+impl Connect for Scripted {
+    fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
+        Box::pin(async {
+            self.shared.attempts.fetch_add(1, Ordering::Relaxed);
+            let mode = *self.shared.mode.lock().unwrap();
+            match mode {
+                Mode::Accept => {}
+                Mode::Refuse => {
+                    return Err(Error::Connect { address: self.address(), reason: "refused by the script".to_owned() });
+                }
+                Mode::Hang => pending().await,
+            }
+            let (near, far) = memory(self.shared.capacity);
+            if self.peers.send(Peer::new(far, self.shared.far)).await.is_err() {
+                return Err(Error::Connect { address: self.address(), reason: "the test is over".to_owned() });
+            }
+            Ok(Connection { stream: near, framing: self.shared.near, carrier: None })
+        })
+    }
+
+    fn address(&self) -> String {
+        "scripted".to_owned()
+    }
+}
+
+impl Door {
+    /// The next connection.
+    pub(crate) async fn accept(&mut self) -> Peer {
+        within(self.peers.recv()).await.expect("the client connects")
+    }
+
+    /// The next connection, after its handshake; also the params of `initialize`.
+    pub(crate) async fn welcome(&mut self, kind: Kind) -> (Peer, serde_json::Value) {
+        let mut peer = self.accept().await;
+        let params = peer.initialize(kind).await;
+        (peer, params)
+    }
+
+    /// Refuses every attempt from now on.
+    pub(crate) fn refuse(&self) {
+        *self.shared.mode.lock().unwrap() = Mode::Refuse;
+    }
+
+    /// Lets every attempt from now on wait for ever.
+    pub(crate) fn hang(&self) {
+        *self.shared.mode.lock().unwrap() = Mode::Hang;
+    }
+
+    /// Accepts again.
+    pub(crate) fn reopen(&self) {
+        *self.shared.mode.lock().unwrap() = Mode::Accept;
+    }
+
+    /// Attempts to connect so far.
+    pub(crate) fn attempts(&self) -> usize {
+        self.shared.attempts.load(Ordering::Relaxed)
+    }
+}
+
+/// A server that speaks in lines.
+pub(crate) fn scripted() -> (Scripted, Door) {
+    with_framing(1 << 20, Framing::Lines { max: LINE_MAX }, Framing::Lines { max: LINE_MAX })
+}
+
+/// A server that speaks in lines, on pipes that hold `capacity` bytes; it takes lines of at most `max`.
+pub(crate) fn narrow(capacity: usize, max: usize) -> (Scripted, Door) {
+    with_framing(capacity, Framing::Lines { max }, Framing::Lines { max: LINE_MAX })
+}
+
+/// A server that speaks WebSocket, after the upgrade.
+pub(crate) fn websocket() -> (Scripted, Door) {
+    let framing = |role| Framing::WebSocket { role, max: LINE_MAX };
+    with_framing(1 << 20, framing(Role::Client), framing(Role::Server))
+}
+
+fn with_framing(capacity: usize, near: Framing, far: Framing) -> (Scripted, Door) {
+    let shared =
+        Arc::new(Shared { mode: Mutex::new(Mode::Accept), attempts: AtomicUsize::new(0), capacity, near, far });
+    let (peers_tx, peers_rx) = mpsc::channel(64);
+    (Scripted { shared: Arc::clone(&shared), peers: peers_tx }, Door { shared, peers: peers_rx })
+}
+
+/// A client of a scripted server, with the connection and the door for later ones.
+pub(crate) async fn connect(kind: Kind) -> (Client, Peer, Door) {
+    connect_with(Client::builder(), kind).await
+}
+
+/// As [`connect`], with options.
+pub(crate) async fn connect_with(builder: Builder, kind: Kind) -> (Client, Peer, Door) {
+    let (way, mut door) = scripted();
+    let (client, (peer, _)) = both(builder.open(way), door.welcome(kind)).await;
+    (client.unwrap(), peer, door)
+}
+
+/// Starts a process, and plays the server's side of it.
+pub(crate) async fn start(client: &Client, peer: &mut Peer, start: Start) -> Process {
+    let (process, _) = both(client.start(start), peer.serve_start()).await;
+    process.unwrap()
+}
+
+/// A process of this name.
+pub(crate) fn named(id: &str) -> Start {
+    Start::new(["program"]).id(id).pipe_stdin(true)
+}
+
+/// Waits for something that must happen.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(DEADLINE, future).await.expect("it happens before the deadline")
+}
+
+/// Runs both sides of a conversation to their ends.
+pub(crate) async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    within(async { tokio::join!(a, b) }).await
+}
+
+/// Lets everything happen that needs no more than a moment.
+pub(crate) async fn settle() {
+    timeout(Duration::from_millis(1), pending::<()>()).await.unwrap_err();
+}
+
+/// Polls a future until everything is quiet, and finds it unfinished.
+pub(crate) async fn is_pending(future: impl Future) -> bool {
+    timeout(Duration::from_millis(1), future).await.is_err()
+}
