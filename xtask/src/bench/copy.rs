@@ -18,11 +18,18 @@ use crate::{
 };
 
 pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
+    let mut rows = beside_server(setting, |place| place.large(setting))?;
+    // Whoever is beside an sshd looks at its end whether anybody is left; so the server goes before.
+    let tree = |command: &dyn Fn(&str) -> Command| beside_server(setting, |place| place.tree(setting, command));
+    rows.extend(interop::beside_sshd(&setting.binary, tree)?);
+    Ok(rows)
+}
+
+fn beside_server(setting: &Setting, work: impl FnOnce(&Place<'_>) -> Result<Vec<Row>>) -> Result<Vec<Row>> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let place = Place { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
-    let mut rows = place.large(setting)?;
-    rows.extend(interop::beside_sshd(&setting.binary, |command| place.tree(setting, command))?);
+    let rows = work(&place)?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     Ok(rows)

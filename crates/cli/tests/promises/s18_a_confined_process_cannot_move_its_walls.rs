@@ -233,7 +233,8 @@ fn what_is_closed_and_could_be_opened_is_not_passed_over() {
     fs::create_dir_all(ground.at("work/locked")).expect("make a directory");
     fs::write(ground.at("work/locked/x.env"), "hidden word").expect("write a file");
     ground.open_to_all(&ground.at("work"));
-    fs::set_permissions(ground.at("work/locked"), std::os::unix::fs::PermissionsExt::from_mode(0o000)).expect("close it");
+    fs::set_permissions(ground.at("work/locked"), std::os::unix::fs::PermissionsExt::from_mode(0o000))
+        .expect("close it");
     for entry in
         [path(ground.at("work/locked/x.env"), "deny"), pattern(&format!("{}/**/*.env", ground.text("work")), "deny")]
     {
