@@ -216,13 +216,12 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
 }
 
 /// Kills a copy of a large file once a part of it is there, and returns that part.
-pub(crate) fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
+fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
     let mut child = spawn(&mut world.cp(args));
     // Others of a tree may be under way beside it.
     let part = || {
-        let hidden = if dir.is_dir() { hidden(dir) } else { Vec::new() };
         let is_large = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.len() > 10 << 20);
-        hidden.into_iter().find(|path| path.extension().is_some_and(|end| end == "part") && is_large(path))
+        hidden(dir).into_iter().find(|path| path.extension().is_some_and(|end| end == "part") && is_large(path))
     };
     wait_for("a part of more blocks than are under way", || part().is_some());
     child.kill().expect("kill it");
