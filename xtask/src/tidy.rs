@@ -27,7 +27,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("server", &["protocol", "rpc", "session", "log", "sandbox", "holder", "fs"]),
     ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "fs", "server", "client"]),
     ("client", &["protocol", "rpc", "fs", "holder", "server"]),
-    ("cli", &["protocol", "rpc", "session", "log", "sandbox", "process", "holder", "fs", "server", "client"]),
+    ("mcp", &["client"]),
+    ("cli", &["protocol", "rpc", "session", "log", "sandbox", "process", "holder", "fs", "server", "client", "mcp"]),
     ("chaos", &[]),
     ("xtask", &["chaos"]),
 ];

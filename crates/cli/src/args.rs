@@ -6,6 +6,7 @@ mod bounds;
 mod client;
 mod copy;
 mod files;
+mod mcp;
 mod settings;
 mod values;
 
@@ -26,6 +27,7 @@ pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
 pub(crate) use copy::{Copy, Named, Side};
 pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
+pub(crate) use mcp::{Bridge, Call, List, Mcp, McpCommand, ServeMcp, Status};
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 
@@ -115,6 +117,8 @@ pub(crate) enum Command {
     Cp(Copy),
     /// Look at, search, watch and change the files of a server.
     Fs(Files),
+    /// Run MCP servers on another machine, or offer it as one.
+    Mcp(Mcp),
     /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
     Serve(Box<Serve>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.
@@ -350,7 +354,7 @@ pub(crate) enum Role {
 pub(crate) fn role() -> Role {
     let first = std::env::args_os().nth(1).unwrap_or_default();
     match first.as_encoded_bytes() {
-        b"run" => Role::Runs,
+        b"run" | b"mcp" => Role::Runs,
         b"serve" | b"exec-server" => Role::Serves,
         word if word.starts_with(b"--") => Role::Serves,
         _ => Role::Neither,

@@ -26,6 +26,7 @@ mod limits;
 mod link;
 mod log;
 mod logs;
+mod mcp;
 mod notify;
 mod place;
 mod print_config;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         Command::Forget(args) => forget::run(&args, token),
         Command::Cp(args) => cp::run(&args, token),
         Command::Fs(args) => fs::run(&args, token),
+        Command::Mcp(args) => mcp::run(&args, token),
         Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::Doctor(args) => doctor::run(&args),

@@ -1,0 +1,39 @@
+//! The words of `mcp`: what to do with MCP servers.
+//! Must not act on them.
+
+mod bridge;
+mod manage;
+mod serve;
+
+use clap::{Args, Subcommand};
+
+pub(crate) use bridge::Bridge;
+pub(crate) use manage::{Call, List, Status};
+pub(crate) use serve::ServeMcp;
+
+const MCP_HELP: &str = "\
+Examples:
+  exec-server mcp bridge --connect ssh://host -- mcp-server-git";
+
+/// Flags of `mcp`.
+#[derive(Debug, Args)]
+#[command(after_help = MCP_HELP)]
+pub(crate) struct Mcp {
+    #[command(subcommand)]
+    pub(crate) command: McpCommand,
+}
+
+/// What to do with MCP servers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum McpCommand {
+    /// Be an MCP server on standard streams whose process runs on the executor.
+    Bridge(Bridge),
+    /// List the servers of a configuration with their tools.
+    List(List),
+    /// Say how the servers of a configuration are, without starting one.
+    Status(Status),
+    /// Call a tool of a server.
+    Call(Call),
+    /// Offer the executor itself as an MCP server.
+    Serve(ServeMcp),
+}

@@ -1,0 +1,23 @@
+//! `exec-server mcp`: MCP servers on an executor, and an executor as an MCP server. Here: the way to one file per command.
+
+mod bridge;
+mod manage;
+mod serve;
+
+use std::process::ExitCode;
+
+use crate::{
+    args::{self, McpCommand},
+    env_token,
+};
+
+/// Does what was asked for.
+pub(crate) fn run(args: &args::Mcp, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        McpCommand::Bridge(args) => bridge::run(args, token),
+        McpCommand::List(args) => manage::list(args, token),
+        McpCommand::Status(args) => manage::status(args, token),
+        McpCommand::Call(args) => manage::call(args, token),
+        McpCommand::Serve(args) => serve::run(args, token),
+    }
+}
