@@ -270,3 +270,19 @@ fn a_trace_parent_is_read_by_the_rules_and_else_ignored() {
     }
     assert_eq!(Trace::default().parent(), None);
 }
+
+#[test]
+fn bytes_are_attached_and_taken_off_again_and_a_wrong_head_is_no_message() {
+    for attached in [&b""[..], b"{\x01\xff"] {
+        let mut message = b"before".to_vec();
+        message::attach(&mut message, attached, |out| out.extend(b"{}"));
+        let message = &message[6..];
+        assert_eq!(message, [&[1, 2, 0, 0, 0, b'{', b'}'][..], attached].concat());
+        assert!(message::is_attached(message));
+        assert_eq!(message::detach(message), (&b"{}"[..], Some(attached)));
+    }
+    for plain in [&b""[..], b"{}", b"{\x01\0\0\0\0}", &[1], &[1, 0, 0, 0], &[1, 3, 0, 0, 0, b'{', b'}']] {
+        assert_eq!(message::detach(plain), (plain, None));
+    }
+    assert!(message::decode(&[1, 3, 0, 0, 0, b'{', b'}']).is_err());
+}

@@ -5,6 +5,7 @@
 
 use std::{collections::VecDeque, io};
 
+use exec_server_protocol::message;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
@@ -57,6 +58,16 @@ impl Outbox {
     /// class costs one move of the message. `write` must only append, and on lines must write no LF. A message over
     /// 8 MiB leaves as several frames. After [`Outbox::close`] nothing is queued and `write` is not called.
     pub fn message(&mut self, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.encode(Opcode::Text, hint, write);
+    }
+
+    /// Queues a message that is encoded already, as bytes where it has some attached.
+    pub fn encoded(&mut self, message: &[u8]) {
+        let opcode = if message::is_attached(message) { Opcode::Binary } else { Opcode::Text };
+        self.encode(opcode, message.len(), |buf| buf.extend_from_slice(message));
+    }
+
+    fn encode(&mut self, opcode: Opcode, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
         if self.closing {
             return;
         }
@@ -69,7 +80,7 @@ impl Outbox {
                 debug_assert!(memchr::memchr(b'\n', &self.buf[start..]).is_none(), "a message on lines holds no LF");
                 self.buf.push(b'\n');
             }
-            Framing::WebSocket { role, .. } => self.frames(role == Role::Client, hint, write),
+            Framing::WebSocket { role, .. } => self.frames(opcode, role == Role::Client, hint, write),
         }
     }
 
@@ -164,7 +175,7 @@ impl Outbox {
         }
     }
 
-    fn frames(&mut self, masked: bool, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn frames(&mut self, opcode: Opcode, masked: bool, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buf.len();
         let guess = Header::size_for(hint, masked);
         self.buf.reserve(guess + hint);
@@ -173,7 +184,7 @@ impl Outbox {
         let total = self.buf.len().checked_sub(start + guess).expect("`write` only appends");
 
         let first = total.min(FRAME_MAX);
-        let (bytes, size, mask) = self.header(Opcode::Text, first, first == total, masked);
+        let (bytes, size, mask) = self.header(opcode, first, first == total, masked);
         if size > guess {
             self.buf.splice(start..start, std::iter::repeat_n(0, size - guess));
         } else if size < guess {

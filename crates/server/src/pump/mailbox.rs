@@ -274,6 +274,13 @@ impl Reply {
         self.mailbox.answer(message);
     }
 
+    /// Answers with bytes attached, to a peer that understands that.
+    pub(crate) fn result_attached(self, result: &impl Serialize, attached: &[u8]) {
+        let mut message = Vec::with_capacity(attached.len() + 256);
+        message::attach(&mut message, attached, |out| message::encode_result(out, &self.id, result));
+        self.mailbox.answer(message);
+    }
+
     pub(crate) fn fail(self, failure: &Failure) {
         let mut message = Vec::new();
         encode_failure(&mut message, &self.id, failure);
