@@ -79,7 +79,9 @@ fn test() -> Result<()> {
     // It stands for the system's own, which every user of a test may enter and write.
     fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let tests = run_and_reap(&mut in_folder(&["test", "--workspace"], temporary.path()));
+    let mut tests = in_folder(&["test", "--workspace"], temporary.path());
+    // Most of them wait for a process or a socket most of the time.
+    let tests = run_and_reap(tests.env("RUST_TEST_THREADS", "4"));
     let left = nothing_left(temporary.path());
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)

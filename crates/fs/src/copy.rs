@@ -248,10 +248,7 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
             Err(Errno::EXIST) if replace => {}
             other => return Ok(other?),
         }
-        match view.refuse_mounted(dir.as_fd(), name) {
-            Err(trouble) if trouble.is(Errno::NOENT) => {}
-            other => other?,
-        }
+        view.refuse_mounted(dir.as_fd(), name)?;
         replace_by_link(dir.as_fd(), name, target)
     };
     create().on("link", path)

@@ -68,10 +68,7 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
         match empty(view, &dir, cancel)? {
             Some(below) => {
                 let parent = Stat::of(dir.as_fd())?;
-                match view.refuse_mounted(dir.as_fd(), &below) {
-                    Err(trouble) if trouble.is(Errno::NOENT) => {}
-                    other => other?,
-                }
+                view.refuse_mounted(dir.as_fd(), &below)?;
                 match enter(&dir, &below) {
                     Ok(entered) => {
                         dir = entered;
@@ -142,10 +139,7 @@ fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>
         let is_last = others.len() < BATCH;
         for name in others {
             cancel.check()?;
-            match view.refuse_mounted(dir.as_fd(), &name) {
-                Err(trouble) if trouble.is(Errno::NOENT) => continue,
-                other => other?,
-            }
+            view.refuse_mounted(dir.as_fd(), &name)?;
             match unlink(dir.as_fd(), &name, false) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // A directory by now.

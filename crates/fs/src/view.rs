@@ -177,7 +177,7 @@ impl View {
     }
 
     /// Refuses a name on which something is mounted in a tree: it is there to keep what lies beneath as it is. Whoever is in the tree
-    /// is refused by the kernel; we are not in it, and would take the mount away with the name.
+    /// is refused by the kernel; we are not in it, and would take the mount away with the name. On a name that is not there lies none.
     pub(crate) fn refuse_mounted(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
         if self.tree.is_none() {
             return Ok(());
@@ -186,7 +186,11 @@ impl View {
             Ok(rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?.stx_mnt_id)
         };
         let own = mount(OsStr::new(""), AtFlags::EMPTY_PATH)?;
-        if mount(name, AtFlags::SYMLINK_NOFOLLOW)? == own { Ok(()) } else { Err(Errno::BUSY.into()) }
+        match mount(name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(mount) if mount != own => Err(Errno::BUSY.into()),
+            Err(trouble) if !trouble.is(Errno::NOENT) => Err(trouble),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Whether a name in a directory is that of something shown, or of a link that may lead to it.

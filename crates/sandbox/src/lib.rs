@@ -37,7 +37,7 @@ pub use build::{BuildError, Built, build};
 pub use host::Host;
 pub use kit::{Applied, InChild, Kit, KitError};
 pub use mounted::Mounted;
-pub use paths::is_placeholder;
+pub use paths::is_ours;
 pub use policy::{Entry, Place, Policy, PolicyError, Scope};
 pub use rules::{Access, Denied, Rule, Rules};
 pub use script::{Purpose, Script};

@@ -27,8 +27,10 @@ impl Mounted {
         let mut at = Vec::new();
         for step in &script.steps {
             let path = match step {
-                Step::Bind { path, .. } | Step::MaskDir { path, .. } | Step::MaskFile { path } => path,
-                Step::Terminals { path } => path,
+                Step::Bind { path, .. }
+                | Step::MaskDir { path, .. }
+                | Step::MaskFile { path }
+                | Step::Terminals { path } => path,
                 Step::Link { .. } => continue,
             };
             at.push((path.clone(), mount_of(&root, path)?));

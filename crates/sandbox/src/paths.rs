@@ -62,13 +62,13 @@ pub(crate) fn trace(path: &Path) -> Result<Traced, Missing> {
 
 /// Whether a path is that of an empty directory that only stands where something must not come into being: it was never
 /// touched since 1970.
-pub fn is_placeholder(path: &Path) -> bool {
+pub(crate) fn is_placeholder(path: &Path) -> bool {
     let is_marked = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && meta.mtime() == 0);
     is_marked && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// Whether whoever runs as we do can open a directory that is closed to us now: its owner can.
-pub(crate) fn is_ours(dir: &Path) -> bool {
+pub fn is_ours(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
 

@@ -18,6 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use exec_server_sandbox::is_ours;
 use rustix::{
     fs::{CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, flock, fstat},
     io::Errno,
@@ -42,11 +43,6 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
         Err(Errno::EXIST | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
-}
-
-/// Whether we, and so a process of ours, could open a directory that is closed.
-fn is_ours(dir: &Path) -> bool {
-    fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
 
 fn mark(path: &Path) -> io::Result<()> {

@@ -43,7 +43,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn large(&self, setting: &Setting) -> Result<Vec<Row>> {
-        let (rounds, bytes) = setting.pick((3, 512 << 20), (5, 2 << 30));
+        let (rounds, bytes) = setting.pick((1, 128 << 20), (5, 2 << 30));
         let (source, target) = (self.folder.join("large"), self.folder.join("target"));
         tree::large(&source, bytes, &mut Random::new(1))?;
         let (mut up, mut down) = (Rounds::default(), Rounds::default());
@@ -70,7 +70,7 @@ impl Place<'_> {
     }
 
     fn tree(&self, setting: &Setting, command: &dyn Fn(&str) -> Command) -> Result<Vec<Row>> {
-        let (rounds, files) = setting.pick((3, 2000), (5, 10_000));
+        let (rounds, files) = setting.pick((1, 300), (5, 10_000));
         let (source, target) = (self.folder.join("tree"), self.folder.join("copied"));
         tree::make(&source, Plan { files, large: 0 }, &mut Random::new(2))?;
         // What scp cannot copy in good order, or follows.
