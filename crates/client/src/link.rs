@@ -4,6 +4,7 @@
 
 use std::{io, time::Duration};
 
+use bytes::Bytes;
 use exec_server_protocol::{
     SessionId, base64,
     capabilities::ClientCapabilities,
@@ -12,7 +13,7 @@ use exec_server_protocol::{
     message,
 };
 use exec_server_rpc::{
-    Closed,
+    Closed, Framing,
     calls::PendingError,
     client::{CallError, RawClient, Sent},
 };
@@ -83,13 +84,13 @@ impl<P: Serialize + Sync> Sending for Plain<'_, P> {
 }
 
 /// Bytes, and the params that they are put into as text where the server does not take them attached.
-pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a [u8]);
+pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
 
 impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithBytes<'_, F> {
     async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
         let Self(params, bytes) = self;
         if link.takes_attached {
-            link.raw.send_attached(method, &params(String::new()), bytes).await
+            link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
         } else {
             link.raw.send(method, &params(base64::encode(bytes))).await
         }
@@ -198,6 +199,7 @@ pub(crate) async fn dial(
         }
         Err(_) => return Err(Refused::for_now(Error::ConnectTimeout { address, within: connect_within })),
     };
+    let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
     let mut link = Link { raw, epoch, takes_attached: false, carrier: Mutex::new(connection.carrier) };
     let params = InitializeParams {
@@ -216,8 +218,9 @@ pub(crate) async fn dial(
     let refused = match time::timeout(initialize_within, asking).await {
         Ok(Ok(result)) => {
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
+            // Lines have no place for bytes, whatever a server says.
             link.takes_attached =
-                dialects.is_some_and(|dialects| dialects.iter().any(|word| word == message::ATTACHED));
+                has_frames && dialects.is_some_and(|dialects| dialects.iter().any(|word| word == message::ATTACHED));
             return Ok((link, result));
         }
         Ok(Err(error)) => link.explain(error, resume).await,

@@ -255,7 +255,7 @@ impl Session {
     pub(crate) async fn call_with<M: Method>(
         &self,
         params: &(impl Fn(String) -> M::Params + Sync),
-        bytes: &[u8],
+        bytes: &Bytes,
     ) -> Result<M::Result, Error> {
         let calling = async { self.call_any(M::NAME, M::AGAIN, WithBytes(params, bytes), &mut false).await };
         link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)

@@ -172,26 +172,19 @@ pub struct ParamsError {
 pub const ATTACHED: &str = "attached";
 
 /// How a message with bytes attached begins; no JSON does.
-const ATTACHED_MARK: u8 = 1;
+const ATTACHED_MARK: u8 = 0x80;
 
 /// The mark, and the length of the JSON in four bytes, the lowest first.
 const ATTACHED_HEAD: usize = 5;
 
-/// Appends a message, which `write` appends, with bytes attached.
-pub fn attach(out: &mut Vec<u8>, attached: &[u8], write: impl FnOnce(&mut Vec<u8>)) {
+/// Appends what comes before attached bytes: the mark, and a message, which `write` appends.
+pub fn attach(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let begin = out.len();
     out.push(ATTACHED_MARK);
     out.extend([0; ATTACHED_HEAD - 1]);
     write(out);
     let json = u32::try_from(out.len() - begin - ATTACHED_HEAD).expect("the JSON beside attached bytes is small");
     out[begin + 1..begin + ATTACHED_HEAD].copy_from_slice(&json.to_le_bytes());
-    out.extend_from_slice(attached);
-}
-
-/// Whether a message has bytes attached: then it is sent as bytes and not as text.
-#[must_use]
-pub fn is_attached(message: &[u8]) -> bool {
-    message.first() == Some(&ATTACHED_MARK)
 }
 
 /// Takes a message apart: its JSON, and the bytes attached to it.

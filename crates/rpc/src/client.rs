@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    Closed, Framing, Inbound, Outbox, Receiver, Stream, TcpProbe,
+    Closed, Framing, Inbound, Message, Outbox, Receiver, Stream, TcpProbe,
     calls::{Call, MAX_CALLS, Pending, PendingError},
 };
 
@@ -127,7 +127,7 @@ pub struct RawClient {
 
 #[derive(Debug)]
 enum Outgoing {
-    Message(Vec<u8>),
+    Message(Message),
     Close,
 }
 
@@ -226,14 +226,14 @@ impl RawClient {
         &self,
         method: &str,
         params: &impl Serialize,
-        attached: &[u8],
+        attached: Bytes,
     ) -> Result<Sent, CallError> {
         let (call, params) = (self.shared.pending.register()?, to_raw_value(params)?);
-        let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES + attached.len());
-        message::attach(&mut message, attached, |out| {
+        let mut head = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
+        message::attach(&mut head, |out| {
             message::encode_request(out, &RequestId::Number(call.id()), method, &params);
         });
-        self.queue(message).await?;
+        self.queue(Message { head, attached: Some(attached) }).await?;
         Ok(Sent { call })
     }
 
@@ -241,7 +241,7 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
-        self.queue(message).await?;
+        self.queue(Message::text(message)).await?;
         Ok(Sent { call })
     }
 
@@ -250,11 +250,11 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_notification(&mut message, method, &params);
-        self.queue(message).await
+        self.queue(Message::text(message)).await
     }
 
     /// Queues for the writer, which a peer that does not read can hold up for ever; the end of the connection ends the wait.
-    async fn queue(&self, message: Vec<u8>) -> Result<(), CallError> {
+    async fn queue(&self, message: Message) -> Result<(), CallError> {
         // Both are cancel safe: a message that was not queued was not sent.
         tokio::select! {
             biased;
@@ -435,7 +435,7 @@ async fn handle_message(
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
-            outgoing_tx.send(Outgoing::Message(refusal)).await.ok(); // The writer failed: `broken_rx` tells.
+            outgoing_tx.send(Outgoing::Message(Message::text(refusal))).await.ok(); // The writer failed: `broken_rx` tells.
         }
     }
     Ok(())
@@ -472,7 +472,7 @@ impl Writing {
     fn encode(&mut self, outgoing: Outgoing) -> bool {
         match outgoing {
             Outgoing::Message(message) => {
-                self.outbox.encoded(&message);
+                self.outbox.encoded(message);
                 true
             }
             Outgoing::Close => {

@@ -23,7 +23,7 @@ use exec_server_protocol::{
     method::{self, Class, Method},
     process::AckParams,
 };
-use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
+use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::value::RawValue;
 use tokio::{
@@ -396,7 +396,7 @@ impl Connection {
         let mut out = Vec::new();
         encode_failure(&mut out, id, failure);
         self.core.metrics.failed(failure.kind());
-        self.peer.mailbox.answer(out);
+        self.peer.mailbox.answer(Message::text(out));
     }
 
     /// Bounds what a connection may have waiting. Control requests get through where others do not any more.

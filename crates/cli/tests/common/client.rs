@@ -224,7 +224,7 @@ impl Client {
             match self.read_until(end).expect("a message within the deadline") {
                 Message::Binary(message) => {
                     let (head, rest) = message.split_first_chunk::<5>().expect("a head");
-                    let [1, length @ ..] = *head else { panic!("it begins with {head:?}") };
+                    let [0x80, length @ ..] = *head else { panic!("it begins with {head:?}") };
                     let (json, attached) = rest.split_at(u32::from_le_bytes(length) as usize);
                     return (serde_json::from_slice(json).expect("JSON"), attached.to_vec());
                 }

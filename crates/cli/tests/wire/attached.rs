@@ -14,7 +14,7 @@ use crate::{
 fn attached(json: &Value, bytes: &[u8]) -> Message {
     let json = json.to_string();
     let length = u32::try_from(json.len()).expect("a short text");
-    let mut message = vec![1];
+    let mut message = vec![0x80];
     message.extend(length.to_le_bytes());
     message.extend(json.as_bytes());
     message.extend(bytes);
@@ -76,7 +76,7 @@ fn what_is_attached_in_vain_is_refused_and_costs_nothing_else() {
     let large = json!({"id": 102, "method": "fs/writeBlock", "params": {"handleId": "d", "offset": 0, "chunk": ""}});
     assert_error(&refused(&mut client, attached(&large, &vec![0; (1 << 20) + 1]), 102), -32600, "invalidInput");
     // A head that promises more than there is, and one alone.
-    for head in [&[1_u8, 255, 255, 255, 255, b'{'][..], &[1], &[1, 2, 0, 0, 0, b'{', b'}', 7]] {
+    for head in [&[0x80_u8, 255, 255, 255, 255, b'{'][..], &[0x80], &[0x80, 2, 0, 0, 0, b'{', b'}', 7]] {
         let error = refused(&mut client, Message::Binary(head.to_vec().into()), -1);
         assert_error(&error, -32600, "malformed");
     }

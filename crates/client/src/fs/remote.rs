@@ -108,7 +108,7 @@ impl Remote {
         operation: &'static str,
         path: &Path,
         params: &(impl Fn(String) -> M::Params + Sync),
-        bytes: &[u8],
+        bytes: &Bytes,
     ) -> Result<M::Result, Error> {
         let called = self.client.session().call_with::<M>(params, bytes).await;
         called.map_err(|error| Error::of_call(operation, path, &error))

@@ -158,7 +158,7 @@ impl Pump {
             self.outbox.pong(&payload);
         }
         for answer in mail.answers {
-            self.outbox.encoded(&answer);
+            self.outbox.encoded(answer);
         }
         for order in mail.orders {
             self.obey(order, now);

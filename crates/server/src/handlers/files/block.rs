@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
+use exec_server_rpc::pool::Buffer;
 
 use super::{Errand, decode, from_wire, links, path, to_wire, write_result};
 use crate::{
@@ -50,7 +51,7 @@ async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::Op
 pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readBlock").await;
     match read_block(&errand, params).await {
-        Ok((block, Some(bytes))) => reply.result_attached(&block, &bytes),
+        Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
         Ok((block, None)) => errand.answer(reply, Ok(block)),
         Err(failure) => reply.fail(&failure),
     }
@@ -60,7 +61,7 @@ pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply:
 async fn read_block(
     errand: &Errand,
     params: wire::ReadBlockParams,
-) -> Result<(wire::ReadBlockResult, Option<Vec<u8>>), Failure> {
+) -> Result<(wire::ReadBlockResult, Option<Bytes>), Failure> {
     let len = usize::try_from(params.len).ok().filter(|len| (1..=limits::BLOCK_BYTES).contains(len));
     let len = len.ok_or(Failure::FileInput { what: "`len` is 1 to 1048576 bytes" })?;
     let table = &errand.session().files;
@@ -73,12 +74,20 @@ async fn read_block(
     errand.context.peer.mailbox.room_for_answers().await;
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
     let is_attached = errand.context.peer.manners().attached;
-    let work = move |cancel: &Cancel| {
-        let block = read.read_block(offset, len, holes, cancel)?;
+    let mut bytes = Buffer::with_room(len);
+    let result = move |mut bytes: Buffer, block: files::Block| {
+        bytes.fill(block.len);
         let hole = (block.hole > 0).then_some(block.hole);
-        let chunk = if is_attached { String::new() } else { base64::encode(&block.bytes) };
-        let attached = is_attached.then_some(block.bytes);
-        Ok((wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached))
+        let chunk = if is_attached { String::new() } else { base64::encode(bytes.filled()) };
+        let attached = is_attached.then(|| bytes.freeze());
+        (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
+    };
+    if is_attached && let Some(block) = read.read_block_now(&mut bytes.spare()[..len], offset) {
+        return Ok(result(bytes, block));
+    }
+    let work = move |cancel: &Cancel| {
+        let block = read.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
+        Ok(result(bytes, block))
     };
     let block = errand.work(work).await;
     if block.is_err() {
