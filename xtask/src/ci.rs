@@ -175,9 +175,13 @@ fn doc() -> Result<()> {
 
 /// A subcommand in the release build of xtask.
 ///
-/// Nothing here is optimised while it is linked: that costs minutes for each of five programs and changes none of their words.
-/// What is measured and what is given out is built by hand, with it.
+/// Nothing here is optimised much, and not at all while it is linked: that costs minutes for each of five programs and changes none
+/// of their words. What is measured and what is given out is built by hand, with it.
 fn release(args: &[&str]) -> Result<()> {
     let mut command = cargo::cargo(&["run", "--release", "--quiet", "-p", "xtask", "--"]);
-    cargo::check(command.args(args).env("CARGO_PROFILE_RELEASE_LTO", "off"))
+    command.args(args);
+    for (key, value) in [("LTO", "off"), ("OPT_LEVEL", "1"), ("CODEGEN_UNITS", "16")] {
+        command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
+    }
+    cargo::check(&mut command)
 }

@@ -22,7 +22,17 @@ pub(crate) fn new() -> io::Result<Runtime> {
 
 /// Runs a command to its end on a runtime of its own.
 pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = new().context("start the runtime")?;
+    on(new(), command)
+}
+
+/// The same on this thread alone, beside those that wait for disks: what is carried from one place to another stays in one
+/// processor's cache.
+pub(crate) fn block_on_this_thread<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    on(Builder::new_current_thread().enable_all().build(), command)
+}
+
+fn on<T>(runtime: io::Result<Runtime>, command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = runtime.context("start the runtime")?;
     let done = runtime.block_on(command);
     // Standard input may be read by a thread that nobody can interrupt.
     runtime.shutdown_background();

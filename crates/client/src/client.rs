@@ -287,7 +287,7 @@ impl Client {
         });
     }
 
-    fn session(&self) -> &Arc<Session> {
+    pub(crate) fn session(&self) -> &Arc<Session> {
         &self.handle.session
     }
 }

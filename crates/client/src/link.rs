@@ -4,14 +4,16 @@
 
 use std::{io, time::Duration};
 
+use bytes::Bytes;
 use exec_server_protocol::{
-    SessionId,
+    SessionId, base64,
     capabilities::ClientCapabilities,
     failure::{self, Kind},
     initialize::{InitializeParams, InitializeResult},
+    message,
 };
 use exec_server_rpc::{
-    Closed,
+    Closed, Framing,
     calls::PendingError,
     client::{CallError, RawClient, Sent},
 };
@@ -41,6 +43,8 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 pub(crate) struct Link {
     pub(crate) raw: RawClient,
     pub(crate) epoch: u64,
+    /// The server of this link understands bytes attached to a message.
+    takes_attached: bool,
     /// Ends with the link.
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
@@ -62,6 +66,34 @@ impl Refused {
     /// What no attempt can change.
     pub(crate) fn for_good(error: Error) -> Self {
         Self { error, is_worth_retrying: false, is_offence: false }
+    }
+}
+
+/// What a call sends, on whichever link it gets.
+pub(crate) trait Sending: Sync {
+    fn send(&self, link: &Link, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
+}
+
+/// Params alone.
+pub(crate) struct Plain<'a, P>(pub(crate) &'a P);
+
+impl<P: Serialize + Sync> Sending for Plain<'_, P> {
+    async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
+        link.send(method, self.0).await
+    }
+}
+
+/// Bytes, and the params that they are put into as text where the server does not take them attached.
+pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
+
+impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithBytes<'_, F> {
+    async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
+        let Self(params, bytes) = self;
+        if link.takes_attached {
+            link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
+        } else {
+            link.raw.send(method, &params(base64::encode(bytes))).await
+        }
     }
 }
 
@@ -167,18 +199,30 @@ pub(crate) async fn dial(
         }
         Err(_) => return Err(Refused::for_now(Error::ConnectTimeout { address, within: connect_within })),
     };
+    let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
-    let link = Link { raw, epoch, carrier: Mutex::new(connection.carrier) };
+    let mut link = Link { raw, epoch, takes_attached: false, carrier: Mutex::new(connection.carrier) };
     let params = InitializeParams {
         client_name: options.name.clone(),
         resume_session_id: resume.clone(),
-        capabilities: Some(ClientCapabilities { ack: true, gap: true, concurrent: true, dialects: Vec::new() }),
+        capabilities: Some(ClientCapabilities {
+            ack: true,
+            gap: true,
+            concurrent: true,
+            dialects: vec![message::ATTACHED.to_owned()],
+        }),
         ttl_ms: options.ttl,
         takeover,
     };
     let asking = link.call::<requests::Initialize>(&params);
     let refused = match time::timeout(initialize_within, asking).await {
-        Ok(Ok(result)) => return Ok((link, result)),
+        Ok(Ok(result)) => {
+            let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
+            // Lines have no place for bytes, whatever a server says.
+            link.takes_attached =
+                has_frames && dialects.is_some_and(|dialects| dialects.iter().any(|word| word == message::ATTACHED));
+            return Ok((link, result));
+        }
         Ok(Err(error)) => link.explain(error, resume).await,
         Err(_) => Refused::for_now(Error::InitializeTimeout { address, within: initialize_within }),
     };

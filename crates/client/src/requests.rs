@@ -26,7 +26,7 @@ pub trait Method {
     /// Whether it may be sent again.
     const AGAIN: Again;
     /// What is sent.
-    type Params: Serialize + Sync;
+    type Params: Serialize + Send + Sync;
     /// What is answered.
     type Result: DeserializeOwned + Send;
 }

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use exec_server_protocol::{
     ProcessId, SessionId,
     capabilities::ServerCapabilities,
@@ -25,7 +26,6 @@ use exec_server_protocol::{
     limits, method,
 };
 use exec_server_rpc::Closed;
-use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::{
     sync::{Notify, OnceCell, watch},
@@ -37,7 +37,7 @@ use crate::{
     backoff::Backoff,
     error::{Error, chain},
     hearing::Ear,
-    link::{self, Link, PING_EVERY, Refused},
+    link::{self, Link, PING_EVERY, Plain, Refused, Sending, WithBytes},
     links::{Links, Standing, Status},
     process::{log::Discipline, recovery},
     requests::{self, Again, Method},
@@ -237,8 +237,28 @@ impl Session {
         params: &M::Params,
         is_repeated: &mut bool,
     ) -> Result<M::Result, Error> {
-        let calling = self.call_any(M::NAME, M::AGAIN, params, is_repeated);
-        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?)
+        let calling = self.call_any(M::NAME, M::AGAIN, Plain(params), is_repeated);
+        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
+    }
+
+    /// As [`call`](Self::call), with the bytes attached to the answer.
+    pub(crate) async fn call_attached<M: Method>(
+        &self,
+        params: &M::Params,
+    ) -> Result<(M::Result, Option<Bytes>), Error> {
+        let calling = async { self.call_any(M::NAME, M::AGAIN, Plain(params), &mut false).await };
+        let (answer, attached) = self.bounded(M::NAME, calling).await?;
+        Ok((link::decode(M::NAME, &answer)?, attached))
+    }
+
+    /// As [`call`](Self::call), with bytes that are in the params where a server does not take them attached.
+    pub(crate) async fn call_with<M: Method>(
+        &self,
+        params: &(impl Fn(String) -> M::Params + Sync),
+        bytes: &Bytes,
+    ) -> Result<M::Result, Error> {
+        let calling = async { self.call_any(M::NAME, M::AGAIN, WithBytes(params, bytes), &mut false).await };
+        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
     }
 
     /// A call within the time that the caller has given to calls.
@@ -254,20 +274,20 @@ impl Session {
         })
     }
 
-    async fn call_any<P: Serialize>(
+    async fn call_any(
         &self,
         method: &'static str,
         again: Again,
-        params: &P,
+        what: impl Sending,
         is_repeated: &mut bool,
-    ) -> Result<Box<RawValue>, Error> {
+    ) -> Result<(Box<RawValue>, Option<Bytes>), Error> {
         let mut after = 0;
         let links = self.links();
         loop {
             let link = links.after(after).await?;
             after = link.epoch;
-            match link.send(method, params).await {
-                Ok(sent) => match sent.answer().await.map_err(|error| link.error(method, error)) {
+            match what.send(&link, method).await {
+                Ok(sent) => match sent.attached_answer().await.map_err(|error| link.error(method, error)) {
                     Err(Error::Disconnected { .. }) if again == Again::Harmless => *is_repeated = true,
                     Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
                     other => return other,

@@ -114,9 +114,16 @@ pub struct Stat {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) changed: Moment,
+    /// Bytes that it takes up on its disk.
+    pub(crate) stored: u64,
 }
 
 impl Stat {
+    /// Whether it is known to have no holes.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.stored >= self.size
+    }
+
     /// Of what a descriptor stands for.
     pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self, Trouble> {
         Self::at(fd, Path::new(""), AtFlags::EMPTY_PATH)
@@ -155,6 +162,7 @@ impl From<&Statx> for Stat {
             uid: found.stx_uid,
             gid: found.stx_gid,
             changed: moment(found.stx_ctime),
+            stored: found.stx_blocks.saturating_mul(512),
         }
     }
 }

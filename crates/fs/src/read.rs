@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::{self, IoSliceMut, Read},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::FileExt,
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     fs::{Mode, OFlags, SeekFrom},
-    io::Errno,
+    io::{Errno, ReadWriteFlags},
 };
 
 use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::etag};
@@ -69,11 +69,11 @@ pub struct OpenFile {
     pub stat: Stat,
 }
 
-/// A block of an open file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A block of an open file, beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The bytes, fewer than asked for only at the end of the file and before a hole.
-    pub bytes: Vec<u8>,
+    /// How many bytes were read, fewer than there was room for only at the end of the file and before a hole.
+    pub len: usize,
     /// Whether fewer are there than were asked for.
     pub eof: bool,
     /// Zeros at this place that no disk holds.
@@ -159,29 +159,40 @@ impl OpenFile {
         read().on("read", &self.path)
     }
 
-    /// Reads one block. With `holes`, a place that no disk holds is told and not read.
-    pub fn read_block(&self, offset: u64, len: usize, holes: bool, cancel: &Cancel) -> Result<Block> {
-        let read = || -> Result<Block, Trouble> {
-            let mut len = len;
-            let wanted = len;
+    /// Reads one block into `buf`. With `holes`, a place that no disk holds is told and not read.
+    pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<Block> {
+        let mut read = || -> Result<Block, Trouble> {
+            let mut len = buf.len();
             if holes {
                 match next_data(&self.file, offset)? {
                     Some(data) if data > offset => {
-                        return Ok(Block { bytes: Vec::new(), eof: false, hole: data - offset });
+                        return Ok(Block { len: 0, eof: false, hole: data - offset });
                     }
                     Some(_) => len = until_hole(&self.file, offset, len)?,
                     None => {
                         let size = Stat::of(self.file.as_fd())?.size;
                         let hole = size.saturating_sub(offset);
-                        return Ok(Block { bytes: Vec::new(), eof: hole == 0, hole });
+                        return Ok(Block { len: 0, eof: hole == 0, hole });
                     }
                 }
             }
-            let bytes = read_range(&self.file, offset, len as u64, cancel)?;
-            let eof = bytes.len() < len || (len < wanted && bytes.is_empty());
-            Ok(Block { bytes, eof, hole: 0 })
+            let wanted = buf.len();
+            let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
+            Ok(Block { len: got, eof: got < len || (len < wanted && got == 0), hole: 0 })
         };
         read().on("read", &self.path)
+    }
+
+    /// Reads one block if all of it is in memory and the file has no holes, so that nobody waits; `None` otherwise, and where this cannot
+    /// be told.
+    #[must_use]
+    pub fn read_block_now(&self, buf: &mut [u8], offset: u64) -> Option<Block> {
+        if !self.stat.is_dense() || i64::try_from(offset).is_err() {
+            return None;
+        }
+        let mut bufs = [IoSliceMut::new(buf)];
+        let got = rustix::io::preadv2(&self.file, &mut bufs, offset, ReadWriteFlags::NOWAIT).ok()?;
+        (got == buf.len()).then_some(Block { len: got, eof: false, hole: 0 })
     }
 }
 
@@ -206,16 +217,37 @@ fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, Trouble> {
 
 /// Reads up to `len` bytes; fewer where the file ends, also one that became shorter meanwhile.
 fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec<u8>, Trouble> {
-    let mut bytes = Vec::new();
-    let mut reader = At { file, offset };
-    while (bytes.len() as u64) < len {
+    let (mut bytes, mut at) = (Vec::new(), offset);
+    // No file has bytes beyond what its offsets can say.
+    while at - offset < len && i64::try_from(at).is_ok() {
         cancel.check()?;
-        let step = (len - bytes.len() as u64).min(STEP as u64);
-        if (&mut reader).take(step).read_to_end(&mut bytes)? < usize::try_from(step).unwrap_or(usize::MAX) {
-            break;
+        let step = (len - (at - offset)).min(STEP as u64);
+        bytes.reserve(usize::try_from(step).unwrap_or(STEP));
+        match rustix::io::pread(file, rustix::buffer::spare_capacity(&mut bytes), at) {
+            Ok(0) => break,
+            Ok(read) => at = at.saturating_add(read as u64),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
+    // There may have been room for more than was asked for.
+    bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
     Ok(bytes)
+}
+
+/// Fills `buf`, and tells how far; less where the file ends.
+fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, Trouble> {
+    let (mut reader, mut got) = (At { file, offset }, 0);
+    while got < buf.len() {
+        cancel.check()?;
+        match reader.read(&mut buf[got..]) {
+            Ok(0) => break,
+            Ok(read) => got += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(got)
 }
 
 /// Reads at a place of its own; the file's shared position stays where it is.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{limits, tolerant::null_default};
+use crate::{limits, message, tolerant::null_default};
 
 /// What a client can take; a client that sends nothing is a reference client.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ impl ServerCapabilities {
             search: true,
             watch: true,
             sandbox: true,
-            dialects: Vec::new(),
+            dialects: vec![message::ATTACHED.to_owned()],
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::served(),
         }

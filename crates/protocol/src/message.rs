@@ -168,6 +168,35 @@ pub struct ParamsError {
     text: String,
 }
 
+/// The dialect in which a message may have bytes attached.
+pub const ATTACHED: &str = "attached";
+
+/// How a message with bytes attached begins; no JSON does.
+const ATTACHED_MARK: u8 = 0x80;
+
+/// The mark, and the length of the JSON in four bytes, the lowest first.
+const ATTACHED_HEAD: usize = 5;
+
+/// Appends what comes before attached bytes: the mark, and a message, which `write` appends.
+pub fn attach(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    let begin = out.len();
+    out.push(ATTACHED_MARK);
+    out.extend([0; ATTACHED_HEAD - 1]);
+    write(out);
+    let json = u32::try_from(out.len() - begin - ATTACHED_HEAD).expect("the JSON beside attached bytes is small");
+    out[begin + 1..begin + ATTACHED_HEAD].copy_from_slice(&json.to_le_bytes());
+}
+
+/// Takes a message apart: its JSON, and the bytes attached to it.
+#[must_use]
+pub fn detach(message: &[u8]) -> (&[u8], Option<&[u8]>) {
+    let Some((head, rest)) = message.split_first_chunk::<ATTACHED_HEAD>() else { return (message, None) };
+    let [ATTACHED_MARK, a, b, c, d] = *head else { return (message, None) };
+    // One that says more than there is has no JSON, which is what its reader will say.
+    let json = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+    rest.split_at_checked(json).map_or((message, None), |(json, attached)| (json, Some(attached)))
+}
+
 /// Reads one message.
 pub fn decode(bytes: &[u8]) -> Result<Incoming<'_>, DecodeError> {
     // Before the pass over the whole message: what cannot be an object is refused by its first byte.

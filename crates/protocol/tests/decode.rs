@@ -270,3 +270,19 @@ fn a_trace_parent_is_read_by_the_rules_and_else_ignored() {
     }
     assert_eq!(Trace::default().parent(), None);
 }
+
+#[test]
+fn bytes_are_attached_and_taken_off_again_and_a_wrong_head_is_no_message() {
+    for attached in [&b""[..], b"{\x80\xff"] {
+        let mut message = b"before".to_vec();
+        message::attach(&mut message, |out| out.extend(b"{}"));
+        message.extend_from_slice(attached);
+        let message = &message[6..];
+        assert_eq!(message, [&[0x80, 2, 0, 0, 0, b'{', b'}'][..], attached].concat());
+        assert_eq!(message::detach(message), (&b"{}"[..], Some(attached)));
+    }
+    for plain in [&b""[..], b"{}", b"{\x80\0\0\0\0}", &[0x80], &[0x80, 0, 0, 0], &[0x80, 3, 0, 0, 0, b'{', b'}']] {
+        assert_eq!(message::detach(plain), (plain, None));
+    }
+    assert!(message::decode(&[0x80, 3, 0, 0, 0, b'{', b'}']).is_err());
+}

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    Closed, Framing, Inbound, Outbox, Receiver, Stream, TcpProbe,
+    Closed, Framing, Inbound, Message, Outbox, Receiver, Stream, TcpProbe,
     calls::{Call, MAX_CALLS, Pending, PendingError},
 };
 
@@ -94,7 +94,7 @@ pub trait Listener: Send + 'static {
     ) -> impl Future<Output = Result<(), Closed>> + Send;
 }
 
-type Answer = Result<Box<RawValue>, CallError>;
+type Answer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
 
 /// A request that is on its way; see [`RawClient::send`].
 #[derive(Debug)]
@@ -104,7 +104,12 @@ pub struct Sent {
 
 impl Sent {
     /// Waits for the answer; dropping the future forgets the call.
-    pub async fn answer(self) -> Answer {
+    pub async fn answer(self) -> Result<Box<RawValue>, CallError> {
+        self.attached_answer().await.map(|(result, _)| result)
+    }
+
+    /// As [`answer`](Self::answer), with the bytes that are attached to it.
+    pub async fn attached_answer(self) -> Result<(Box<RawValue>, Option<Bytes>), CallError> {
         self.call.answer().await?
     }
 }
@@ -122,7 +127,7 @@ pub struct RawClient {
 
 #[derive(Debug)]
 enum Outgoing {
-    Message(Vec<u8>),
+    Message(Message),
     Close,
 }
 
@@ -202,7 +207,7 @@ impl RawClient {
     /// Sends a request and waits for its answer; has no deadline.
     ///
     /// Dropping the future forgets the call: the request may have been sent, its answer is ignored.
-    pub async fn call(&self, method: &str, params: &impl Serialize) -> Answer {
+    pub async fn call(&self, method: &str, params: &impl Serialize) -> Result<Box<RawValue>, CallError> {
         self.send(method, params).await?.answer().await
     }
 
@@ -216,11 +221,27 @@ impl RawClient {
         self.post(self.shared.pending.register_cleanup()?, method, params).await
     }
 
+    /// Sends a request with bytes attached, to a peer that has said that it understands that.
+    pub async fn send_attached(
+        &self,
+        method: &str,
+        params: &impl Serialize,
+        attached: Bytes,
+    ) -> Result<Sent, CallError> {
+        let (call, params) = (self.shared.pending.register()?, to_raw_value(params)?);
+        let mut head = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
+        message::attach(&mut head, |out| {
+            message::encode_request(out, &RequestId::Number(call.id()), method, &params);
+        });
+        self.queue(Message { head, attached: Some(attached) }).await?;
+        Ok(Sent { call })
+    }
+
     async fn post(&self, call: Call<Answer>, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
-        self.queue(message).await?;
+        self.queue(Message::text(message)).await?;
         Ok(Sent { call })
     }
 
@@ -229,11 +250,11 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_notification(&mut message, method, &params);
-        self.queue(message).await
+        self.queue(Message::text(message)).await
     }
 
     /// Queues for the writer, which a peer that does not read can hold up for ever; the end of the connection ends the wait.
-    async fn queue(&self, message: Vec<u8>) -> Result<(), CallError> {
+    async fn queue(&self, message: Message) -> Result<(), CallError> {
         // Both are cancel safe: a message that was not queued was not sent.
         tokio::select! {
             biased;
@@ -367,7 +388,7 @@ impl<H: Hearing> Reading<H> {
                     // A listener may take its time; whoever gives up does not wait for it.
                     let handled = tokio::select! {
                         biased;
-                        handled = handle_message(shared, outgoing_tx, hearing, &bytes) => handled,
+                        handled = handle_message(shared, outgoing_tx, hearing, bytes) => handled,
                         Ok(closed) = abandon_rx, if !abandon_rx.is_terminated() => Err(closed),
                     };
                     if let Err(closed) = handled {
@@ -392,13 +413,15 @@ async fn handle_message(
     shared: &Shared,
     outgoing_tx: &mpsc::Sender<Outgoing>,
     hearing: &mut impl Hearing,
-    bytes: &[u8],
+    bytes: Bytes,
 ) -> Result<(), Closed> {
-    let incoming = message::decode(bytes).map_err(|_| Closed::Protocol("malformed message"))?;
+    let (json, attached) = message::detach(&bytes);
+    let incoming = message::decode(json).map_err(|_| Closed::Protocol("malformed message"))?;
     match incoming {
         // An unknown id is an abandoned call, or the answer to a message the server could not read.
         Incoming::Response { id: RequestId::Number(id), result } => {
-            shared.pending.complete(id, Ok(result.to_owned()));
+            let attached = attached.map(|attached| bytes.slice_ref(attached));
+            shared.pending.complete(id, Ok((result.to_owned(), attached)));
         }
         Incoming::Error { id: RequestId::Number(id), error } => {
             let data = error.data.map(RawValue::to_owned);
@@ -412,7 +435,7 @@ async fn handle_message(
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
-            outgoing_tx.send(Outgoing::Message(refusal)).await.ok(); // The writer failed: `broken_rx` tells.
+            outgoing_tx.send(Outgoing::Message(Message::text(refusal))).await.ok(); // The writer failed: `broken_rx` tells.
         }
     }
     Ok(())
@@ -449,7 +472,7 @@ impl Writing {
     fn encode(&mut self, outgoing: Outgoing) -> bool {
         match outgoing {
             Outgoing::Message(message) => {
-                self.outbox.message(message.len(), |buf| buf.extend_from_slice(&message));
+                self.outbox.encoded(message);
                 true
             }
             Outgoing::Close => {

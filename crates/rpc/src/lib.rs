@@ -1,8 +1,8 @@
 //! Moves messages between two peers and knows no method.
 //!
 //! Owns the byte level: streams ([`Stream`]), framing in both directions ([`Receiver`], [`Outbox`]), the client half of
-//! the WebSocket upgrade ([`handshake`]), the parts of a URL ([`url`]), calls that wait for an answer ([`calls`]) and a
-//! minimal client ([`client`]).
+//! the WebSocket upgrade ([`handshake`]), the parts of a URL ([`url`]), calls that wait for an answer ([`calls`]), buffers
+//! for large messages ([`pool`]) and a minimal client ([`client`]).
 //! It must not know what a message means: no method, no session, no process.
 
 use std::{fmt, io};
@@ -18,9 +18,10 @@ mod tcp;
 pub mod calls;
 pub mod client;
 pub mod handshake;
+pub mod pool;
 pub mod url;
 
-pub use outbox::Outbox;
+pub use outbox::{Message, Outbox};
 pub use receiver::{Inbound, Receiver};
 pub use stdio::stdio;
 pub use stream::{Stream, memory};

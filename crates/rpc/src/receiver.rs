@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::{
     Closed, Framing, Role,
     frame::{self, Header, Opcode},
+    pool::{BUFFER_BYTES, Buffer},
 };
 
 /// Room offered to a read while the peer is quiet: 16 KiB. It is what an idle connection holds.
@@ -25,6 +26,9 @@ const RESERVE_MAX: usize = 8 * 1024 * 1024;
 /// Room that is worth a read of its own: 4 KiB. A new buffer for every small message would let each one that is still held keep
 /// [`READ_MIN`] bytes.
 const SPARE_MIN: usize = 4 * 1024;
+
+/// Messages of bytes from this size on, 64 KiB, are read into a buffer that is used again, if they fit one.
+const POOLED_MIN: u64 = 64 * 1024;
 
 /// What came from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +51,8 @@ pub struct Receiver {
     scanned: usize,
     /// Header of the frame whose payload is at the front of `buf`.
     frame: Option<Header>,
+    /// The payload of that frame instead, where it goes into a buffer of its own; then `buf` is empty.
+    pooled: Option<Buffer>,
     /// Payload of a fragmented message so far.
     partial: Option<BytesMut>,
     /// Room offered to the next read; doubles after a full read, halves after a small one.
@@ -68,7 +74,17 @@ impl std::fmt::Debug for Receiver {
 impl Receiver {
     /// Makes a receiver; `leftover` are bytes that the handshake read too far.
     pub fn new(framing: Framing, reader: Box<dyn AsyncRead + Send + Unpin>, leftover: BytesMut) -> Self {
-        Self { framing, reader, buf: leftover, scanned: 0, frame: None, partial: None, room: READ_MIN, ended: false }
+        Self {
+            framing,
+            reader,
+            buf: leftover,
+            scanned: 0,
+            frame: None,
+            pooled: None,
+            partial: None,
+            room: READ_MIN,
+            ended: false,
+        }
     }
 
     /// Returns the next message or control frame, or why there will be none; after that always [`Closed::Eof`].
@@ -80,6 +96,7 @@ impl Receiver {
             self.ended = true;
             self.buf = BytesMut::new();
             self.frame = None;
+            self.pooled = None;
             self.partial = None;
             self.scanned = 0;
         }
@@ -88,12 +105,14 @@ impl Receiver {
 
     /// Returns the bytes that are read and not given out.
     pub fn buffered(&self) -> usize {
-        self.buf.len() + self.partial.as_ref().map_or(0, BytesMut::len)
+        let pooled = self.pooled.as_ref().map_or(0, |pooled| pooled.filled().len());
+        self.buf.len() + pooled + self.partial.as_ref().map_or(0, BytesMut::len)
     }
 
     /// Lets go of what was read, and reads on only to throw it away, until the peer has closed its side.
     pub async fn drain(&mut self) {
-        (self.buf, self.partial, self.frame, self.scanned) = (BytesMut::new(), None, None, 0);
+        (self.buf, self.pooled, self.partial) = (BytesMut::new(), None, None);
+        (self.frame, self.scanned) = (None, 0);
         let mut sink = vec![0; READ_MIN];
         while !self.ended {
             self.ended = !matches!(self.reader.read(&mut sink).await, Ok(1..));
@@ -118,6 +137,17 @@ impl Receiver {
 
     /// Reads once; no message is complete.
     async fn read(&mut self) -> io::Result<()> {
+        if let (Some(pooled), Some(header)) = (&mut self.pooled, &self.frame) {
+            // Up to the end of the frame and no further.
+            let missing = header.len as usize - pooled.filled().len();
+            let count = match self.reader.read(&mut pooled.spare()[..missing]).await {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                other => other?,
+            };
+            pooled.fill(count);
+            self.ended = count == 0;
+            return Ok(());
+        }
         let missing = match (&self.framing, &self.frame) {
             // One byte over the limit and a CR decide that a line is too long: more is never buffered.
             (Framing::Lines { max }, _) => (max.saturating_add(2) - self.buf.len()).min(self.room),
@@ -201,11 +231,29 @@ impl Receiver {
                     };
                     self.check(&header, max)?;
                     self.buf.advance(size);
+                    if is_pooled(&header) && (self.buf.len() as u64) < header.len {
+                        let mut pooled = Buffer::with_room(BUFFER_BYTES);
+                        pooled.spare()[..self.buf.len()].copy_from_slice(&self.buf);
+                        pooled.fill(self.buf.len());
+                        self.buf.clear();
+                        self.pooled = Some(pooled);
+                    }
                     *self.frame.insert(header)
                 }
             };
             // Bounded by `max`, which is a `usize`.
             let len = header.len as usize;
+            if let Some(pooled) = &mut self.pooled {
+                if let Some(mask) = header.mask {
+                    frame::apply_mask(&mut pooled.filled_mut()[self.scanned..], mask, self.scanned);
+                }
+                self.scanned = pooled.filled().len();
+                if self.scanned < len {
+                    return Ok(None);
+                }
+                (self.frame, self.scanned) = (None, 0);
+                return Ok(self.pooled.take().map(|pooled| Inbound::Message(pooled.freeze())));
+            }
             let arrived = self.buf.len().min(len);
             if let Some(mask) = header.mask {
                 // As it arrives, while it is in the processor's cache.
@@ -259,6 +307,11 @@ impl Receiver {
             Opcode::Close => Err(closed_by_peer(&payload)),
         }
     }
+}
+
+/// Whether a frame is a whole message that goes into a buffer of its own.
+fn is_pooled(header: &Header) -> bool {
+    header.opcode == Opcode::Binary && header.fin && (POOLED_MIN..=BUFFER_BYTES as u64).contains(&header.len)
 }
 
 fn closed_by_peer(payload: &[u8]) -> Closed {

@@ -23,7 +23,7 @@ use exec_server_protocol::{
     method::{self, Class, Method},
     process::AckParams,
 };
-use exec_server_rpc::{Closed, Framing, Inbound, Receiver, TcpProbe};
+use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::value::RawValue;
 use tokio::{
@@ -332,8 +332,22 @@ impl Connection {
         }
     }
 
+    /// Whether messages come in frames, which may hold any bytes.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.pings
+    }
+
+    /// The JSON of a message, and the bytes attached to it where the peer may do that.
+    fn detach<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
+        match message::detach(bytes) {
+            (json, Some(attached)) if self.peer.manners().attached => (json, Some(bytes.slice_ref(attached))),
+            _ => (bytes, None),
+        }
+    }
+
     async fn handle(&mut self, bytes: Bytes) {
-        match message::decode(&bytes) {
+        let (json, attached) = self.detach(&bytes);
+        match message::decode(json) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 let Some(found) = Method::find(&method) else {
                     return self.fail(&id, &self.unserved(method.into_owned()));
@@ -352,7 +366,7 @@ impl Connection {
                     return self.waiting.push_back(bytes);
                 }
                 let reply = self.reply(found, id, trace.as_ref());
-                self.begin(found, reply, params, bytes.len()).await;
+                self.begin(found, reply, (params, attached), bytes.len()).await;
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
             // Nothing is ever asked of a client, so nothing waits for an answer.
@@ -382,7 +396,7 @@ impl Connection {
         let mut out = Vec::new();
         encode_failure(&mut out, id, failure);
         self.core.metrics.failed(failure.kind());
-        self.peer.mailbox.answer(out);
+        self.peer.mailbox.answer(Message::text(out));
     }
 
     /// Bounds what a connection may have waiting. Control requests get through where others do not any more.
@@ -402,7 +416,7 @@ impl Connection {
     }
 
     /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
-    async fn begin(&mut self, method: &'static Method, reply: Reply, params: Option<&RawValue>, bytes: usize) {
+    async fn begin(&mut self, method: &'static Method, reply: Reply, params: dispatch::Params<'_>, bytes: usize) {
         // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
         let reply = match method.class {
             Class::Ordered => match reply.hold_slot().park(bytes) {
@@ -453,11 +467,12 @@ impl Connection {
         {
             self.waiting_bytes -= bytes.len();
             // Decoded a second time: waiting is rare, and keeping borrowed params beside their bytes is not worth it.
-            if let Ok(Incoming::Request { id, method, params, trace }) = message::decode(&bytes)
+            let (json, attached) = self.detach(&bytes);
+            if let Ok(Incoming::Request { id, method, params, trace }) = message::decode(json)
                 && let Some(found) = Method::find(&method)
             {
                 let reply = self.reply(found, id, trace.as_ref());
-                self.begin(found, reply, params, bytes.len()).await;
+                self.begin(found, reply, (params, attached), bytes.len()).await;
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use std::pin::Pin;
 
+use bytes::Bytes;
 use exec_server_protocol::{message, method::Method};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -17,9 +18,22 @@ use crate::{
 /// A request under way. When it ends the answer has gone out, or somebody holds its [`Reply`].
 pub(crate) type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// What a request says, and the bytes attached to it.
+pub(crate) type Params<'a> = (Option<&'a RawValue>, Option<Bytes>);
+
 /// The handler of a request, ready to be polled. `None`: the params were refused, and the answer says so.
-pub(crate) fn call(context: Context, method: &'static Method, params: Option<&RawValue>, reply: Reply) -> Option<Call> {
+pub(crate) fn call(
+    context: Context,
+    method: &'static Method,
+    (params, attached): Params<'_>,
+    reply: Reply,
+) -> Option<Call> {
     let request = Request { context, params, reply };
+    if attached.is_some() && method.name != "fs/writeBlock" {
+        let reason = format!("`{}` takes no attached bytes", method.name);
+        request.reply.fail(&Failure::InvalidParams { reason });
+        return None;
+    }
     match method.name {
         "process/start" => request.run(handlers::process::start),
         "process/read" => request.run(handlers::process::read),
@@ -50,7 +64,10 @@ pub(crate) fn call(context: Context, method: &'static Method, params: Option<&Ra
         "fs/readBlock" => request.run(handlers::files::block::read),
         "fs/close" => request.run(handlers::files::block::close),
         "fs/create" => request.run(handlers::files::block::create),
-        "fs/writeBlock" => request.run_borrowed(handlers::files::block::decode_write, handlers::files::block::write),
+        "fs/writeBlock" => {
+            let decode = |params| handlers::files::block::decode_write(params, attached);
+            request.run_borrowed(decode, handlers::files::block::write)
+        }
         "fs/commit" => request.run(handlers::files::block::commit),
         "fs/search" => request.run(handlers::files::seek::search),
         "fs/searchNext" => request.run(handlers::files::seek::search_next),

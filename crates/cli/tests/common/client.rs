@@ -217,6 +217,23 @@ impl Client {
         self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
 
+    /// The next message, which has bytes attached: its JSON, and they.
+    pub(crate) fn next_attached(&mut self) -> (Value, Vec<u8>) {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.read_until(end).expect("a message within the deadline") {
+                Message::Binary(message) => {
+                    let (head, rest) = message.split_first_chunk::<5>().expect("a head");
+                    let [0x80, length @ ..] = *head else { panic!("it begins with {head:?}") };
+                    let (json, attached) = rest.split_at(u32::from_le_bytes(length) as usize);
+                    return (serde_json::from_slice(json).expect("JSON"), attached.to_vec());
+                }
+                Message::Ping(_) | Message::Pong(_) => {}
+                other => panic!("a message without bytes: {other:?}"),
+            }
+        }
+    }
+
     /// How many answers have come that nobody asked for yet.
     pub(crate) fn answers_so_far(&self) -> usize {
         self.answers.len()

@@ -8,6 +8,7 @@
 mod common;
 
 mod additions;
+mod attached;
 mod defects;
 mod doors;
 mod environment;

@@ -22,7 +22,7 @@ use crate::fs::{
 };
 
 /// Up to here a file is read and written in one request.
-pub(super) const SMALL: u64 = BLOCK as u64;
+pub(super) const SMALL: u64 = 1 << 20;
 
 /// How long a part that somebody else writes is waited for. A server needs up to 30 s to see that a client is gone which said
 /// nothing, because its machine sleeps or its address has changed; its writer ends with it.
@@ -166,7 +166,7 @@ impl Copy<'_> {
         let mut reads = FuturesOrdered::new();
         let mut writes = FuturesOrdered::new();
         loop {
-            while reads.len() < BLOCKS_UNDER_WAY && next < size {
+            while reads.len() < reader.ahead() && next < size {
                 let end = size.min(next.saturating_add(BLOCK as u64));
                 reads.push_back(span(from, reader, next, end));
                 next = end;
@@ -239,9 +239,10 @@ mod tests {
 
     #[test]
     fn a_part_counts_without_the_blocks_that_were_under_way() {
-        let mib = BLOCK as u64;
-        let told = [0, 3 * mib, 8 * mib, 9 * mib, 10 * mib + 5].map(|found| certain(found, 100 * mib));
-        assert_eq!(told, [0, 0, 0, mib, 2 * mib]);
-        assert_eq!(certain(101 * mib, 100 * mib), 0);
+        let (block, under_way) = (BLOCK as u64, BLOCKS_UNDER_WAY as u64);
+        let told = [0, 3, under_way, under_way + 1].map(|blocks| certain(blocks * block, 100 * block));
+        assert_eq!(told, [0, 0, 0, block]);
+        assert_eq!(certain((under_way + 2) * block + 5, 100 * block), 2 * block);
+        assert_eq!(certain(101 * block, 100 * block), 0);
     }
 }

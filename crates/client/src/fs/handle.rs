@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_protocol::{base64, failure, fs as wire};
+use exec_server_protocol::{failure, fs as wire};
 
 use super::{
     Block, CommitOptions, EntryKind, Error, ErrorKind, Links, ReadAt, WriteAt, Written,
@@ -65,8 +65,11 @@ impl ReadAt for File {
         Box::pin(async move {
             let Handle { remote, path, handle_id, .. } = &self.handle;
             let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
-            let block = remote.call::<requests::FsReadBlock>("read", path, &params).await?;
-            let bytes = Bytes::from(decode("read", path, &block.chunk)?);
+            let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
+            let bytes = match attached {
+                Some(attached) => attached,
+                None => Bytes::from(decode("read", path, &block.chunk)?),
+            };
             if bytes.len() > len {
                 return Err(Error::new(
                     "read",
@@ -119,9 +122,12 @@ impl WriteAt for Draft {
     fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Handle { remote, path, handle_id, .. } = &self.handle;
-            let chunk = Cow::Owned(base64::encode(&bytes));
-            let params = wire::WriteBlockParams { handle_id: handle_id.clone(), offset, chunk };
-            remote.call::<requests::FsWriteBlock>("write", path, &params).await.map(drop)
+            let params = |chunk: String| wire::WriteBlockParams {
+                handle_id: handle_id.clone(),
+                offset,
+                chunk: Cow::Owned(chunk),
+            };
+            remote.call_with::<requests::FsWriteBlock>("write", path, &params, &bytes).await.map(drop)
         })
     }
 

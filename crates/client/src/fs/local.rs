@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, View};
 use exec_server_protocol::limits;
+use exec_server_rpc::pool::Buffer;
 use tokio::task;
 
 use super::{
@@ -292,10 +293,26 @@ impl ReadAt for File {
 
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
         let file = Arc::clone(&self.file);
-        Box::pin(blocking("read", self.file.path().to_owned(), move |cancel| {
-            let block = file.read_block(offset, len, holes, cancel)?;
-            Ok(Block { bytes: Bytes::from(block.bytes), hole: block.hole, eof: block.eof })
-        }))
+        let block = |mut bytes: Buffer, block: files::Block| {
+            bytes.fill(block.len);
+            Block { bytes: bytes.freeze(), hole: block.hole, eof: block.eof }
+        };
+        Box::pin(async move {
+            let mut bytes = Buffer::with_room(len);
+            if let Some(read) = file.read_block_now(&mut bytes.spare()[..len], offset) {
+                return Ok(block(bytes, read));
+            }
+            let read = move |cancel: &Cancel| {
+                let read = file.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
+                Ok(block(bytes, read))
+            };
+            blocking("read", self.file.path().to_owned(), read).await
+        })
+    }
+
+    fn ahead(&self) -> usize {
+        // The kernel reads ahead by itself; what is not far ahead is still in the processor's cache when it is sent.
+        1
     }
 }
 

@@ -50,11 +50,11 @@ pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;
 
-/// Bytes of one block.
-pub const BLOCK: usize = exec_server_protocol::limits::BLOCK_BYTES;
+/// Bytes of one block: 256 KiB, a quarter of what the wire allows, so that those on their way stay in the processors' caches.
+pub const BLOCK: usize = 256 * 1024;
 
-/// Blocks of one file that are on their way at a time: enough to fill a line of 8 MiB, which is 1 Gbit/s at 60 ms.
-pub const BLOCKS_UNDER_WAY: usize = 8;
+/// Blocks of one file that are on their way at a time: enough to fill a line of 4 MiB, which is 500 Mbit/s at 60 ms.
+pub const BLOCKS_UNDER_WAY: usize = 16;
 
 /// Whether symbolic links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -288,6 +288,11 @@ pub trait ReadAt: Send + Sync {
 
     /// Reads up to `len` bytes, a [`BLOCK`] at most. With `holes` a hole is told in place of its zeros.
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>>;
+
+    /// How many blocks are worth asking for before the first is there.
+    fn ahead(&self) -> usize {
+        BLOCKS_UNDER_WAY
+    }
 }
 
 /// A file that is written in blocks. Dropping it without a commit gives it up, or keeps it under its word.

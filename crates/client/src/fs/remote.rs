@@ -91,6 +91,29 @@ impl Remote {
         self.client.request::<M>(params).await.map_err(|error| Error::of_call(operation, path, &error))
     }
 
+    /// As [`call`](Self::call), with the bytes attached to the answer.
+    pub(super) async fn call_attached<M: Method>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        params: &M::Params,
+    ) -> Result<(M::Result, Option<Bytes>), Error> {
+        let called = self.client.session().call_attached::<M>(params).await;
+        called.map_err(|error| Error::of_call(operation, path, &error))
+    }
+
+    /// As [`call`](Self::call), with bytes that a server may take attached.
+    pub(super) async fn call_with<M: Method>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        params: &(impl Fn(String) -> M::Params + Sync),
+        bytes: &Bytes,
+    ) -> Result<M::Result, Error> {
+        let called = self.client.session().call_with::<M>(params, bytes).await;
+        called.map_err(|error| Error::of_call(operation, path, &error))
+    }
+
     /// A call whose second time has the effect of the first: sent again where a cut left its outcome unknown.
     async fn call_again<M: Method>(
         &self,

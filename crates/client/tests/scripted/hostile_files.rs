@@ -19,7 +19,7 @@ use crate::{Peer, connect, peer::CURRENT};
 use exec_server_client::{
     Client,
     cp::{self, Place, Report, Unwatched},
-    fs::{FileSystem, Local, Remote},
+    fs::{BLOCK, FileSystem, Local, Remote},
     protocol::base64,
 };
 use serde_json::{Value, json};
@@ -328,7 +328,7 @@ async fn a_file_that_is_larger_than_it_was_said_to_be_goes_in_blocks() {
             json!({"dataBase64": base64::encode(&[1; 3 << 20])})
         }
         "fs/open" => json!({"handleId": params["handleId"], "size": 2 << 20, "etag": "e"}),
-        "fs/readBlock" => json!({"chunk": base64::encode(&[2; 1 << 20]), "eof": false}),
+        "fs/readBlock" => json!({"chunk": base64::encode(&[2; BLOCK]), "eof": false}),
         _ => Value::Null,
     });
     let report = report.await.unwrap();

@@ -81,6 +81,24 @@ impl AsyncWrite for Sink {
         Poll::Ready(Ok(size))
     }
 
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let Poll::Ready(size) = self.sizes.poll(cx) else { return Poll::Pending };
+        let before = self.bytes.len();
+        for buf in bufs {
+            let left = size - (self.bytes.len() - before);
+            self.bytes.extend_from_slice(&buf[..left.min(buf.len())]);
+        }
+        Poll::Ready(Ok(self.bytes.len() - before))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -34,6 +34,9 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             let mut result = InitializeResult::new(SessionId::new(session.id.clone()), server);
             if let Some(capabilities) = &mut result.capabilities {
                 capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
+                if !connection.has_frames() {
+                    capabilities.dialects.clear();
+                }
             }
             let event = if resumed { "session.resume" } else { "session.new" };
             connection.record(Record { session: session.about(event).session, ..Record::of(event) });
@@ -98,6 +101,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
+        attached: connection.has_frames() && capabilities.dialects.iter().any(|dialect| dialect == message::ATTACHED),
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
     session.attach(connection.peer.clone(), attachment, claim)?;

@@ -18,6 +18,7 @@ use exec_server_protocol::{
     method::{Family, Method},
     process as wire,
 };
+use exec_server_rpc::Message;
 use serde::Serialize;
 use tokio::{sync::Notify, time::Instant};
 use tracing::Span;
@@ -54,7 +55,7 @@ pub(crate) struct Mailbox {
 
 #[derive(Default)]
 pub(super) struct Mail {
-    pub(super) answers: VecDeque<Vec<u8>>,
+    pub(super) answers: VecDeque<Message>,
     answer_bytes: usize,
     pub(super) pongs: VecDeque<Bytes>,
     pub(super) orders: VecDeque<Order>,
@@ -89,7 +90,7 @@ impl Mailbox {
         Arc::new(Self { incoming, metrics, ..Self::default() })
     }
 
-    pub(crate) fn answer(&self, message: Vec<u8>) {
+    pub(crate) fn answer(&self, message: Message) {
         let mut mail = lock(&self.mail);
         if !mail.is_shut {
             mail.answer_bytes += message.len();
@@ -271,7 +272,14 @@ impl Reply {
     pub(crate) fn result(self, result: &impl Serialize) {
         let mut message = Vec::new();
         message::encode_result(&mut message, &self.id, result);
-        self.mailbox.answer(message);
+        self.mailbox.answer(Message::text(message));
+    }
+
+    /// Answers with bytes attached, to a peer that understands that.
+    pub(crate) fn result_attached(self, result: &impl Serialize, attached: Bytes) {
+        let mut head = Vec::new();
+        message::attach(&mut head, |out| message::encode_result(out, &self.id, result));
+        self.mailbox.answer(Message { head, attached: Some(attached) });
     }
 
     pub(crate) fn fail(self, failure: &Failure) {
@@ -279,7 +287,7 @@ impl Reply {
         encode_failure(&mut message, &self.id, failure);
         self.mailbox.metrics.failed(failure.kind());
         tracing::debug!(parent: &self.asked.span, kind = failure.kind().as_str(), "refused");
-        self.mailbox.answer(message);
+        self.mailbox.answer(Message::text(message));
     }
 
     /// Answers a start in the words of the generation that asked.

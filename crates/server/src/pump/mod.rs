@@ -52,6 +52,8 @@ pub(crate) struct Manners {
     pub(crate) gap: bool,
     /// Effects of its requests may begin in any order.
     pub(crate) concurrent: bool,
+    /// It understands messages with bytes attached.
+    pub(crate) attached: bool,
     pub(crate) ack_window_bytes: u64,
 }
 
@@ -156,7 +158,7 @@ impl Pump {
             self.outbox.pong(&payload);
         }
         for answer in mail.answers {
-            self.outbox.message(answer.len(), |buf| buf.extend_from_slice(&answer));
+            self.outbox.encoded(answer);
         }
         for order in mail.orders {
             self.obey(order, now);

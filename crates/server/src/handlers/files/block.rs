@@ -7,8 +7,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
+use exec_server_rpc::pool::Buffer;
 
 use super::{Errand, decode, from_wire, links, path, to_wire, write_result};
 use crate::{
@@ -48,10 +50,18 @@ async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::Op
 /// `fs/readBlock`: some bytes of an open file. One that fails closes it.
 pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readBlock").await;
-    errand.answer(reply, read_block(&errand, params).await);
+    match read_block(&errand, params).await {
+        Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
+        Ok((block, None)) => errand.answer(reply, Ok(block)),
+        Err(failure) => reply.fail(&failure),
+    }
 }
 
-async fn read_block(errand: &Errand, params: wire::ReadBlockParams) -> Result<wire::ReadBlockResult, Failure> {
+/// The block with its bytes in it, or beside it for a peer that understands that.
+async fn read_block(
+    errand: &Errand,
+    params: wire::ReadBlockParams,
+) -> Result<(wire::ReadBlockResult, Option<Bytes>), Failure> {
     let len = usize::try_from(params.len).ok().filter(|len| (1..=limits::BLOCK_BYTES).contains(len));
     let len = len.ok_or(Failure::FileInput { what: "`len` is 1 to 1048576 bytes" })?;
     let table = &errand.session().files;
@@ -63,10 +73,21 @@ async fn read_block(errand: &Errand, params: wire::ReadBlockParams) -> Result<wi
     };
     errand.context.peer.mailbox.room_for_answers().await;
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
-    let work = move |cancel: &Cancel| {
-        let block = read.read_block(offset, len, holes, cancel)?;
+    let is_attached = errand.context.peer.manners().attached;
+    let mut bytes = Buffer::with_room(len);
+    let result = move |mut bytes: Buffer, block: files::Block| {
+        bytes.fill(block.len);
         let hole = (block.hole > 0).then_some(block.hole);
-        Ok(wire::ReadBlockResult { chunk: base64::encode(&block.bytes), eof: block.eof, hole })
+        let chunk = if is_attached { String::new() } else { base64::encode(bytes.filled()) };
+        let attached = is_attached.then(|| bytes.freeze());
+        (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
+    };
+    if is_attached && let Some(block) = read.read_block_now(&mut bytes.spare()[..len], offset) {
+        return Ok(result(bytes, block));
+    }
+    let work = move |cancel: &Cancel| {
+        let block = read.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
+        Ok(result(bytes, block))
     };
     let block = errand.work(work).await;
     if block.is_err() {
@@ -124,11 +145,15 @@ fn close_left(errand: &Errand, path: &Path) {
 pub(crate) struct WriteBlock {
     handle_id: String,
     offset: u64,
-    bytes: Vec<u8>,
+    bytes: Bytes,
 }
 
-pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>) -> Result<WriteBlock, Failure> {
-    let bytes = decode(&params.chunk)?;
+pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<Bytes>) -> Result<WriteBlock, Failure> {
+    let bytes = match attached {
+        Some(attached) if params.chunk.is_empty() => attached,
+        Some(_) => return Err(Failure::FileInput { what: "bytes are in `chunk` or attached" }),
+        None => decode(&params.chunk)?.into(),
+    };
     if bytes.len() > limits::BLOCK_BYTES {
         return Err(Failure::FileInput { what: "a block has at most 1048576 bytes" });
     }
