@@ -8,7 +8,7 @@ mod serve;
 use clap::{Args, Subcommand};
 
 pub(crate) use bridge::Bridge;
-pub(crate) use manage::{Call, List, Status};
+pub(crate) use manage::{Call, Configured, List, Status};
 pub(crate) use serve::ServeMcp;
 
 const MCP_HELP: &str = "\
