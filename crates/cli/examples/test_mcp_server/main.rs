@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{flags::Flags, server::Server};
+use crate::server::Server;
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args().skip(1)) {

@@ -15,10 +15,13 @@ use super::{ConfigError, Format, error::Shown};
 pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String, Value>, ConfigError> {
     let syntax = |format, line, reason| ConfigError::Syntax { path: path.to_owned(), format, line, reason };
     let value = match format {
-        Format::Toml => toml::from_str(text).map_err(|error| {
-            let line = error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count()));
-            syntax("TOML", line, error.message().to_owned())
-        })?,
+        Format::Toml => {
+            let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+                let line = error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count()));
+                syntax("TOML", line, error.message().to_owned())
+            })?;
+            plain(toml::Value::Table(table))
+        }
         Format::Json => {
             // With the line in its own words.
             let Strict(value) = serde_json::from_str(text).map_err(|error| syntax("JSON", None, error.to_string()))?;
@@ -28,6 +31,20 @@ pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String
     match value {
         Value::Object(top) => Ok(top),
         _ => Err(syntax("JSON", None, "it must be an object, `{ \"mcpServers\": { … } }`".to_owned())),
+    }
+}
+
+/// A value of TOML in the words of JSON. What JSON has no word for becomes text, and so is no number where one is wanted.
+fn plain(value: toml::Value) -> Value {
+    match value {
+        toml::Value::String(text) => text.into(),
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::Float(number) if number.is_finite() => number.into(),
+        toml::Value::Float(number) => number.to_string().into(),
+        toml::Value::Boolean(flag) => flag.into(),
+        toml::Value::Datetime(time) => time.to_string().into(),
+        toml::Value::Array(list) => list.into_iter().map(plain).collect(),
+        toml::Value::Table(table) => table.into_iter().map(|(key, value)| (key, plain(value))).collect(),
     }
 }
 
