@@ -62,10 +62,10 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
         Ended::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
     };
     let mut failed = false;
-    for (name, status) in &listing.status {
+    for status in listing.status.values() {
         if let Status::Failed { reason } | Status::AuthenticationRequired { reason } = status {
             failed = true;
-            say::talk(format_args!("exec-server: `{name}`: {}", clean_lines(reason)));
+            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
         }
     }
     let text = if args.json { listing.json(&config) } else { listing.table(&config) };
@@ -83,12 +83,14 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
     for (name, server) in &setup.config.servers {
         // A place that there is none of is known before anything is started.
         let state = match (setup.places.find(&server.placement), states.get(name)) {
-            (Err(error), Some(Status::NotStarted)) => Status::Failed { reason: error.to_string() },
+            (Err(error), Some(Status::NotStarted)) => {
+                Status::Failed { reason: format!("MCP server `{name}`: {error}") }
+            }
             (_, state) => state.cloned().unwrap_or(Status::NotStarted),
         };
         failed |= matches!(state, Status::Failed { .. });
         if let Some(reason) = state.reason() {
-            say::talk(format_args!("exec-server: `{name}`: {}", clean_lines(reason)));
+            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
         }
         let target = show::target(server);
         rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
