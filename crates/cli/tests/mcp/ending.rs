@@ -83,7 +83,8 @@ async fn dropping_ends_a_wrapper_and_all_that_it_started(place: &Place) {
 fn what_a_killed_manager_leaves_on_an_executor_ends_soon() {
     let place = Place::open(Kind::Remote);
     let url = place.server().url().to_owned();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let manager = runtime.block_on(async {
         let hosts = Hosts::new(move |_| {
             let spec = RemoteSpec::at("remote", &url).expect("a URL");

@@ -5,13 +5,7 @@ use std::time::Duration;
 use exec_server_mcp::manager::{Manager, Status};
 use serde_json::json;
 
-use crate::{
-    Kind, Place, at_both, bounded_remote, call,
-    common::Proxy,
-    data,
-    place::variables,
-    soon,
-};
+use crate::{Kind, Place, at_both, bounded_remote, call, common::Proxy, data, place::variables, soon};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,
@@ -22,7 +16,8 @@ at_both!(
 async fn variables_that_are_named_are_passed_on_and_no_others(place: &Place) {
     let more = "env_vars = [\"NAMED\", { name = \"SOURCED\", source = \"local\" }, \"ABSENT\"]\nenv = { SET = \"1\" }";
     let mut settings = place.settings(place.config(&[("t", &[], more)]));
-    settings.variables = variables(&[("NAMED", "a"), ("SOURCED", "b"), ("OTHER", "c"), ("EXEC_SERVER_TOKEN", "secret")]);
+    settings.variables =
+        variables(&[("NAMED", "a"), ("SOURCED", "b"), ("OTHER", "c"), ("EXEC_SERVER_TOKEN", "secret")]);
     let manager = Manager::new(settings, place.hosts());
     let env = data(&manager, "env", json!({})).await;
     assert_eq!((&env["NAMED"], &env["SOURCED"], &env["SET"]), (&json!("a"), &json!("b"), &json!("1")));
@@ -40,7 +35,8 @@ fn a_variable_of_the_executor_is_not_copied_from_here() {
         let mut settings = place.settings(place.config(&[("t", &[], there)]));
         settings.variables = variables(&[("ONLY_HERE", "x"), ("ONLY_THERE", "ours")]);
         let manager = Manager::new(settings, place.hosts());
-        let value = async |name: &str| data(&manager, "echo", json!({"message": "", "env_var": name})).await["env"].clone();
+        let value =
+            async |name: &str| data(&manager, "echo", json!({"message": "", "env_var": name})).await["env"].clone();
         assert_eq!(value("ONLY_THERE").await, json!("yes"));
         assert_eq!(value("ONLY_HERE").await, json!(null));
         manager.shutdown().await;
@@ -88,7 +84,8 @@ async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place
 fn servers_of_one_executor_share_a_session() {
     bounded_remote(async |place| {
         let url = format!("environment = \"{}\"", place.server().url());
-        let manager = place.manager(place.config(&[("t", &[], ""), ("u", &[], ""), ("v", &[], &url), ("w", &[], &url)]));
+        let manager =
+            place.manager(place.config(&[("t", &[], ""), ("u", &[], ""), ("v", &[], &url), ("w", &[], &url)]));
         let summary = soon("start", manager.start_all()).await.expect("start");
         assert_eq!(summary.ready, ["t", "u", "v", "w"]);
         let sessions = std::fs::read_dir(place.server().state_dir().join("sessions")).expect("sessions").count();

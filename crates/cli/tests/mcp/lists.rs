@@ -64,7 +64,11 @@ async fn a_snapshot_looks_through_servers_of_its_own(place: &Place) {
     let empty = place.manager(place.config(&[]));
     assert!(empty.snapshot(Detail::Full).await.servers.is_empty());
 
-    let config = place.config(&[("t", &["--journal", "{dir}/j"], ""), ("gone", &["--exit-at-once", "3"], ""), ("off", &[], "enabled = false")]);
+    let config = place.config(&[
+        ("t", &["--journal", "{dir}/j"], ""),
+        ("gone", &["--exit-at-once", "3"], ""),
+        ("off", &[], "enabled = false"),
+    ]);
     let manager = place.manager(config);
     let pid = data(&manager, "pid", json!({})).await;
     let full = soon("a snapshot", manager.snapshot(Detail::Full)).await.servers;

@@ -35,7 +35,8 @@ async fn manager_at(host: &Elsewhere, more: &str) -> Manager {
     let text = format!("[mcp_servers.t]\ncommand = \"test_mcp_server\"\nenvironment = \"remote\"\n{more}");
     let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");
     let mut settings = Settings::new(config);
-    settings.variables = variables(&[("HOME", "/here"), ("TMPDIR", "/here/tmp"), ("MCP_TEST_VALUE", "ours"), ("NAMED", "n")]);
+    settings.variables =
+        variables(&[("HOME", "/here"), ("TMPDIR", "/here/tmp"), ("MCP_TEST_VALUE", "ours"), ("NAMED", "n")]);
     let remote = Choice::Remote(RemoteSpec::at("remote", host.url()).expect("a URL"));
     Manager::new(settings, Hosts::by_choice(LocalConfig::default(), remote, None, |_| Ok(Choice::None)))
 }

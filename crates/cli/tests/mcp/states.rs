@@ -28,7 +28,8 @@ async fn looking_starts_nothing(place: &Place) {
 }
 
 async fn every_start_is_told_and_summed_up(place: &Place) {
-    let config = place.config(&[("t", &[], ""), ("gone", &["--exit-at-once", "1"], ""), ("off", &[], "enabled = false")]);
+    let config =
+        place.config(&[("t", &[], ""), ("gone", &["--exit-at-once", "1"], ""), ("off", &[], "enabled = false")]);
     let manager = place.manager(config);
     let mut updates = manager.updates();
     manager.start();

@@ -1,7 +1,5 @@
 //! Every way in which a server can misbehave: each has a clear state and message, and costs nobody else anything.
 
-use std::collections::BTreeMap;
-
 use exec_server_mcp::manager::{Error, Manager, Status};
 use serde_json::json;
 
@@ -31,8 +29,8 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
     let manager = place.manager(config);
     let summary = soon("every start", manager.start_all()).await.expect("none is required");
     assert_eq!(summary.ready, ["t"]);
-    let expect: BTreeMap<&str, &[&str]> = [
-        ("exits", &["exited with code 7", "before it answered `initialize`", "no licence"] as &[_]),
+    let expect: [(&str, &[&str]); 7] = [
+        ("exits", &["exited with code 7", "before it answered `initialize`", "no licence"]),
         ("silent", &["`initialize` within 1.5s", "`startup_timeout_sec` of `[mcp_servers.silent]`", "thinking"]),
         ("mute", &["`tools/list` within 1.5s", "startup_timeout_sec"]),
         ("noisy", &["`tools/list` within 1.5s", "logs belong on stderr", "`INFO a line of a log` (not JSON"]),
@@ -40,8 +38,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         ("closes", &["`tools/list` within 1.5s", "startup_timeout_sec"]),
         // An echo of our own request: no answer.
         ("refuses", &["MCP server `refuses`", "`initialize` within 1.5s"]),
-    ]
-    .into();
+    ];
     for (name, parts) in expect {
         let reason = &summary.failed[name];
         for part in parts {
@@ -66,10 +63,8 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
 }
 
 async fn servers_that_talk_where_they_should_not_work_all_the_same(place: &Place) {
-    let config = place.config(&[
-        ("t", &["--stdout-logs", "--invalid-utf8"], ""),
-        ("flood", &["--flood-stderr", "20"], ""),
-    ]);
+    let config =
+        place.config(&[("t", &["--stdout-logs", "--invalid-utf8"], ""), ("flood", &["--flood-stderr", "20"], "")]);
     let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!(summary.ready, ["flood", "t"]);
