@@ -50,7 +50,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
     assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
     until("only one server is left", async || {
         let of = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let left = place.processes().iter().map(of).filter(|line| {
+        let left = place.processes().into_iter().map(|pid| of(&pid)).filter(|line| {
             let line = String::from_utf8_lossy(line);
             line.contains("test_mcp_server") || line.contains("sleep") || line.contains("/bin/cat")
         });
