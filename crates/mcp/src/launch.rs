@@ -11,9 +11,12 @@ use std::{
         Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use exec_server_client::{Error, Start, backend::Backend, protocol::failure::Kind};
+
+use tokio::{io::AsyncReadExt as _, time};
 
 use crate::{
     config::StdioConfig,
@@ -26,6 +29,10 @@ static LAUNCHES: AtomicU64 = AtomicU64::new(1);
 
 /// Tells this program's launches from those of another, in a session that both have.
 static NONCE: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+
+/// How long, and how much, an executor may say about its `PATH`, for an error.
+const PATH_WITHIN: Duration = Duration::from_secs(5);
+const PATH_BYTES: u64 = 64 << 10; // 64 KiB
 
 /// A server to be started.
 #[derive(Debug)]
@@ -54,7 +61,7 @@ pub enum LaunchError {
     NotFound {
         /// The program.
         program: String,
-        /// The `PATH` that it would get, where we know it; else it is the executor's.
+        /// The `PATH` that it would get, where it is looked for there and could be learned.
         path: Option<String>,
     },
     /// The place refused to start it.
@@ -76,25 +83,44 @@ pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<Stdio, 
     let start = start(&launch, &environment);
     match backend.start(start).await {
         Ok(running) => Ok(Stdio::new(launch.name, running.process().clone(), launch.log)),
-        Err(error) if error.server_kind() == Some(Kind::ProgramNotFound) => Err(LaunchError::NotFound {
-            program: launch.stdio.command.clone(),
-            path: environment.env.get("PATH").cloned(),
-        }),
+        Err(error) if error.server_kind() == Some(Kind::ProgramNotFound) => {
+            let program = launch.stdio.command.clone();
+            let path = match environment.env.get("PATH") {
+                Some(path) => Some(path.clone()),
+                None if program.contains('/') => None,
+                None => path_there(backend, &environment).await,
+            };
+            Err(LaunchError::NotFound { program, path })
+        }
         Err(source) => Err(LaunchError::Start { program: launch.stdio.command.clone(), source }),
     }
+}
+
+/// The `PATH` that a process with this environment gets: the executor's own variables are not ours to know otherwise.
+async fn path_there(backend: &dyn Backend, environment: &LaunchEnv) -> Option<String> {
+    let asking = async {
+        let shell = with_environment(Start::new(["/bin/sh", "-c", "printf %s \"$PATH\""]), environment);
+        let running = backend.start(shell.terminate_on_drop(true)).await.ok()?;
+        let mut path = String::new();
+        running.process().stdout().take(PATH_BYTES).read_to_string(&mut path).await.ok()?;
+        Some(path)
+    };
+    time::timeout(PATH_WITHIN, asking).await.ok().flatten()
+}
+
+fn with_environment(start: Start, environment: &LaunchEnv) -> Start {
+    let start = start.env_policy(Some(environment.policy.clone()));
+    environment.env.iter().fold(start, |start, (name, value)| start.env(name, value))
 }
 
 fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     let StdioConfig { command, args, cwd, .. } = launch.stdio;
     let number = LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    let mut start = Start::new(std::iter::once(command).chain(args).cloned())
+    let start = Start::new(std::iter::once(command).chain(args).cloned())
         .id(format!("mcp-stdio-{number}-{:08x}", *NONCE as u32))
         .pipe_stdin(true)
-        .terminate_on_drop(true)
-        .env_policy(Some(environment.policy.clone()));
-    for (name, value) in &environment.env {
-        start = start.env(name, value);
-    }
+        .terminate_on_drop(true);
+    let start = with_environment(start, environment);
     match (cwd, launch.cwd) {
         (Some(own), Some(base)) => start.cwd(base.join(own)),
         (Some(dir), None) => start.cwd(dir),

@@ -12,4 +12,6 @@ pub mod manager;
 pub mod names;
 pub mod transport;
 
+/// The library whose clients take our transports, in the version that they are made for.
+pub use rmcp;
 pub use rmcp::model;

@@ -252,7 +252,8 @@ impl Child {
 
     fn skip(&self, line: &[u8], why: &str) {
         let text = String::from_utf8_lossy(&line[..line.len().min(4 * NOISE_CHARS)]);
-        let shown: String = text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        let shown: String =
+            text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         let mut noise = lock(&self.noise);
         noise.skipped += 1;
         if noise.first.is_none() {

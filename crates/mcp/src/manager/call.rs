@@ -88,11 +88,8 @@ pub struct CallResult {
 
 impl CallResult {
     fn read(server: &str, result: Value) -> Result<Self, Error> {
-        let unreadable = |reason: &str| Error::Unreadable {
-            server: server.to_owned(),
-            method: METHOD,
-            reason: reason.to_owned(),
-        };
+        let unreadable =
+            |reason: &str| Error::Unreadable { server: server.to_owned(), method: METHOD, reason: reason.to_owned() };
         let Value::Object(mut result) = result else { return Err(unreadable("the result is no object")) };
         let content = match result.remove("content") {
             Some(Value::Array(items)) => items,
@@ -202,7 +199,9 @@ mod tests {
 
     #[test]
     fn a_result_of_the_wrong_shape_is_an_error_that_says_what() {
-        for (result, part) in [(json!([]), "no object"), (json!({"content": 1}), "content"), (json!({"isError": "x"}), "isError")] {
+        for (result, part) in
+            [(json!([]), "no object"), (json!({"content": 1}), "content"), (json!({"isError": "x"}), "isError")]
+        {
             let error = CallResult::read("s", result).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("`s`"), "{error}");
         }

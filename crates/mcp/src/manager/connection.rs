@@ -102,7 +102,7 @@ impl Connection {
         };
         let _telling = on_progress.map(|tell| self.board.tell(handle.progress_token.clone(), tell));
         let mut asked = Asked { connection: self, handle: Some(handle) };
-        let answer = asked.answer(method, within).await;
+        let answer = asked.answer(within).await;
         match answer {
             Waited::Answer(answer) => {
                 asked.handle = None;
@@ -184,7 +184,7 @@ enum Waited {
 
 impl Asked<'_> {
     /// Waits. The clock stands still while the server asks the user something.
-    async fn answer(&mut self, _method: &'static str, within: Option<Duration>) -> Waited {
+    async fn answer(&mut self, within: Option<Duration>) -> Waited {
         let Some(handle) = &mut self.handle else { return Waited::Over(Over::Ended) };
         let mut open = self.connection.board.open();
         let mut over = self.connection.board.over();

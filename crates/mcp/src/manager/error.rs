@@ -81,7 +81,8 @@ pub enum Error {
     /// It did not answer in time while it was started.
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise \
-         `startup_timeout_sec` of `[mcp_servers.{server}]`{}", After(talk)
+         `startup_timeout_sec` of `[mcp_servers.{server}]`{}",
+        After(talk)
     )]
     StartupTimeout {
         /// The server.

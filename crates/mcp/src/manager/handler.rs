@@ -181,11 +181,7 @@ impl Board {
     }
 
     /// Tells the steps of a request from the first on, until the value is dropped.
-    pub(super) fn tell(
-        self: &Arc<Self>,
-        token: ProgressToken,
-        tell: Arc<dyn Fn(Progress) + Send + Sync>,
-    ) -> Telling {
+    pub(super) fn tell(self: &Arc<Self>, token: ProgressToken, tell: Arc<dyn Fn(Progress) + Send + Sync>) -> Telling {
         let mut steps = self.steps();
         let early = std::mem::take(&mut steps.early);
         let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);

@@ -196,15 +196,6 @@ impl Slot {
         Self { host, state: tokio::sync::Mutex::new(state), attempts: std::sync::atomic::AtomicU64::new(0) }
     }
 
-    /// Whether it is an executor, rather than this program.
-    pub(super) fn is_remote(&self) -> bool {
-        match &self.host.way {
-            HostWay::Local(_) => false,
-            HostWay::Remote { .. } => true,
-            HostWay::Given(backend) => backend.is_remote(),
-        }
-    }
-
     /// What it is called in errors.
     pub(super) fn id(&self) -> &str {
         &self.host.id

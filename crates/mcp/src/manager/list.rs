@@ -44,8 +44,7 @@ pub(super) async fn list<T: DeserializeOwned>(
 
 async fn pages<T: DeserializeOwned>(connection: &Connection, what: What) -> Result<Vec<T>, Error> {
     let server = connection.server();
-    let unreadable =
-        |reason: String| Error::Unreadable { server: server.to_owned(), method: what.method, reason };
+    let unreadable = |reason: String| Error::Unreadable { server: server.to_owned(), method: what.method, reason };
     let mut items = Vec::new();
     let mut seen = BTreeSet::new();
     let mut params = None;

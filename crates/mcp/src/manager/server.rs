@@ -103,9 +103,8 @@ impl Server {
 
     /// The tools that it offers: those of the last time while it is started again; else waits for it to be ready.
     pub(super) async fn known_tools(&self) -> Option<Vec<Tool>> {
-        let offered = |tools: &Vec<Tool>| {
-            tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect()
-        };
+        let offered =
+            |tools: &Vec<Tool>| tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect();
         match self.status() {
             Status::Starting { restarts } if restarts > 0 => self.known().tools.as_ref().map(offered),
             _ if self.settled().await == Status::Ready => self.known().tools.as_ref().map(offered),

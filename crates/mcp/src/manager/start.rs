@@ -50,11 +50,7 @@ pub(super) struct Life {
 }
 
 /// Tries once. `child` is the process as soon as there is one.
-pub(super) async fn start(
-    server: &Server,
-    context: &Context,
-    child: &mut Option<Arc<Child>>,
-) -> Result<Life, Error> {
+pub(super) async fn start(server: &Server, context: &Context, child: &mut Option<Arc<Child>>) -> Result<Life, Error> {
     let name = || server.name.clone();
     let place = context.hosts.find(&server.config.placement);
     let place = place.map_err(|source| Error::Place { server: name(), source })?;
@@ -105,26 +101,20 @@ async fn start_stdio(
         Err(_) => return Err(late(server, INITIALIZE, within, process.talk())),
     };
     let mut ended = process.ended();
-    let ready = async {
-        tokio::select! {
-            biased;
-            ready = introduce(server, running, board, within, &|| process.talk()) => ready,
-            ended = over(&mut ended) => Err(Error::EndedAtStart {
-                server: name(), method: "tools/list", ended, talk: process.talk(),
-            }),
+    let talk = || process.talk();
+    let ready = tokio::select! {
+        biased;
+        ready = introduce(server, running, board, within, &talk) => ready,
+        ended = over(&mut ended) => {
+            Err(Error::EndedAtStart { server: name(), method: "tools/list", ended, talk: process.talk() })
         }
     };
-    let mut life = ready.await?;
+    let mut life = ready?;
     life.child = Some(process);
     Ok(life)
 }
 
-async fn start_http(
-    server: &Server,
-    _context: &Context,
-    _place: &Slot,
-    _http: &HttpConfig,
-) -> Result<Life, Error> {
+async fn start_http(server: &Server, _context: &Context, _place: &Slot, _http: &HttpConfig) -> Result<Life, Error> {
     Err(Error::Http { server: server.name.clone(), reason: "servers over HTTP are not served yet".to_owned() })
 }
 

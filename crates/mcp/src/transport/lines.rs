@@ -101,7 +101,7 @@ mod tests {
     fn a_line_of_the_limit_is_taken_with_either_ending() {
         let mut lines = Lines::new(4);
         lines.push(b"abcd\nabcd\r\nabc").unwrap();
-        assert_eq!(all(&mut lines), ["abcd", "abcd", ]);
+        assert_eq!(all(&mut lines), ["abcd", "abcd",]);
         lines.push(b"d").unwrap();
         assert_eq!(lines.finish(), Some(b"abcd".to_vec()));
     }

@@ -70,7 +70,9 @@ impl Log {
         let mut text = String::new();
         for line in last {
             text.push_str(if text.is_empty() { "its last words on stderr:\n  " } else { "\n  " });
-            text.extend(line.chars().take(QUOTED_CHARS).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }));
+            text.extend(
+                line.chars().take(QUOTED_CHARS).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }),
+            );
         }
         text
     }
