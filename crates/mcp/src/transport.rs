@@ -23,6 +23,7 @@
 //! Closing closes its standard input, waits, asks it to terminate, waits, and kills everything that it started. Dropping
 //! without closing kills in the background.
 
+mod child;
 mod decode;
 mod lines;
 mod log;
@@ -30,13 +31,11 @@ mod log;
 use std::{
     collections::VecDeque,
     fmt, io,
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::Poll,
     time::Duration,
 };
 
-use exec_server_client::{Error, Event, Events, Exit, Process, protocol::process as wire};
+use exec_server_client::{Error, Event, Exit, Process, protocol::process as wire};
 use rmcp::{
     RoleClient,
     model::ProgressToken,
@@ -45,16 +44,17 @@ use rmcp::{
 };
 use serde::Deserialize;
 use tokio::{
-    sync::{Semaphore, oneshot, watch},
-    task::JoinSet,
+    sync::oneshot,
     time::{self, Instant},
 };
 
 use self::{
+    child::{Tail, Turn},
     decode::{Decoded, decode},
     lines::{Lines, TooLong},
 };
 
+pub use child::Child;
 pub use decode::Results;
 pub use log::Log;
 
@@ -72,15 +72,6 @@ pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// How long to wait for the word that a killed process is gone: the executor may be out of reach.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
-
-/// The room for messages on their way, in KiB: less than the line of a process's input has, so that joining it never waits.
-const ROOM_KIB: u32 = 4 << 10;
-
-/// What a message takes of it at least: that line has 256 places.
-const MESSAGE_KIB: u32 = ROOM_KIB / 256;
-
-/// What is quoted of a line that is no message.
-const NOISE_CHARS: usize = 200;
 
 /// The method by which a server asks the user.
 pub(crate) const ELICIT: &str = "elicitation/create";
@@ -131,198 +122,12 @@ pub struct Progress {
     pub message: Option<String>,
 }
 
-/// A server's process, for everything but its messages. Outlives its transport; with the last of both the process is ended.
-pub struct Child {
-    name: String,
-    process: Process,
-    log: Arc<Log>,
-    /// Lines of the log from before this process.
-    log_before: u64,
-    noise: Mutex<Noise>,
-    ended: watch::Sender<Option<Ended>>,
-    room: Arc<Semaphore>,
-    /// Ends what an exited process left behind.
-    tasks: Mutex<JoinSet<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Noise {
-    skipped: u64,
-    first: Option<String>,
-}
-
-impl Child {
-    /// Its process.
-    #[must_use]
-    pub fn process(&self) -> &Process {
-        &self.process
-    }
-
-    /// What it wrote on its standard error.
-    #[must_use]
-    pub fn log(&self) -> &Log {
-        &self.log
-    }
-
-    /// Lines on its standard output that were no messages.
-    #[must_use]
-    pub fn skipped(&self) -> u64 {
-        lock(&self.noise).skipped
-    }
-
-    /// How its stream ended, once it has: every message before that was received.
-    #[must_use]
-    pub fn ended(&self) -> watch::Receiver<Option<Ended>> {
-        self.ended.subscribe()
-    }
-
-    /// What it said that was no message, for an error: lines on its standard output, and the last on its standard error.
-    #[must_use]
-    pub fn talk(&self) -> String {
-        let mut talk = String::new();
-        {
-            let noise = lock(&self.noise);
-            if let Some(first) = &noise.first {
-                talk = format!(
-                    "{} lines on its stdout were no messages (logs belong on stderr), the first: {first}",
-                    noise.skipped
-                );
-            }
-        }
-        let quote = self.log.quote(self.log_before);
-        if !talk.is_empty() && !quote.is_empty() {
-            talk.push('\n');
-        }
-        talk + &quote
-    }
-
-    /// Ends it when its transport is gone: closes its input, waits, terminates, and waits; bounded in time.
-    pub async fn end(&self) {
-        self.end_when(true, async { drop(self.process.wait().await) }).await;
-    }
-
-    /// Ends it; `over` is ready once it has closed.
-    async fn end_when(&self, is_gentle: bool, over: impl Future<Output = ()>) {
-        let mut over = pin!(over);
-        if is_gentle {
-            // A server whose input cannot be closed will not end by that.
-            let eof = async {
-                if self.process.close_stdin().await.is_ok() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            let ending = async {
-                tokio::select! {
-                    biased;
-                    () = &mut over => true,
-                    () = eof => false,
-                }
-            };
-            if time::timeout(CLOSE_GRACE, ending).await.unwrap_or(false) {
-                return self.forget().await;
-            }
-        }
-        let within = CLOSE_GRACE + GONE_WITHIN;
-        if time::timeout(within, async { tokio::join!(self.terminate(Some(CLOSE_GRACE)), over) }).await.is_err() {
-            tracing::warn!(server = self.name, "it could not be seen to end; that goes on in the background");
-        } else {
-            self.forget().await;
-        }
-    }
-
-    /// Ends the process and everything that it started.
-    async fn terminate(&self, grace: Option<Duration>) {
-        let result = match self.process.terminate(grace).await {
-            // A server that knows no grace.
-            Err(Error::Protocol(_)) if grace.is_some() => self.process.terminate(None).await,
-            other => other,
-        };
-        if let Err(error) = result {
-            tracing::debug!(server = self.name, %error, "terminate");
-        }
-    }
-
-    /// Its output on the executor is of no use any more.
-    async fn forget(&self) {
-        if self.process.closed().is_some() {
-            // A server that cannot, or that is gone, keeps it a little longer.
-            time::timeout(GONE_WITHIN, self.process.forget()).await.ok();
-        }
-    }
-
-    fn skip(&self, line: &[u8], why: &str) {
-        let text = String::from_utf8_lossy(&line[..line.len().min(4 * NOISE_CHARS)]);
-        let shown: String =
-            text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-        let mut noise = lock(&self.noise);
-        noise.skipped += 1;
-        if noise.first.is_none() {
-            noise.first = Some(format!("`{shown}` ({why})"));
-            tracing::warn!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
-        } else {
-            tracing::debug!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
-        }
-    }
-
-    /// Sends one message, after all whose turn came before.
-    async fn send(&self, turn: Turn, message: &TxJsonRpcMessage<RoleClient>) -> io::Result<()> {
-        let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
-        line.push(b'\n');
-        let turn = turn.wait().await;
-        let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
-        let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
-        let mut write = pin!(self.process.write(line));
-        // With the first look it is in line, because there is room: the next message may follow before this one is there.
-        let first = std::future::poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx))).await;
-        turn.pass();
-        let written = match first {
-            Poll::Ready(written) => written,
-            Poll::Pending => write.await,
-        };
-        drop(room);
-        match written? {
-            wire::WriteStatus::Accepted => Ok(()),
-            wire::WriteStatus::StdinClosed => Err(broken("it has closed its standard input")),
-            wire::WriteStatus::UnknownProcess => Err(broken("its process is gone")),
-            wire::WriteStatus::Starting => Err(io::Error::new(io::ErrorKind::WouldBlock, "it is still being started")),
-        }
-    }
-}
-
-impl fmt::Debug for Child {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Child").field("name", &self.name).field("process", &self.process).finish_non_exhaustive()
-    }
-}
-
-/// The place of a message in the order of sends.
-struct Turn {
-    before: Option<oneshot::Receiver<()>>,
-    after: oneshot::Sender<()>,
-}
-
-impl Turn {
-    /// Waits until all before it have passed, or were given up.
-    async fn wait(mut self) -> Self {
-        if let Some(before) = self.before.take() {
-            // An error is one that was given up.
-            before.await.ok();
-        }
-        self
-    }
-
-    fn pass(self) {
-        // Nobody may be behind.
-        self.after.send(()).ok();
-    }
-}
-
 /// The transport. See the module.
 pub struct Stdio {
     child: Arc<Child>,
-    events: Events,
+    /// There until it is dropped.
+    tail: Option<Tail>,
     out: Lines,
-    err: Lines,
     /// Complete lines that are not read yet, once the stream has ended.
     rest: VecDeque<Vec<u8>>,
     results: Results,
@@ -344,22 +149,12 @@ impl Stdio {
     /// Speaks with a process that was just started. Its lines on standard error are added to the log.
     #[must_use]
     pub fn new(name: impl Into<String>, process: Process, log: Arc<Log>) -> Self {
-        let events = process.events();
-        let child = Child {
-            name: name.into(),
-            process,
-            log_before: log.total(),
-            log,
-            noise: Mutex::default(),
-            ended: watch::Sender::new(None),
-            room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
-            tasks: Mutex::default(),
-        };
+        let tail = Tail::new(&process);
+        let child = Child::new(name.into(), process, log);
         Self {
             child: Arc::new(child),
-            events,
+            tail: Some(tail),
             out: Lines::new(STDOUT_LINE_BYTES),
-            err: Lines::new(STDERR_LINE_BYTES),
             rest: VecDeque::new(),
             results: Results::Typed,
             had_result: false,
@@ -393,8 +188,7 @@ impl Stdio {
                 }
             }
             if let Some(ended) = &self.ending {
-                let news = |told: &mut Option<Ended>| told.is_none() && told.replace(ended.clone()).is_none();
-                self.child.ended.send_if_modified(news);
+                self.child.tell_end(ended.clone());
                 return None;
             }
             self.step().await;
@@ -413,9 +207,10 @@ impl Stdio {
                 None => std::future::pending().await,
             }
         };
+        let Some(tail) = &mut self.tail else { return };
         tokio::select! {
             biased;
-            event = self.events.next() => self.handle(event),
+            event = tail.events.next() => self.handle(event),
             () = overdue => self.handle_overdue(),
         }
     }
@@ -452,26 +247,16 @@ impl Stdio {
     }
 
     fn take_stderr(&mut self, bytes: &[u8]) {
-        let pushed = self.err.push(bytes);
-        while let Some(line) = self.err.next() {
-            self.tell(&line);
-        }
-        if let Err(TooLong) = pushed
-            && self.ending.is_none()
-        {
+        let Some(tail) = &mut self.tail else { return };
+        if let Err(TooLong) = tail.take(&self.child, bytes) {
             self.ending = Some(Ended::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
         }
     }
 
-    fn tell(&self, line: &[u8]) {
-        tracing::info!(server = self.child.name, line = %String::from_utf8_lossy(line), "stderr");
-        self.child.log.add(line);
-    }
-
     /// No more output comes.
     fn finish(&mut self, ended: Ended) {
-        if let Some(line) = self.err.finish() {
-            self.tell(&line);
+        if let Some(tail) = &mut self.tail {
+            tail.finish(&self.child);
         }
         while let Some(line) = self.out.next() {
             self.rest.push_back(line);
@@ -499,22 +284,6 @@ impl Stdio {
                 self.child.skip(line, &why);
                 None
             }
-        }
-    }
-
-    /// Reads to the end, and keeps only what is logged.
-    async fn drain(&mut self) {
-        // An exit alone is not the end, and what is left behind is about to be ended anyway.
-        self.exited = None;
-        loop {
-            match self.events.next().await {
-                Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => self.take_stderr(&bytes),
-                Some(Event::Output { .. } | Event::Gap { .. } | Event::Exited { .. }) => {}
-                Some(Event::Closed { .. } | Event::Failed(_)) | None => break,
-            }
-        }
-        if let Some(line) = self.err.finish() {
-            self.tell(&line);
         }
     }
 }
@@ -548,13 +317,24 @@ impl Transport<RoleClient> for Stdio {
                 child.forget().await;
             }
             Some(Ended::Lost(_)) => {}
-            // It breaks the rules: it need not be asked.
-            Some(Ended::LineTooLong { .. } | Ended::Gap { .. }) => child.end_when(false, self.drain()).await,
-            Some(Ended::Exited(_) | Ended::Closed) | None => child.end_when(true, self.drain()).await,
+            ending => {
+                // One that breaks the rules need not be asked.
+                let is_gentle = !matches!(ending, Some(Ended::LineTooLong { .. } | Ended::Gap { .. }));
+                child.tell_end(ending.clone().unwrap_or(Ended::Closed));
+                if let Some(tail) = &mut self.tail {
+                    child.end_when(is_gentle, tail.drain(&child)).await;
+                }
+            }
         }
-        let news = |told: &mut Option<Ended>| told.is_none() && told.replace(Ended::Closed).is_none();
-        self.child.ended.send_if_modified(news);
+        child.tell_end(Ended::Closed);
         Ok(())
+    }
+}
+
+impl Drop for Stdio {
+    fn drop(&mut self) {
+        // Whoever still has the process may hear the rest.
+        *lock(&self.child.tail) = self.tail.take();
     }
 }
 
@@ -587,10 +367,6 @@ impl fmt::Display for Bytes<'_> {
             None => f.write_str("some bytes"),
         }
     }
-}
-
-fn broken(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::BrokenPipe, what)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -194,7 +194,7 @@ impl Server {
             () if flags.repeat_cursor => Some("after-0".to_owned()),
             () if flags.endless_pages => Some(format!("after-{}", from + 1)),
             () => match flags.long_cursor {
-                Some(bytes) if cursor.is_none() => Some(format!("after-{:x<bytes$}", all.len())),
+                Some(bytes) if cursor.is_none() => Some(format!("after-{}{}", all.len(), "x".repeat(bytes))),
                 _ => (next < all.len()).then(|| format!("after-{next}")),
             },
         };

@@ -132,7 +132,7 @@ pub enum Error {
         is_restarted: bool,
     },
     /// It cannot be used; see [`Status::Failed`](super::Status::Failed).
-    #[error("MCP server `{server}` cannot be used: {reason}")]
+    #[error("{}", Unusable { server, reason })]
     Failed {
         /// The server.
         server: String,
@@ -251,8 +251,24 @@ struct Reasons<'a>(&'a [(String, String)]);
 impl std::fmt::Display for Reasons<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (server, reason) in self.0 {
-            write!(f, "\n`{server}`: {reason}")?;
+            write!(f, "\n{}", Unusable { server, reason })?;
         }
         Ok(())
+    }
+}
+
+/// A server and why it cannot be used; most reasons begin with its name.
+struct Unusable<'a> {
+    server: &'a str,
+    reason: &'a str,
+}
+
+impl std::fmt::Display for Unusable<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { server, reason } = self;
+        if reason.starts_with(&format!("MCP server `{server}`")) {
+            return f.write_str(reason);
+        }
+        write!(f, "MCP server `{server}` cannot be used: {reason}")
     }
 }

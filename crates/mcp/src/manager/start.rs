@@ -28,7 +28,7 @@ use super::{
 use crate::{
     config::{HttpConfig, StdioConfig, Way},
     launch::{self, Launch},
-    transport::{Child, Ended},
+    transport::{Child, EXIT_GRACE, Ended},
 };
 
 const INITIALIZE: &str = "initialize";
@@ -97,7 +97,7 @@ async fn start_stdio(
     let handler = handler(server, context, &board);
     let running = match time::timeout_at(until, handler.serve(transport)).await {
         Ok(Ok(running)) => running,
-        Ok(Err(error)) => return Err(refused(server, &process, error)),
+        Ok(Err(error)) => return Err(refused(server, &process, error).await),
         Err(_) => return Err(late(server, INITIALIZE, within, process.talk())),
     };
     let mut ended = process.ended();
@@ -155,8 +155,12 @@ fn late(server: &Server, method: &'static str, within: Duration, talk: String) -
 }
 
 /// Why the handshake with a program failed.
-fn refused(server: &Server, process: &Child, error: ClientInitializeError) -> Error {
+async fn refused(server: &Server, process: &Child, error: ClientInitializeError) -> Error {
     let name = server.name.clone();
+    if matches!(error, ClientInitializeError::TransportError { .. }) {
+        // It takes no message: most likely it is about to exit.
+        process.hear_out(EXIT_GRACE).await;
+    }
     let talk = process.talk();
     if let Some(ended) = process.ended().borrow().clone() {
         return Error::EndedAtStart { server: name, method: INITIALIZE, ended, talk };
