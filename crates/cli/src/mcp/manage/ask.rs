@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use serde_json::{Map, Value};
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 
 use crate::{ids, say};
 
@@ -17,6 +17,9 @@ const ATTEMPTS: usize = 3;
 const LINE_MAX: u64 = 64 << 10;
 const FIELDS_MAX: usize = 100;
 const SHOWN_MAX: usize = 4096;
+
+/// Where answers come from. The same for all questions: what was typed for one that was taken back is not lost in a buffer.
+pub(super) type Lines<'a> = dyn AsyncBufRead + Unpin + Send + 'a;
 
 /// What the person said.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,8 +36,7 @@ pub(super) fn can_ask() -> bool {
 }
 
 /// Asks for each field of a form.
-pub(super) async fn form(from: impl AsyncRead + Unpin, server: &str, message: &str, schema: &Value) -> Answer {
-    let mut lines = BufReader::new(from);
+pub(super) async fn form(lines: &mut Lines<'_>, server: &str, message: &str, schema: &Value) -> Answer {
     head(server, message);
     let empty = Map::new();
     let fields = schema["properties"].as_object().unwrap_or(&empty);
@@ -43,12 +45,12 @@ pub(super) async fn form(from: impl AsyncRead + Unpin, server: &str, message: &s
         return Answer::Decline;
     }
     if fields.is_empty() {
-        return if yes(&mut lines).await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
+        return if yes(lines).await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
     }
     let mut content = Map::new();
     for (name, field) in fields {
         let is_required = schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name.as_str()));
-        match field_of(&mut lines, name, field, is_required).await {
+        match field_of(lines, name, field, is_required).await {
             Some(Some(value)) => drop(content.insert(name.clone(), value)),
             Some(None) => {}
             None => return Answer::Decline,
@@ -58,10 +60,10 @@ pub(super) async fn form(from: impl AsyncRead + Unpin, server: &str, message: &s
 }
 
 /// Asks whether a page is to be opened, which is left to the person.
-pub(super) async fn url(from: impl AsyncRead + Unpin, server: &str, message: &str, url: &str) -> Answer {
+pub(super) async fn url(lines: &mut Lines<'_>, server: &str, message: &str, url: &str) -> Answer {
     head(server, message);
     say::talk(format_args!("  open this page: {}", shown(url)));
-    if yes(&mut BufReader::new(from)).await { Answer::Accept(Value::Null) } else { Answer::Decline }
+    if yes(lines).await { Answer::Accept(Value::Null) } else { Answer::Decline }
 }
 
 fn head(server: &str, message: &str) {
@@ -71,18 +73,13 @@ fn head(server: &str, message: &str) {
     }
 }
 
-async fn yes(lines: &mut BufReader<impl AsyncRead + Unpin>) -> bool {
+async fn yes(lines: &mut Lines<'_>) -> bool {
     prompt("accept? [y/N]");
     line(lines).await.is_some_and(|said| is_yes(&said) == Some(true))
 }
 
 /// The value of one field; nothing where it may be left out and was; `None` where the person wants no more.
-async fn field_of(
-    lines: &mut BufReader<impl AsyncRead + Unpin>,
-    name: &str,
-    field: &Value,
-    is_required: bool,
-) -> Option<Option<Value>> {
+async fn field_of(lines: &mut Lines<'_>, name: &str, field: &Value, is_required: bool) -> Option<Option<Value>> {
     let title = field["title"].as_str().unwrap_or(name);
     let about = field["description"].as_str().map(|about| format!(" ({})", shown(about))).unwrap_or_default();
     let default = field.get("default").filter(|default| !default.is_null());
@@ -172,7 +169,7 @@ fn prompt(text: &str) {
 }
 
 /// One line without its end; `None` at the end of the input.
-async fn line(lines: &mut BufReader<impl AsyncRead + Unpin>) -> Option<String> {
+async fn line(lines: &mut Lines<'_>) -> Option<String> {
     let mut line = Vec::new();
     let read = lines.take(LINE_MAX).read_until(b'\n', &mut line).await;
     match read {
@@ -188,7 +185,7 @@ mod tests {
     use super::*;
 
     async fn answer(typed: &str, schema: Value) -> Answer {
-        form(typed.as_bytes(), "s", "a question", &schema).await
+        form(&mut typed.as_bytes(), "s", "a question", &schema).await
     }
 
     fn schema() -> Value {
@@ -228,7 +225,7 @@ mod tests {
     async fn a_form_without_fields_and_a_page_want_a_yes() {
         assert_eq!(answer("y\n", json!({"type": "object"})).await, Answer::Accept(json!({})));
         assert_eq!(answer("\n", json!({"type": "object"})).await, Answer::Decline);
-        assert_eq!(url(&b"yes\n"[..], "s", "m", "https://h/").await, Answer::Accept(Value::Null));
-        assert_eq!(url(&b""[..], "s", "m", "https://h/").await, Answer::Decline);
+        assert_eq!(url(&mut &b"yes\n"[..], "s", "m", "https://h/").await, Answer::Accept(Value::Null));
+        assert_eq!(url(&mut &b""[..], "s", "m", "https://h/").await, Answer::Decline);
     }
 }
