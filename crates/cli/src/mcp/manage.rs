@@ -132,7 +132,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
     }
     // Standard input that carries the arguments cannot answer.
     let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
-    let elicit = asks.then(|| Arc::new(Person::new()) as Arc<dyn Elicit>);
+    let elicit = asks.then(|| Arc::new(Asks::new()) as Arc<dyn Elicit>);
     let called = run(setup, elicit, async |manager| manager.call(call).await)?;
     let result = match called {
         Ended::Done(result) => result,
@@ -281,25 +281,24 @@ async fn signalled(signals: &mut Signals) -> u8 {
 }
 
 /// Puts questions to the person at the terminal, one after the other.
-struct Person {
-    stdin: Mutex<BufReader<Stdin>>,
-}
+struct Asks(Mutex<ask::Person<BufReader<Stdin>>>);
 
-impl Person {
+impl Asks {
     fn new() -> Self {
-        Self { stdin: Mutex::new(BufReader::new(tokio::io::stdin())) }
+        let (lines, screen) = (BufReader::new(tokio::io::stdin()), Box::new(io::stderr()));
+        Self(Mutex::new(ask::Person { lines, screen }))
     }
 }
 
-impl Elicit for Person {
+impl Elicit for Asks {
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
-            let mut stdin = self.stdin.lock().await;
+            let mut person = self.0.lock().await;
             let (server, message) = (question.server.as_str(), question.message());
             let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
             let said = match param("url").as_str() {
-                Some(url) => ask::url(&mut *stdin, server, message, url).await,
-                None => ask::form(&mut *stdin, server, message, &param("requestedSchema")).await,
+                Some(url) => person.url(server, message, url).await,
+                None => person.form(server, message, &param("requestedSchema")).await,
             };
             match said {
                 ask::Answer::Accept(Value::Null) => Answer::only(Action::Accept),
