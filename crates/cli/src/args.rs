@@ -27,7 +27,7 @@ pub(crate) use bounds::Bounds;
 pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
 pub(crate) use copy::{Copy, Named, Side};
 pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
-pub(crate) use mcp::{Bridge, Call, List, Mcp, McpCommand, ServeMcp, Status};
+pub(crate) use mcp::{Bridge, Call, Configured, List, Mcp, McpCommand, ServeMcp, Status};
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 

@@ -10,6 +10,10 @@ use crate::{args::Wrong, ids::NoProcess};
 pub(crate) const NO_PROCESS: u8 = 1;
 /// Not everything was copied.
 pub(crate) const NOT_COPIED: u8 = 1;
+/// A tool of an MCP server failed.
+pub(crate) const TOOL_FAILED: u8 = 1;
+/// An MCP server cannot be used, or there is none of that name.
+pub(crate) const NOT_USABLE: u8 = 1;
 /// The command line is wrong, as clap says it.
 pub(crate) const USAGE: u8 = 2;
 /// A time limit ended the program, as `timeout` says it.

@@ -97,6 +97,14 @@ impl Server {
         Ok(Some(Self { way: Way::Remote(Box::new(spec), token), recover_for: args.recover_for }))
     }
 
+    /// What leads to a server that is not the user's own, and the token for it where neither URL nor file has one.
+    pub(crate) fn spec(&self) -> Option<(&RemoteSpec, &Option<Token>)> {
+        match &self.way {
+            Way::PerUser(_) => None,
+            Way::Remote(spec, token) => Some((spec, token)),
+        }
+    }
+
     /// The user's own server on this machine.
     pub(crate) fn per_user(args: &args::Connect) -> anyhow::Result<Self> {
         Ok(Self { way: Way::PerUser(place::of_user(None)?), recover_for: args.recover_for })

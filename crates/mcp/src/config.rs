@@ -1,9 +1,35 @@
 //! Which MCP servers there are, where each runs, and how long it may take.
-//! Must not start anything.
+//!
+//! ```toml
+//! [mcp_servers.git]
+//! command = "mcp-server-git"          # a program on its standard streams
+//! args = ["--repository", "/src"]
+//! environment = "remote"              # `local`, `remote`, a name of environments.toml, or a URL
+//! env_vars = ["GIT_AUTHOR_NAME", { name = "SSH_AUTH_SOCK", source = "remote" }]
+//!
+//! [mcp_servers.search]
+//! url = "https://search.example/mcp"  # or streamable HTTP
+//! bearer_token_env_var = "SEARCH_TOKEN"
+//! ```
+//!
+//! The same servers in JSON stand in an object `mcpServers`, as other programs write it. `read` owns the rules of one server,
+//! `keys` the types of its keys, `tree` the formats, `slip` what is nearly a key, `error` what is said of a mistake. None of them may start anything or read a variable.
+
+mod error;
+mod keys;
+mod read;
+mod slip;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+pub use error::{ConfigError, Fault};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -13,6 +39,12 @@ pub const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one call may take where nothing is said.
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The longest time that can be asked for: 30 days. What is above is taken as that, with a warning.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 86_400);
+
+/// The largest file that is read. Files in which programs keep their history beside their servers have some megabytes.
+pub const FILE_MAX_BYTES: u64 = 16 << 20; // 16 MiB
+
 /// Every server of a configuration, by its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
@@ -20,6 +52,44 @@ pub struct Config {
     pub servers: BTreeMap<String, ServerConfig>,
     /// What was read and is not acted on, one line each.
     pub warnings: Vec<String>,
+}
+
+/// How a configuration is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Tables `[mcp_servers.NAME]`.
+    Toml,
+    /// An object `mcpServers`.
+    Json,
+}
+
+impl Format {
+    /// JSON for a file whose name ends in `.json`, else TOML.
+    pub fn of(path: &Path) -> Self {
+        let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        if is_json { Self::Json } else { Self::Toml }
+    }
+}
+
+impl Config {
+    /// Reads a file, in the format that its name tells.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(failed)?;
+        file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > FILE_MAX_BYTES {
+            return Err(ConfigError::TooLarge { path: path.to_owned(), most: FILE_MAX_BYTES });
+        }
+        let text = String::from_utf8(bytes).map_err(|_| ConfigError::NotText { path: path.to_owned() })?;
+        Self::parse(&text, path, Format::of(path))
+    }
+
+    /// Reads the text of a file; `path` is its name in errors.
+    pub fn parse(text: &str, path: &Path, format: Format) -> Result<Self, ConfigError> {
+        // Editors of some systems begin a file with a mark of its encoding.
+        read::config(text.trim_start_matches('\u{feff}'), path, format)
+    }
 }
 
 /// One server.
@@ -120,4 +190,12 @@ pub struct ToolFilter {
     pub enabled: Option<BTreeSet<String>>,
     /// Never these.
     pub disabled: BTreeSet<String>,
+}
+
+impl ToolFilter {
+    /// Whether a tool is offered, by its own name.
+    #[must_use]
+    pub fn allows(&self, tool: &str) -> bool {
+        self.enabled.as_ref().is_none_or(|enabled| enabled.contains(tool)) && !self.disabled.contains(tool)
+    }
 }

@@ -8,12 +8,17 @@ mod serve;
 use clap::{Args, Subcommand};
 
 pub(crate) use bridge::Bridge;
-pub(crate) use manage::{Call, List, Status};
+pub(crate) use manage::{Call, Configured, List, Status};
 pub(crate) use serve::ServeMcp;
 
 const MCP_HELP: &str = "\
+Exit codes: see the help of each command, such as `exec-server mcp call --help`
+
 Examples:
-  exec-server mcp bridge --connect ssh://host -- mcp-server-git";
+  exec-server mcp bridge --connect ssh://host -- mcp-server-git
+  exec-server mcp list
+  exec-server mcp call time get_current_time '{\"timezone\": \"UTC\"}'
+  exec-server mcp serve --connect ssh://host";
 
 /// Flags of `mcp`.
 #[derive(Debug, Args)]

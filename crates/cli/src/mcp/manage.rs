@@ -1,20 +1,425 @@
-//! `exec-server mcp list`, `mcp status` and `mcp call`.
+//! `exec-server mcp list`, `mcp status` and `mcp call`: the servers of a configuration, from a shell.
+//!
+//! Whatever happens, no server outlives the command: a signal ends what is under way, and then everything is ended as at a good
+//! end. `file` finds the configuration, `ask` puts questions of servers to the user, `show` prints. Must not know how a server
+//! is started or spoken with.
 
-use std::process::ExitCode;
+mod ask;
+mod file;
+mod show;
 
-use crate::{args, env_token};
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{self, IsTerminal as _, Read as _},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
-/// Lists the servers.
-pub(crate) fn list(_args: &args::List, _token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not yet")
+use anyhow::Context as _;
+use exec_server_client::{
+    environment::{self, Choice},
+    local::LocalConfig,
+    transport::BoxFuture,
+};
+use exec_server_mcp::{
+    config::{Config, Placement, Way},
+    manager::{
+        Action, Answer, Call, Elicit, Error, Host, Hosts, KEEP, Manager, PlaceError, Question, Settings, Status,
+    },
+    names::{self, ToolRef},
+};
+use serde_json::{Map, Value, json};
+use tokio::{
+    io::{BufReader, Stdin},
+    sync::Mutex,
+};
+
+use crate::{
+    args, codes,
+    connect::Server,
+    env_token, ids, runtime, say,
+    signals::{self, Heard, Signals},
+};
+
+/// Arguments of a call are read up to here; a tool wants less.
+const ARGUMENTS_MAX: u64 = 16 << 20; // 16 MiB
+
+/// Lists the servers with their tools.
+pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    let mut setup = Setup::new(&args.configured, token)?;
+    if let Some(unknown) = args.servers.iter().find(|name| !setup.config.servers.contains_key(*name)) {
+        return Ok(no_server(unknown, &setup.config));
+    }
+    if !args.servers.is_empty() {
+        setup.config.servers.retain(|name, _| args.servers.contains(name));
+    }
+    let config = setup.config.clone();
+    let json = args.json;
+    let looked = run(setup, None, async |manager| {
+        // A required one that fails is told like the others.
+        manager.start_all().await.ok();
+        look(manager, json).await
+    })?;
+    let listing = match looked {
+        Ended::Done(listing) => listing,
+        Ended::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
+    };
+    let mut failed = false;
+    for status in listing.status.values() {
+        if let Status::Failed { reason } | Status::AuthenticationRequired { reason } = status {
+            failed = true;
+            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
+        }
+    }
+    let text = if args.json { listing.json(&config) } else { listing.table(&config) };
+    print(text.as_bytes(), if failed { codes::NOT_USABLE } else { 0 })
 }
 
-/// Says how they are.
-pub(crate) fn status(_args: &args::Status, _token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not yet")
+/// Says how the servers are, and starts none.
+pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    let setup = Setup::new(&args.configured, token)?;
+    let mut failed = false;
+    let mut rows = Vec::new();
+    let mut all = Vec::new();
+    let manager = Manager::new(Settings::new(setup.config.clone()), Hosts::new(|_| Err(PlaceError::NoRemote)));
+    let states = manager.status();
+    for (name, server) in &setup.config.servers {
+        // A place that there is none of is known before anything is started.
+        let state = match (setup.places.find(&server.placement), states.get(name)) {
+            (Err(error), Some(Status::NotStarted)) => {
+                Status::Failed { reason: format!("MCP server `{name}`: {error}") }
+            }
+            (_, state) => state.cloned().unwrap_or(Status::NotStarted),
+        };
+        failed |= matches!(state, Status::Failed { .. });
+        if let Some(reason) = state.reason() {
+            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
+        }
+        let target = show::target(server);
+        rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
+        let mut shown = show::server(name, server, state.word(), state.reason());
+        let key = if matches!(server.way, Way::Stdio(_)) { "command" } else { "url" };
+        shown.insert(key.to_owned(), target.into());
+        shown.insert("required".to_owned(), server.required.into());
+        all.push(Value::Object(shown));
+    }
+    let text = match (args.json, rows.is_empty()) {
+        (true, _) => format!("{}\n", Value::Array(all)),
+        (false, true) => String::new(),
+        (false, false) => show::table(["SERVER", "STATE", "ENVIRONMENT", "RUNS"], &rows),
+    };
+    print(text.as_bytes(), if failed { codes::NOT_USABLE } else { 0 })
 }
 
 /// Calls a tool.
-pub(crate) fn call(_args: &args::Call, _token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not yet")
+pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    let arguments = args.arguments.as_deref().map(arguments).transpose()?;
+    let mut setup = Setup::new(&args.configured, token)?;
+    if !setup.config.servers.contains_key(&args.server) {
+        return Ok(no_server(&args.server, &setup.config));
+    }
+    setup.config.servers.retain(|name, _| *name == args.server);
+    let mut call = Call::new(&args.server, &args.tool);
+    call.arguments = arguments;
+    if io::stderr().is_terminal() {
+        call.on_progress = Some(Arc::new(|step| {
+            let total = step.total.map(|total| format!("/{total}")).unwrap_or_default();
+            let words = step.message.map(|words| format!(": {}", ids::clean(&words))).unwrap_or_default();
+            say::talk(format_args!("exec-server: {}{total}{words}", step.progress));
+        }));
+    }
+    // Standard input that carries the arguments cannot answer.
+    let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
+    let elicit = asks.then(|| Arc::new(Asks::new()) as Arc<dyn Elicit>);
+    let called = run(setup, elicit, async |manager| manager.call(call).await)?;
+    let result = match called {
+        Ended::Done(result) => result,
+        Ended::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
+    };
+    match result {
+        Ok(result) => {
+            let code = if result.is_error { codes::TOOL_FAILED } else { 0 };
+            let result = serde_json::to_value(&result).context("write the result as JSON")?;
+            printed(show::result(&result, args.json), code)
+        }
+        Err(error) => {
+            let code = code_of(&error);
+            say::talk(format_args!("exec-server: {}", clean_lines(&error.to_string())));
+            Ok(ExitCode::from(code))
+        }
+    }
+}
+
+/// The code of a call without a result.
+fn code_of(error: &Error) -> u8 {
+    match error {
+        Error::Timeout { .. } => codes::TIMED_OUT,
+        Error::Answer { .. } | Error::ToolDisabled { .. } | Error::UnknownServer { .. } => codes::TOOL_FAILED,
+        Error::NotAnObject { .. } => codes::USAGE,
+        _ => codes::TROUBLE,
+    }
+}
+
+fn no_server(name: &str, config: &Config) -> ExitCode {
+    let known: Vec<String> = config.servers.keys().map(|name| format!("`{name}`")).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    say::talk(format_args!("exec-server: there is no MCP server `{}`; there are: {known}", ids::clean(name)));
+    ExitCode::from(codes::NOT_USABLE)
+}
+
+/// What a command needs to begin.
+struct Setup {
+    config: Config,
+    places: Places,
+}
+
+impl Setup {
+    fn new(args: &args::Configured, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+        let mut config = file::load(args)?;
+        let here = env::current_dir().ok();
+        for server in config.servers.values_mut() {
+            // A directory without a slash at its beginning is below ours.
+            if let (Placement::Local, Way::Stdio(stdio), Some(here)) = (&server.placement, &mut server.way, &here) {
+                stdio.cwd = stdio.cwd.take().map(|cwd| here.join(cwd));
+            }
+        }
+        Ok(Self { config, places: Places::new(&args.connect, token)? })
+    }
+}
+
+/// The environment that `remote` means, and the token for it alone: others have theirs in their URLs or files.
+fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Server>> {
+    let is_asked = args.connect.is_some();
+    match Server::find(args, token) {
+        Ok(server) => Ok(server),
+        // `none` in a variable or a file is about commands; servers that run here need no remote environment.
+        Err(_) if !is_asked && matches!(asked_for(), Ok(Choice::None)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn asked_for() -> anyhow::Result<Choice> {
+    Ok(environment::choose(environment::asked_by(|name| env::var_os(name))?.as_deref())?)
+}
+
+/// Where servers can run.
+#[derive(Clone)]
+struct Places {
+    remote: Arc<Option<Server>>,
+    /// How long an executor keeps servers for us while the link is cut.
+    keep: Duration,
+}
+
+impl Places {
+    fn new(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+        Ok(Self { remote: Arc::new(remote(args, token)?), keep: args.recover_for.unwrap_or(KEEP) })
+    }
+
+    fn find(&self, placement: &Placement) -> Result<Host, PlaceError> {
+        let local = || LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
+        match placement {
+            Placement::Local => Ok(Host::local(local())),
+            Placement::Remote => {
+                let (spec, token) = (*self.remote).as_ref().and_then(Server::spec).ok_or(PlaceError::NoRemote)?;
+                Ok(Host::remote(spec.clone(), token.clone(), self.keep))
+            }
+            Placement::Named(name) | Placement::Url(name) => match environment::choose(Some(name)) {
+                Ok(Choice::Local) => Ok(Host::local(local())),
+                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, self.keep)),
+                Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
+                Err(error) => {
+                    let name = show::place_of(name);
+                    Err(PlaceError::Unknown { name, reason: error.to_string() })
+                }
+            },
+        }
+    }
+}
+
+/// How work under signals ended.
+enum Ended<T> {
+    Done(T),
+    /// By this signal.
+    Signal(u8),
+}
+
+/// Does work with a manager, which is ended before this returns. A signal calls the work off; a second one the end in order.
+fn run<T>(
+    setup: Setup,
+    elicit: Option<Arc<dyn Elicit>>,
+    work: impl AsyncFnOnce(&Manager) -> T,
+) -> anyhow::Result<Ended<T>> {
+    runtime::block_on(async {
+        let mut signals = Signals::new().context("listen to signals")?;
+        let mut settings = Settings::new(setup.config);
+        settings.variables = env::vars_os().collect();
+        settings.elicit = elicit;
+        let places = setup.places;
+        let manager = Manager::new(settings, Hosts::new(move |placement| places.find(placement)));
+        let ended = tokio::select! {
+            done = work(&manager) => Ended::Done(done),
+            number = signalled(&mut signals) => Ended::Signal(number),
+        };
+        tokio::select! {
+            () = manager.shutdown() => Ok(ended),
+            number = signalled(&mut signals) => Ok(Ended::Signal(number)),
+        }
+    })
+}
+
+/// The next signal that is to end us.
+async fn signalled(signals: &mut Signals) -> u8 {
+    loop {
+        match signals.next().await {
+            Heard::Signal(_, number) => return number,
+            Heard::Suspend => signals::stop_us(),
+            Heard::Resized | Heard::Continued => {}
+        }
+    }
+}
+
+/// Puts questions to the person at the terminal, one after the other.
+struct Asks(Mutex<ask::Person<BufReader<Stdin>>>);
+
+impl Asks {
+    fn new() -> Self {
+        let (lines, screen) = (BufReader::new(tokio::io::stdin()), Box::new(io::stderr()));
+        Self(Mutex::new(ask::Person { lines, screen }))
+    }
+}
+
+impl Elicit for Asks {
+    fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
+        Box::pin(async move {
+            let mut person = self.0.lock().await;
+            let (server, message) = (question.server.as_str(), question.message());
+            let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
+            let said = match param("url").as_str() {
+                Some(url) => person.url(server, message, url).await,
+                None => person.form(server, message, &param("requestedSchema")).await,
+            };
+            match said {
+                ask::Answer::Accept(Value::Null) => Answer::only(Action::Accept),
+                ask::Answer::Accept(content) => Answer { content: Some(content), ..Answer::only(Action::Accept) },
+                ask::Answer::Decline => Answer::only(Action::Decline),
+            }
+        })
+    }
+}
+
+/// What was seen of all servers.
+struct Listing {
+    status: BTreeMap<String, Status>,
+    /// Each with its server, and as the server describes it.
+    tools: Vec<(ToolRef, Value)>,
+    /// By server: what else there is, for programs.
+    more: BTreeMap<String, Map<String, Value>>,
+}
+
+async fn look(manager: &Manager, in_full: bool) -> Listing {
+    let mut tools = Vec::new();
+    for found in manager.tools().await {
+        let reference = ToolRef { server: found.server, tool: found.tool.name.to_string() };
+        tools.push((reference, serde_json::to_value(&found.tool).unwrap_or_default()));
+    }
+    let mut more = BTreeMap::new();
+    if in_full {
+        let (resources, templates, prompts) =
+            tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts());
+        collect(&mut more, "resources", &resources);
+        collect(&mut more, "resourceTemplates", &templates);
+        collect(&mut more, "prompts", &prompts);
+    }
+    Listing { status: manager.status(), tools, more }
+}
+
+fn collect<T: serde::Serialize>(
+    into: &mut BTreeMap<String, Map<String, Value>>,
+    key: &str,
+    lists: &BTreeMap<String, Vec<T>>,
+) {
+    for (server, list) in lists {
+        let list = serde_json::to_value(list).unwrap_or_default();
+        into.entry(server.clone()).or_default().insert(key.to_owned(), list);
+    }
+}
+
+impl Listing {
+    fn table(&self, config: &Config) -> String {
+        let mut rows = Vec::new();
+        for name in config.servers.keys() {
+            let before = rows.len();
+            for (reference, tool) in self.tools.iter().filter(|(reference, _)| reference.server == *name) {
+                let about = tool["description"].as_str().or_else(|| tool["title"].as_str()).unwrap_or_default();
+                let about = about.trim().lines().next().unwrap_or_default().to_owned();
+                rows.push([name.clone(), reference.tool.clone(), about]);
+            }
+            if rows.len() == before {
+                let why = match self.status.get(name) {
+                    Some(Status::Ready) | None => "(no tools)".to_owned(),
+                    Some(status) => format!("({})", status.word()),
+                };
+                rows.push([name.clone(), "-".to_owned(), why]);
+            }
+        }
+        if rows.is_empty() { String::new() } else { show::table(["SERVER", "TOOL", "DESCRIPTION"], &rows) }
+    }
+
+    fn json(&self, config: &Config) -> String {
+        let qualified = names::qualify(self.tools.iter().map(|(reference, _)| reference.clone()));
+        let qualified: BTreeMap<ToolRef, String> = qualified.into_iter().map(|(name, tool)| (tool, name)).collect();
+        let all = config.servers.iter().map(|(name, server)| {
+            let status = self.status.get(name).cloned().unwrap_or(Status::NotStarted);
+            let mut shown = show::server(name, server, status.word(), status.reason());
+            let tools =
+                self.tools.iter().filter(|(reference, _)| reference.server == *name).map(|(reference, tool)| {
+                    let mut tool = tool.clone();
+                    tool["qualifiedName"] = json!(qualified.get(reference));
+                    tool
+                });
+            shown.insert("tools".to_owned(), tools.collect());
+            shown.extend(self.more.get(name).cloned().unwrap_or_default());
+            Value::Object(shown)
+        });
+        format!("{}\n", Value::Array(all.collect()))
+    }
+}
+
+/// The arguments of a call, as they were given or from standard input.
+fn arguments(given: &str) -> anyhow::Result<Value> {
+    let text = if given == "-" {
+        let mut text = String::new();
+        io::stdin().lock().take(ARGUMENTS_MAX + 1).read_to_string(&mut text).context("read standard input")?;
+        text
+    } else {
+        given.to_owned()
+    };
+    if text.len() as u64 > ARGUMENTS_MAX {
+        return Err(args::Wrong(format!("the arguments have more than {ARGUMENTS_MAX} bytes")).into());
+    }
+    let wrong = |reason: String| args::Wrong(format!("the arguments must be an object of JSON: {reason}"));
+    match serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))? {
+        arguments @ Value::Object(_) => Ok(arguments),
+        _ => Err(wrong("this is something else".to_owned()).into()),
+    }
+}
+
+/// Lines of others, which may have several, without what steers a terminal.
+fn clean_lines(text: &str) -> String {
+    text.lines().map(ids::clean).collect::<Vec<_>>().join("\n")
+}
+
+fn print(bytes: &[u8], code: u8) -> anyhow::Result<ExitCode> {
+    printed(say::data(bytes), code)
+}
+
+fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {
+    match written {
+        Ok(()) => Ok(ExitCode::from(code)),
+        // Nobody reads any more.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),
+        Err(error) => Err(error).context("write standard output"),
+    }
 }

@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 
 use crate::{Home, finish_child, finish_with_input, read_until, spawn, text};
 
-const COMMANDS: [&str; 12] =
-    ["doctor", "run", "ps", "logs", "attach", "kill", "wait", "forget", "cp", "fs", "serve", "dial-stdio"];
+const COMMANDS: [&str; 13] =
+    ["doctor", "run", "ps", "logs", "attach", "kill", "wait", "forget", "cp", "fs", "mcp", "serve", "dial-stdio"];
 
 #[test]
 fn every_command_has_examples_and_exit_codes() {
@@ -14,6 +14,10 @@ fn every_command_has_examples_and_exit_codes() {
         let help = home.ok(&[command, "--help"]);
         assert!(help.contains("Example") && help.contains("Exit codes"), "{command}: {help}");
         assert_eq!(home.ok(&["help", command]), help);
+    }
+    for command in ["list", "status", "call"] {
+        let help = home.ok(&["mcp", command, "--help"]);
+        assert!(help.contains("Example") && help.contains("Exit codes"), "{command}: {help}");
     }
     assert!(home.ok(&["attach", "--help"]).contains("Ctrl-] twice"));
     assert!(home.ok(&["--help"]).contains("255"));

@@ -51,6 +51,19 @@ pub(crate) fn program() -> std::process::Command {
     command
 }
 
+/// The test-only MCP server, an example of this package.
+pub(crate) fn test_mcp_server() -> String {
+    let test = std::env::current_exe().expect("our own path");
+    let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
+    let path = target.join("examples/test_mcp_server");
+    assert!(
+        path.exists(),
+        "`{}` is not there: `cargo test --workspace` builds it, as does `cargo build -p exec-server --examples`",
+        path.display()
+    );
+    path.display().to_string()
+}
+
 /// Waits until `level` holds and panics with `what` when it does not within the deadline.
 pub(crate) fn wait_for(what: &str, mut level: impl FnMut() -> bool) {
     let end = Instant::now() + DEADLINE;

@@ -1,0 +1,242 @@
+//! A question of an MCP server to the person at our terminal: a line for each field of its form.
+//!
+//! What the server says is shown without what steers a terminal, and with its name. The end of the input declines. Must not know
+//! how question and answer travel.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use serde_json::{Map, Value};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
+
+use crate::ids;
+
+/// How often a field is asked for before the whole is declined.
+const ATTEMPTS: usize = 3;
+
+/// The longest answer to one field, and what is shown of a question.
+const LINE_MAX: u64 = 64 << 10;
+const FIELDS_MAX: usize = 100;
+const SHOWN_MAX: usize = 4096;
+
+/// The person's keyboard and screen.
+pub(super) struct Person<L> {
+    /// Where answers come from. The same for all questions: what was typed for one that was taken back is not lost in a buffer.
+    pub(super) lines: L,
+    /// Where questions go.
+    pub(super) screen: Box<dyn Write + Send>,
+}
+
+/// What the person said.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Answer {
+    /// Yes, with the content of the form.
+    Accept(Value),
+    /// No.
+    Decline,
+}
+
+/// Whether somebody is there to be asked.
+pub(super) fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+impl<L: AsyncBufRead + Unpin> Person<L> {
+    /// Asks for each field of a form.
+    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> Answer {
+        self.head(server, message);
+        let empty = Map::new();
+        let fields = schema["properties"].as_object().unwrap_or(&empty);
+        if fields.len() > FIELDS_MAX {
+            self.show(&format!("  declined: a form of more than {FIELDS_MAX} fields\n"));
+            return Answer::Decline;
+        }
+        if fields.is_empty() {
+            return if self.says_yes().await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
+        }
+        let mut content = Map::new();
+        for (name, field) in fields {
+            let required = schema["required"].as_array();
+            let is_required = required.is_some_and(|all| all.iter().any(|one| one == name.as_str()));
+            match self.field(name, field, is_required).await {
+                Some(Some(value)) => drop(content.insert(name.clone(), value)),
+                Some(None) => {}
+                None => return Answer::Decline,
+            }
+        }
+        Answer::Accept(content.into())
+    }
+
+    /// Asks whether a page is to be opened, which is left to the person.
+    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> Answer {
+        self.head(server, message);
+        self.show(&format!("  open this page: {}\n", shown(url)));
+        if self.says_yes().await { Answer::Accept(Value::Null) } else { Answer::Decline }
+    }
+
+    fn head(&mut self, server: &str, message: &str) {
+        self.show(&format!("exec-server: `{}` asks (Ctrl-D declines):\n", shown(server)));
+        for line in message.chars().take(SHOWN_MAX).collect::<String>().lines() {
+            self.show(&format!("  {}\n", ids::clean(line)));
+        }
+    }
+
+    async fn says_yes(&mut self) -> bool {
+        self.show("  accept? [y/N] ");
+        self.line().await.is_some_and(|said| is_yes(&said) == Some(true))
+    }
+
+    /// The value of one field; nothing where it may be left out and was; `None` where the person wants no more.
+    async fn field(&mut self, name: &str, field: &Value, is_required: bool) -> Option<Option<Value>> {
+        let title = field["title"].as_str().unwrap_or(name);
+        let about = field["description"].as_str().map(|about| format!(" ({})", shown(about))).unwrap_or_default();
+        let default = field.get("default").filter(|default| !default.is_null());
+        let hint = match (default, is_required) {
+            (Some(default), _) => format!(" [{}]", shown(&default.to_string())),
+            (None, true) => String::new(),
+            (None, false) => " [leave out]".to_owned(),
+        };
+        for _ in 0..ATTEMPTS {
+            self.show(&format!("  {}{about}, {}{hint}: ", shown(title), kind(field)));
+            let said = self.line().await?;
+            match (said.trim(), default, is_required) {
+                ("", Some(default), _) => return Some(Some(default.clone())),
+                ("", None, false) => return Some(None),
+                (said, _, _) => match read(said, field) {
+                    Some(value) => return Some(Some(value)),
+                    None => self.show(&format!("  that is not {}\n", kind(field))),
+                },
+            }
+        }
+        None
+    }
+
+    fn show(&mut self, text: &str) {
+        // A screen that is gone shows nothing, and nobody in front of it answers.
+        self.screen.write_all(text.as_bytes()).and_then(|()| self.screen.flush()).ok();
+    }
+
+    /// One line without its end; `None` at the end of the input.
+    async fn line(&mut self) -> Option<String> {
+        let mut line = Vec::new();
+        let read = (&mut self.lines).take(LINE_MAX).read_until(b'\n', &mut line).await;
+        match read {
+            Ok(0) | Err(_) => None,
+            Ok(_) => Some(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()),
+        }
+    }
+}
+
+/// What a field wants, for a person.
+fn kind(field: &Value) -> String {
+    if let Some(words) = words(field) {
+        let words: Vec<String> = words.iter().map(|word| shown(word)).collect();
+        return format!("one of {}", words.join(", "));
+    }
+    match field["type"].as_str() {
+        Some("boolean") => "yes or no".to_owned(),
+        Some("integer") => "a whole number".to_owned(),
+        Some("number") => "a number".to_owned(),
+        Some("array") => match words(&field["items"]) {
+            Some(words) => {
+                format!("any of {}, with commas", words.iter().map(|word| shown(word)).collect::<Vec<_>>().join(", "))
+            }
+            None => "texts with commas".to_owned(),
+        },
+        _ => "text".to_owned(),
+    }
+}
+
+/// The words that a field can be, where it has a list of them.
+fn words(field: &Value) -> Option<Vec<&str>> {
+    if let Some(words) = field["enum"].as_array() {
+        return words.iter().map(Value::as_str).collect();
+    }
+    let choices = field["oneOf"].as_array().or_else(|| field["anyOf"].as_array())?;
+    choices.iter().map(|choice| choice["const"].as_str()).collect()
+}
+
+fn read(said: &str, field: &Value) -> Option<Value> {
+    if let Some(words) = words(field) {
+        return words.contains(&said).then(|| said.into());
+    }
+    match field["type"].as_str() {
+        Some("boolean") => is_yes(said).map(Value::Bool),
+        Some("integer") => said.parse::<i64>().ok().map(Into::into),
+        Some("number") => said.parse::<f64>().ok().filter(|number| number.is_finite()).map(Into::into),
+        Some("array") => {
+            let words = words(&field["items"]);
+            let all: Vec<&str> = said.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+            let is_good = |one: &&str| words.as_ref().is_none_or(|words| words.contains(one));
+            all.iter().all(is_good).then(|| all.into())
+        }
+        _ => (!said.is_empty()).then(|| said.into()),
+    }
+}
+
+fn is_yes(said: &str) -> Option<bool> {
+    match said.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" | "true" => Some(true),
+        "n" | "no" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+fn shown(text: &str) -> String {
+    ids::clean(&text.chars().take(SHOWN_MAX).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn person(typed: &str) -> Person<&[u8]> {
+        Person { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
+    }
+
+    async fn answer(typed: &str, schema: Value) -> Answer {
+        person(typed).form("s", "a question", &schema).await
+    }
+
+    fn schema() -> Value {
+        json!({
+            "type": "object",
+            "properties": {
+                "age": {"type": "integer"},
+                "colour": {"type": "string", "enum": ["red", "blue"], "default": "blue"},
+                "likes": {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}},
+                "name": {"type": "string"},
+                "ok": {"type": "boolean"},
+            },
+            "required": ["name", "ok"],
+        })
+    }
+
+    #[tokio::test]
+    async fn each_field_is_asked_for_and_read_as_what_it_is() {
+        let said = answer("7\nred\na, c\nAda\nyes\n", schema()).await;
+        let expected = json!({"age": 7, "colour": "red", "likes": ["a", "c"], "name": "Ada", "ok": true});
+        assert_eq!(said, Answer::Accept(expected));
+        // What may be left out is, and a default counts.
+        let said = answer("\n\n\nAda\nn\n", schema()).await;
+        assert_eq!(said, Answer::Accept(json!({"colour": "blue", "name": "Ada", "ok": false})));
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_asked_for_again_and_then_declined() {
+        let said = answer("x\n7\ngreen\nred\nz\n\nAda\nmaybe\ny\n", schema()).await;
+        assert_eq!(said, Answer::Accept(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
+        assert_eq!(answer("a\nb\nc\n", schema()).await, Answer::Decline);
+        assert_eq!(answer("7\n", schema()).await, Answer::Decline, "the end of the input");
+        assert_eq!(answer("\n\n\n\n\n\n", schema()).await, Answer::Decline, "a name is required");
+    }
+
+    #[tokio::test]
+    async fn a_form_without_fields_and_a_page_want_a_yes() {
+        assert_eq!(answer("y\n", json!({"type": "object"})).await, Answer::Accept(json!({})));
+        assert_eq!(answer("\n", json!({"type": "object"})).await, Answer::Decline);
+        assert_eq!(person("yes\n").url("s", "m", "https://h/").await, Answer::Accept(Value::Null));
+        assert_eq!(person("").url("s", "m", "https://h/").await, Answer::Decline);
+    }
+}

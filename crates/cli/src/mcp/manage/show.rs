@@ -1,0 +1,194 @@
+//! What is printed of servers, tools and results: tables for people, JSON for programs.
+//! Must not know where any of it comes from.
+
+use std::io::{self, IsTerminal as _};
+
+use exec_server_mcp::config::{Placement, ServerConfig, Way};
+use serde_json::{Map, Value};
+
+use crate::{ids, say};
+
+/// What a last column may take when nobody knows how wide the screen is.
+const LAST_MAX: usize = 200;
+
+/// Rows under their heads; the last column is cut at the width of the terminal.
+pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let width = rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col));
+    table_within(heads, rows, width)
+}
+
+fn table_within<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: usize) -> String {
+    let clean: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(|cell| ids::clean(cell))).collect();
+    let all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(clean).collect();
+    let widths: Vec<usize> =
+        (0..N - 1).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or_default()).collect();
+    let before: usize = widths.iter().map(|width| width + 2).sum();
+    let room = if width == 0 { LAST_MAX } else { width.saturating_sub(before).max(heads[N - 1].len()) };
+    let mut text = String::new();
+    for row in &all {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line += &format!("{cell:<width$}  ");
+        }
+        line += &cut(&row[N - 1], room);
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn cut(text: &str, room: usize) -> String {
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Where a server runs, in one word; a URL may carry a token, and only its place is shown.
+pub(super) fn environment(server: &ServerConfig) -> String {
+    match &server.placement {
+        Placement::Local => "local".to_owned(),
+        Placement::Remote => "remote".to_owned(),
+        Placement::Named(name) => name.clone(),
+        Placement::Url(url) => place_of(url),
+    }
+}
+
+/// How a server is reached, in one word.
+pub(super) fn transport(server: &ServerConfig) -> &'static str {
+    match &server.way {
+        Way::Stdio(_) => "stdio",
+        Way::Http(_) => "http",
+    }
+}
+
+/// The program or the address; arguments and queries may be secrets.
+pub(super) fn target(server: &ServerConfig) -> String {
+    match &server.way {
+        Way::Stdio(stdio) => stdio.command.clone(),
+        Way::Http(http) => place_of(&http.url),
+    }
+}
+
+/// A URL without what may be secret: user, query and fragment; of a command its program.
+pub(super) fn place_of(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.split(' ').next().unwrap_or_default().to_owned();
+    };
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let host = rest.split('/').next().unwrap_or_default();
+    let at = host.rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}", &rest[at..])
+}
+
+/// What every listing of a server begins with.
+pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Option<&str>) -> Map<String, Value> {
+    let mut shown = Map::new();
+    shown.insert("name".to_owned(), name.into());
+    shown.insert("state".to_owned(), state.into());
+    if let Some(reason) = reason {
+        shown.insert("reason".to_owned(), reason.into());
+    }
+    shown.insert("environment".to_owned(), environment(config).into());
+    shown.insert("transport".to_owned(), transport(config).into());
+    shown
+}
+
+/// The result of a call: its texts, or with `json` all of it on one line.
+pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
+    if json {
+        return say::data(format!("{result}\n").as_bytes());
+    }
+    let (text, other) = plain(result);
+    for kind in other {
+        say::talk(format_args!("exec-server: {kind} is not shown; see --json"));
+    }
+    // A terminal is not to be steered by a tool; whoever reads from a pipe gets what was said.
+    let text =
+        if io::stdout().is_terminal() { text.split('\n').map(ids::clean).collect::<Vec<_>>().join("\n") } else { text };
+    say::data(text.as_bytes())
+}
+
+/// The texts of a result, each on lines of its own, and what else there is. A result that has nothing but structure is that.
+fn plain(result: &Value) -> (String, Vec<String>) {
+    let (mut text, mut other) = (String::new(), Vec::new());
+    let empty = Vec::new();
+    let items = result["content"].as_array().unwrap_or(&empty);
+    for item in items {
+        let said = match item["type"].as_str() {
+            Some("text") => item["text"].as_str(),
+            Some("resource") => item["resource"]["text"].as_str(),
+            Some("resource_link") => item["uri"].as_str(),
+            _ => None,
+        };
+        match said {
+            Some(said) => {
+                text += said;
+                if !said.ends_with('\n') {
+                    text.push('\n');
+                }
+            }
+            None => other.push(what(item)),
+        }
+    }
+    if items.is_empty() && !result["structuredContent"].is_null() {
+        text = format!("{}\n", result["structuredContent"]);
+    }
+    (text, other)
+}
+
+fn what(item: &Value) -> String {
+    let kind = item["type"].as_str().unwrap_or("an item");
+    let mime = item["mimeType"].as_str().or_else(|| item["resource"]["mimeType"].as_str());
+    let mime = mime.map(|mime| format!(" ({mime})")).unwrap_or_default();
+    ids::clean(&format!("content of the kind `{kind}`{mime}").chars().take(LAST_MAX).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_fit_and_nothing_in_them_steers_the_terminal() {
+        let rows = [
+            ["git".to_owned(), "log".to_owned(), "shows \x1b[2J the log of a repository".to_owned()],
+            ["a-long-name".to_owned(), String::new(), String::new()],
+        ];
+        let heads = ["SERVER", "TOOL", "DESCRIPTION"];
+        let expected = "\
+SERVER       TOOL  DESCRIPTION
+git          log   shows \\u{1b}[2J the log of a repository
+a-long-name
+";
+        assert_eq!(table_within(heads, &rows, 0), expected);
+        assert_eq!(table_within(heads, &rows, 35).lines().nth(1), Some("git          log   shows \\u{1b}[2J…"));
+    }
+
+    #[test]
+    fn urls_are_shown_without_what_may_be_secret() {
+        for (url, shown) in [
+            ("ws://h:4000/?token=secret", "ws://h:4000/"),
+            ("https://me:secret@h/mcp/a@b#secret", "https://h/mcp/a@b"),
+            ("stdio:run --token secret", "stdio:run"),
+            ("unix:///run/x.sock", "unix:///run/x.sock"),
+        ] {
+            assert_eq!(place_of(url), shown);
+        }
+    }
+
+    #[test]
+    fn a_result_is_its_texts_and_what_is_none_is_named() {
+        let result = json!({"content": [
+            {"type": "text", "text": "one"},
+            {"type": "image", "mimeType": "image/png", "data": "AA=="},
+            {"type": "resource", "resource": {"uri": "a:b", "text": "two\n"}},
+            {"type": "resource_link", "uri": "a:c"},
+        ], "structuredContent": {"x": 1}});
+        let other = vec!["content of the kind `image` (image/png)".to_owned()];
+        assert_eq!(plain(&result), ("one\ntwo\na:c\n".to_owned(), other));
+        assert_eq!(plain(&json!({"structuredContent": {"x": 1}})), ("{\"x\":1}\n".to_owned(), Vec::new()));
+        assert_eq!(plain(&json!({})), (String::new(), Vec::new()));
+    }
+}

@@ -1,0 +1,376 @@
+//! `mcp list`, `mcp status` and `mcp call` with a real MCP server that was written for tests: here and on an executor, its
+//! questions on a terminal, its misbehaviour, and that none is left behind.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    Home, Terminal,
+    common::{TestServer, marked, test_mcp_server, wait_for, wait_gone},
+    end_of, finish, finish_child, finish_with_input, read_until, signal, spawn, text,
+};
+
+const TOKEN: &str = "the-token-of-this-test";
+
+/// A user with a configuration of MCP servers, each of which keeps a journal.
+struct User {
+    home: Home,
+}
+
+impl User {
+    /// With these servers, whose command is the test server unless they say otherwise: its name, its flags, and more lines.
+    fn new(servers: &[(&str, &[&str], &str)]) -> Self {
+        let user = Self { home: Home::new() };
+        let mut config = String::new();
+        for (name, flags, more) in servers {
+            let mut args: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            args.extend(["--journal".to_owned(), user.journal_path(name).display().to_string()]);
+            config += &format!("[mcp_servers.{name}]\n{more}\n");
+            if !more.contains("url =") && !more.contains("command =") {
+                config += &format!("command = {:?}\nargs = {}\n", test_mcp_server(), json!(args));
+            }
+        }
+        user.write("mcp.toml", &config);
+        user
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let dir = self.home.path().join("config/exec-server");
+        std::fs::create_dir_all(&dir).expect("make a directory");
+        std::fs::write(dir.join(name), text).expect("write the configuration");
+    }
+
+    fn journal_path(&self, server: &str) -> PathBuf {
+        self.home.path().join(format!("{server}.journal"))
+    }
+
+    /// What a server noted, in order.
+    fn journal(&self, server: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.journal_path(server)).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// How often a server noted this.
+    fn noted(&self, server: &str, key: &str, value: &str) -> usize {
+        self.journal(server).iter().filter(|event| event[key] == value).count()
+    }
+
+    /// The code, standard output and standard error of a command.
+    fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.home.run(&[&["mcp"], args].concat());
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    /// Calls a tool, which must succeed.
+    fn call(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(&[&["call"], args].concat());
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+        stdout
+    }
+}
+
+impl Drop for User {
+    /// Every server carries this home in its arguments.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let mark = format!("{}/", self.home.path().display());
+            wait_for("the end of all servers", || servers(&mark).is_empty());
+        }
+    }
+}
+
+/// The living test servers with this mark.
+fn servers(mark: &str) -> BTreeSet<u32> {
+    let is_server = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.starts_with(test_mcp_server().as_bytes())
+    };
+    marked(mark).into_iter().filter(is_server).collect()
+}
+
+#[test]
+fn a_list_has_the_tools_of_all_servers_and_the_reason_of_those_that_cannot_be_used() {
+    let user = User::new(&[
+        ("one", &[], "enabled_tools = ['echo', 'sleep']\ndisabled_tools = ['sleep']"),
+        ("two-b", &[], "enabled_tools = ['cwd', 'echo']"),
+        ("off", &[], "enabled = false"),
+        ("gone", &["--exit-at-once", "3", "--stderr", "no licence"], ""),
+        ("missing", &[], "command = 'no-such-mcp-server'"),
+    ]);
+    let (code, stdout, stderr) = user.run(&["list"]);
+    let expected = "\
+SERVER   TOOL  DESCRIPTION
+gone     -     (failed)
+missing  -     (failed)
+off      -     (disabled)
+one      echo  Says it again.
+two-b    echo  Says it again.
+two-b    cwd   The directory of the process.
+";
+    assert_eq!((code, stdout.as_str()), (Some(1), expected), "{stderr}");
+    assert!(stderr.contains("`gone`") && stderr.contains("no licence"), "{stderr}");
+    assert!(stderr.contains("`missing`") && stderr.contains("no-such-mcp-server"), "{stderr}");
+    assert!(user.journal("off").is_empty(), "a disabled one is not started");
+    assert_eq!(user.noted("one", "event", "eof"), 1, "it was ended in order");
+
+    let (code, stdout, stderr) = user.run(&["list", "--json", "one", "two-b"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let all: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(all.as_array().map(Vec::len), Some(2));
+    assert_eq!(
+        (&all[0]["name"], &all[0]["state"], &all[0]["transport"]),
+        (&json!("one"), &json!("ready"), &json!("stdio"))
+    );
+    assert_eq!(all[0]["tools"][0]["name"], "echo");
+    assert_eq!(all[0]["tools"][0]["inputSchema"]["required"], json!(["message"]));
+    let qualified: Vec<&Value> = [0, 1].iter().map(|at| &all[1]["tools"][at]["qualifiedName"]).collect();
+    assert_eq!(qualified, ["mcp__two_b__echo", "mcp__two_b__cwd"]);
+    // Through all pages, which have two each.
+    let count = |key: &str| all[0][key].as_array().map(Vec::len);
+    assert_eq!((count("resources"), count("resourceTemplates"), count("prompts")), (Some(5), Some(3), Some(2)));
+
+    let (code, stdout, stderr) = user.run(&["list", "nobody"]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("no MCP server `nobody`") && stderr.contains("`two-b`"), "{stderr}");
+}
+
+#[test]
+fn a_status_starts_nothing() {
+    let user = User::new(&[
+        ("here", &[], ""),
+        ("off", &[], "enabled = false"),
+        ("far", &[], "environment = 'remote'"),
+        ("named", &[], "environment = 'nowhere'"),
+        ("web", &[], "url = 'https://me:secret@web.example/mcp?key=secret'\nrequired = true"),
+    ]);
+    let (code, stdout, stderr) = user.run(&["status"]);
+    assert_eq!(code, Some(1));
+    let states: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
+    let expected = [
+        ["SERVER", "STATE", "ENVIRONMENT"],
+        ["far", "failed", "remote"],
+        ["here", "notStarted", "local"],
+        ["named", "failed", "nowhere"],
+        ["off", "disabled", "local"],
+        ["web", "notStarted", "local"],
+    ];
+    assert_eq!(states, expected);
+    assert!(stderr.contains("`far`") && stderr.contains("--connect"), "{stderr}");
+    assert!(stderr.contains("`named`") && stderr.contains("no environment is named `nowhere`"), "{stderr}");
+    let (_, stdout, _) = user.run(&["status", "--json"]);
+    let all: Value = serde_json::from_str(&stdout).expect("JSON");
+    let web = json!({"name": "web", "state": "notStarted", "environment": "local", "transport": "http",
+        "url": "https://web.example/mcp", "required": true});
+    assert_eq!(all[4], web);
+    assert!(!stdout.contains("secret"));
+    assert!(user.journal("here").is_empty() && user.journal("far").is_empty());
+}
+
+#[test]
+fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
+    let user = User::new(&[("s", &[], "env = { MCP_TEST_VALUE = 'from the file' }\ntool_timeout_sec = 300")]);
+    assert_eq!(user.call(&["s", "echo", r#"{"message": "hällo"}"#]), "ECHOING: hällo\n");
+    let stdout = user.call(&["--json", "s", "echo", r#"{"message": "x"}"#]);
+    let result: Value = serde_json::from_str(&stdout).expect("JSON");
+    let said = &result["structuredContent"];
+    assert_eq!((&said["echo"], &said["env"]), (&json!("ECHOING: x"), &json!("from the file")));
+    assert_eq!((&result["isError"], stdout.lines().count()), (&json!(false), 1));
+    // Without arguments, in this directory.
+    let here = std::env::current_dir().expect("our directory").display().to_string();
+    assert_eq!(user.call(&["s", "cwd"]), format!("{here}\n"));
+
+    let (code, stdout, stderr) = user.run(&["call", "s", "image"]);
+    assert_eq!((code, stdout.as_str()), (Some(0), ""));
+    assert!(stderr.contains("`image` (image/png) is not shown; see --json"), "{stderr}");
+    let stdout = user.call(&["--json", "s", "image", r#"{"detail": "original"}"#]);
+    let result: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(
+        (&result["content"][0]["type"], &result["content"][0]["_meta"]["codex/imageDetail"]),
+        (&json!("image"), &json!("original"))
+    );
+
+    let (code, stdout, stderr) = user.run(&["call", "s", "fail", r#"{"message": "it is broken"}"#]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(1), "it is broken\n", ""));
+    let (code, stdout, stderr) = user.run(&["call", "s", "error", r#"{"message": "no way \u001b[2J"}"#]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("no way \\u{1b}[2J"), "{stderr}");
+    let (code, _, stderr) = user.run(&["call", "s", "no_such_tool"]);
+    assert_eq!(code, Some(1), "{stderr}");
+    let (code, _, stderr) = user.run(&["call", "nobody", "echo"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("no MCP server `nobody`; there are: `s`"), "{stderr}");
+}
+
+#[test]
+fn arguments_come_from_standard_input_too_and_must_be_an_object() {
+    let user = User::new(&[("s", &[], "")]);
+    let from_stdin = |input: &str| {
+        let output = finish_with_input(user.home.command(&["mcp", "call", "s", "echo", "-"]), input.as_bytes());
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(from_stdin("{\"message\":\n \"piped\"}\n"), (Some(0), "ECHOING: piped\n".to_owned(), String::new()));
+    let starts = user.noted("s", "event", "start");
+    for (input, said) in [("[1]", "this is something else"), ("{", "EOF"), ("", "EOF")] {
+        let (code, stdout, stderr) = from_stdin(input);
+        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{input}");
+        assert!(stderr.contains("must be an object of JSON") && stderr.contains(said), "{stderr}");
+    }
+    assert_eq!(user.run(&["call", "s", "echo", "{message}"]).0, Some(2));
+    assert_eq!(user.noted("s", "event", "start"), starts, "nothing is started for them");
+}
+
+#[test]
+fn a_call_that_gets_no_answer_ends_with_a_code_of_its_own() {
+    let user = User::new(&[
+        ("slow", &[], "tool_timeout_sec = 0.2"),
+        ("mute", &["--never-answer", "initialize"], "startup_timeout_sec = 0.2"),
+        ("crashes", &[], ""),
+    ]);
+    let (code, _, stderr) = user.run(&["call", "slow", "sleep", r#"{"ms": 60000}"#]);
+    assert_eq!(code, Some(124), "{stderr}");
+    assert!(stderr.contains("tool_timeout_sec"), "{stderr}");
+    assert_eq!(user.noted("slow", "method", "notifications/cancelled"), 1, "the server was told");
+    let (code, _, stderr) = user.run(&["call", "mute", "echo"]);
+    assert_eq!(code, Some(255));
+    assert!(stderr.contains("`mute`") && stderr.contains("startup_timeout_sec"), "{stderr}");
+    let (code, _, stderr) = user.run(&["call", "crashes", "crash", r#"{"code": 7}"#]);
+    assert_eq!(code, Some(255));
+    assert!(stderr.contains("`crashes`"), "{stderr}");
+}
+
+#[test]
+fn a_remote_server_runs_on_the_executor_with_its_variables() {
+    let server = TestServer::builder().env("EXEC_SERVER_TOKEN", TOKEN).env("FAR", "of the executor").start();
+    let far = "environment = 'remote'\nenv_vars = ['NEAR', { name = 'FAR', source = 'remote' }]";
+    let user = User::new(&[("far", &[], far)]);
+    let url = format!("ws://{}", server.address());
+    let call = |tool: &str, arguments: &str, by_variable: bool| {
+        let mut args = vec!["mcp", "call", "--json", "far", tool, arguments];
+        if !by_variable {
+            args.extend(["--connect", &url]);
+        }
+        let mut command = user.home.command(&args);
+        command.env("EXEC_SERVER_TOKEN", TOKEN).env("NEAR", "of the caller").env("OTHER", "of the caller");
+        if by_variable {
+            command.env("EXEC_SERVER_URL", &url);
+        }
+        let output = finish(command);
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["structuredContent"].clone()
+    };
+    for by_variable in [false, true] {
+        let env = call("env", "{}", by_variable);
+        assert_eq!((&env["NEAR"], &env["FAR"]), (&json!("of the caller"), &json!("of the executor")));
+        assert!(env["OTHER"].is_null() && env["EXEC_SERVER_TOKEN"].is_null(), "{env}");
+        assert_ne!(env["HOME"], user.home.path().display().to_string());
+    }
+    // Without an executor: an error that names the server.
+    let (code, _, stderr) = user.run(&["call", "far", "env"]);
+    assert_eq!(code, Some(255));
+    assert!(stderr.contains("`far`") && stderr.contains("there is no remote environment"), "{stderr}");
+}
+
+#[test]
+fn an_interrupt_cancels_the_call_and_ends_the_server() {
+    let user = User::new(&[("s", &["--ignore-eof"], "")]);
+    for (number, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let before = user.noted("s", "tool", "sleep");
+        let mut child = spawn(&mut user.home.command(&["mcp", "call", "s", "sleep", r#"{"ms": 600000}"#]));
+        wait_for("the call", || user.noted("s", "tool", "sleep") > before);
+        let pids: BTreeSet<u32> =
+            user.journal("s").iter().filter_map(|event| event["pid"].as_u64()?.try_into().ok()).collect();
+        // Of the program itself, which `env` has become.
+        signal(child.id(), number);
+        assert_eq!(end_of(&mut child).code(), Some(code));
+        wait_gone("the server", &pids);
+    }
+    assert_eq!(user.noted("s", "method", "notifications/cancelled"), 2);
+}
+
+#[test]
+fn a_question_is_asked_on_a_terminal_and_declined_elsewhere() {
+    let user = User::new(&[("s", &[], "")]);
+    let args = ["mcp", "call", "s", "elicit", r#"{"message": "Who is it?\u001b[2J"}"#];
+    let declined = text(&finish(user.home.command(&args)).stdout);
+    assert_eq!(declined, "{\"action\":\"decline\"}\n");
+
+    let mut terminal = Terminal::new(24, 200);
+    let mut child = terminal.start(user.home.command(&args));
+    let seen = terminal.see("name, text:");
+    assert!(seen.contains("`s` asks") && seen.contains("Who is it?\\u{1b}[2J"), "{seen}");
+    terminal.keys(b"Ada\r");
+    let seen = terminal.see("}}");
+    assert!(seen.contains(r#"{"action":"accept","content":{"name":"Ada"}}"#), "{seen}");
+    assert_eq!(end_of(&mut child).code(), Some(0));
+
+    let mut child = terminal.start(user.home.command(&args));
+    terminal.see("name, text:");
+    terminal.keys(b"\x04");
+    terminal.see("{\"action\":\"decline\"}");
+    assert_eq!(end_of(&mut child).code(), Some(0));
+}
+
+#[test]
+fn progress_is_shown_on_a_terminal_alone() {
+    let user = User::new(&[("s", &[], "")]);
+    let args = ["mcp", "call", "s", "sleep", r#"{"ms": 3, "steps": 3}"#];
+    let output = finish(user.home.command(&args));
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("slept\n", ""));
+    let mut terminal = Terminal::new(24, 80);
+    let mut child = terminal.start(user.home.command(&args));
+    let seen = terminal.see("slept");
+    assert!(seen.contains("1/3: step 1") && seen.contains("3/3: step 3"), "{seen}");
+    assert_eq!(end_of(&mut child).code(), Some(0));
+}
+
+#[test]
+fn the_configuration_is_found_and_what_is_wrong_with_it_is_told() {
+    let user = User::new(&[]);
+    std::fs::remove_file(user.home.path().join("config/exec-server/mcp.toml")).expect("remove it");
+    let (code, stdout, stderr) = user.run(&["list"]);
+    assert_eq!((code, stdout.as_str()), (Some(255), ""));
+    assert!(stderr.contains("exec-server/mcp.toml") && stderr.contains("EXEC_SERVER_MCP_CONFIG"), "{stderr}");
+
+    user.write(
+        "mcp.json",
+        r#"{"mcpServers": {"json": {"type": "stdio", "command": "x", "disabled": true, "alwaysAllow": []}}}"#,
+    );
+    let (code, stdout, stderr) = user.run(&["status"]);
+    assert!(code == Some(0) && stdout.contains("json") && stdout.contains("disabled"), "{stdout}");
+    assert!(stderr.contains("mcp.json`: key `alwaysAllow` is not acted on (server `json`)"), "{stderr}");
+
+    let other = user.home.path().join("other.toml");
+    std::fs::write(&other, "[mcp_servers.toml]\ncommand = 'x'").expect("write");
+    let mut command = user.home.command(&["mcp", "status"]);
+    command.env("EXEC_SERVER_MCP_CONFIG", &other);
+    assert!(text(&finish(command).stdout).contains("toml"));
+    let path = other.display().to_string();
+    assert!(user.run(&["status", "--config", &path]).1.contains("toml"));
+    for (config, said) in [
+        (
+            "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'",
+            "server `s`: key `bearer_token`: a token does not belong",
+        ),
+        ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: `sse` is no longer spoken"),
+        ("[mcp_servers", "is not TOML, line 1"),
+    ] {
+        std::fs::write(&other, config).expect("write");
+        let (code, stdout, stderr) = user.run(&["list", "--config", &path]);
+        assert_eq!((code, stdout.as_str()), (Some(255), ""), "{config}");
+        assert!(stderr.contains("other.toml") && stderr.contains(said) && !stderr.contains("secret"), "{stderr}");
+    }
+    assert_eq!(user.run(&["list", "--config", "/no/such/file"]).0, Some(255));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_trouble() {
+    let user = User::new(&[("s", &[], "")]);
+    let mut child = spawn(&mut user.home.command(&["mcp", "call", "s", "large", r#"{"bytes": 1000000}"#]));
+    let mut stdout = child.stdout.take().expect("stdout is a pipe");
+    read_until(&mut stdout, "xxxx");
+    drop(stdout);
+    let output = finish_child(child);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+}

@@ -1,0 +1,85 @@
+//! Servers that end when nobody asked them to.
+
+use std::time::Duration;
+
+use exec_server_mcp::manager::{Error, Manager, Restarts, Status, Update};
+use serde_json::json;
+
+use crate::{Place, at_both, call, data, soon};
+
+at_both!(
+    a_crashed_server_is_started_again_and_the_caller_told,
+    a_server_that_crashes_too_often_has_failed,
+    a_restart_that_fails_is_tried_again,
+);
+
+fn quick(place: &Place, flags: &[&str], most: u32) -> Manager {
+    let mut settings = place.settings(place.config(&[("t", flags, ""), ("other", &[], "")]));
+    settings.restarts = Restarts { most, first_pause: Duration::from_millis(20), ..Restarts::default() };
+    Manager::new(settings, place.hosts())
+}
+
+async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
+    let manager = quick(place, &["--journal", "{dir}/j", "--stderr", "these are last words"], 5);
+    manager.start_all().await.expect("start");
+    let mut updates = manager.updates();
+    let before = data(&manager, "pid", json!({})).await["pid"].clone();
+    let error = call(&manager, "crash", json!({"code": 3})).await.expect_err("it crashed");
+    let Error::Crashed { reason, is_restarted: true, .. } = &error else { panic!("{error}") };
+    assert!(reason.contains("exited with code 3") && reason.contains("these are last words"), "{reason}");
+    assert!(error.to_string().contains("started again, and the next call waits"), "{error}");
+
+    let after = data(&manager, "pid", json!({})).await["pid"].clone();
+    assert_ne!(before, after, "the next call waited for another process");
+    assert_eq!(data(&manager, "stats", json!({})).await["starts"], json!(2));
+    let initialized = place.journal("j").iter().filter(|line| line["method"] == "initialize").count();
+    assert_eq!(initialized, 2, "initialized again");
+
+    let mut told = Vec::new();
+    while told.last() != Some(&"ready") {
+        told.push(match soon("an update", updates.next()).await {
+            Some(Update::Crashed { name, .. }) if name == "t" => "crashed",
+            Some(Update::Server { name, status: Status::Starting { restarts: 1 } }) if name == "t" => "starting",
+            Some(Update::Server { name, status: Status::Ready }) if name == "t" => "ready",
+            Some(Update::Summary(_)) => continue,
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(told, ["crashed", "starting", "ready"]);
+    assert_eq!(manager.status()["other"], Status::Ready);
+    manager.shutdown().await;
+}
+
+async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
+    let manager = quick(place, &["--stderr", "my own fault"], 2);
+    for n in 1..=3 {
+        let error = call(&manager, "crash", json!({"code": 9})).await.expect_err("it crashed");
+        let Error::Crashed { is_restarted, .. } = error else { panic!("{error}") };
+        assert_eq!(is_restarted, n < 3, "crash {n}");
+    }
+    let error = call(&manager, "pid", json!({})).await.expect_err("it has failed");
+    assert!(matches!(error, Error::Failed { .. }), "{error}");
+    let Status::Failed { reason } = &manager.status()["t"] else { panic!("{:?}", manager.status()) };
+    for part in ["3 times in a row", "exited with code 9", "my own fault"] {
+        assert!(reason.contains(part), "{reason}");
+    }
+    assert_eq!(manager.log("t"), ["my own fault"; 3], "the log is that of all its lives");
+    manager.shutdown().await;
+}
+
+async fn a_restart_that_fails_is_tried_again(place: &Place) {
+    // From now on its program is another, that fails twice before it is itself again.
+    let script = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; if [ $n = 1 ] || [ $n = 2 ]; then exit 4; fi; exec \"$@\"";
+    let program = crate::place::test_server().display().to_string();
+    let more = format!("command = \"sh\"\ncwd = {:?}", place.path(""));
+    let config = place.config(&[("t", &["-c", script, "sh", &program], &more)]);
+    let mut settings = place.settings(config);
+    settings.restarts = Restarts { first_pause: Duration::from_millis(20), ..Restarts::default() };
+    let manager = Manager::new(settings, place.hosts());
+    let before = data(&manager, "pid", json!({})).await;
+    call(&manager, "crash", json!({})).await.expect_err("it crashed");
+    assert_ne!(data(&manager, "pid", json!({})).await, before);
+    let starts = std::fs::read_to_string(place.path("n")).expect("counted");
+    assert_eq!(starts.trim(), "4");
+    manager.shutdown().await;
+}

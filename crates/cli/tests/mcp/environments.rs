@@ -1,0 +1,134 @@
+//! Where servers run, and which variables they get there.
+
+use std::time::Duration;
+
+use exec_server_mcp::manager::{Manager, Status};
+use serde_json::json;
+
+use crate::{Kind, Place, at_both, bounded_remote, call, common::Proxy, data, place::variables, soon};
+
+at_both!(
+    variables_that_are_named_are_passed_on_and_no_others,
+    a_place_that_does_not_exist_names_the_server,
+    an_executor_that_cannot_be_reached_fails_only_its_servers,
+);
+
+async fn variables_that_are_named_are_passed_on_and_no_others(place: &Place) {
+    let more = "env_vars = [\"NAMED\", { name = \"SOURCED\", source = \"local\" }, \"ABSENT\"]\nenv = { SET = \"1\" }";
+    let mut settings = place.settings(place.config(&[("t", &[], more)]));
+    settings.variables =
+        variables(&[("NAMED", "a"), ("SOURCED", "b"), ("OTHER", "c"), ("EXEC_SERVER_TOKEN", "secret")]);
+    let manager = Manager::new(settings, place.hosts());
+    let env = data(&manager, "env", json!({})).await;
+    assert_eq!((&env["NAMED"], &env["SOURCED"], &env["SET"]), (&json!("a"), &json!("b"), &json!("1")));
+    for absent in ["ABSENT", "OTHER", "NOT_FOR_ALL", "EXEC_SERVER_TOKEN", "ONLY_THERE"] {
+        assert_eq!(env.get(absent), None, "{absent}");
+    }
+    assert!(env["PATH"].is_string());
+    manager.shutdown().await;
+}
+
+#[test]
+fn a_variable_of_the_executor_is_not_copied_from_here() {
+    bounded_remote(async |place| {
+        let there = "env_vars = [{ name = \"ONLY_THERE\", source = \"remote\" }, { name = \"ONLY_HERE\", source = \"remote\" }]";
+        let mut settings = place.settings(place.config(&[("t", &[], there)]));
+        settings.variables = variables(&[("ONLY_HERE", "x"), ("ONLY_THERE", "ours")]);
+        let manager = Manager::new(settings, place.hosts());
+        let value =
+            async |name: &str| data(&manager, "echo", json!({"message": "", "env_var": name})).await["env"].clone();
+        assert_eq!(value("ONLY_THERE").await, json!("yes"));
+        assert_eq!(value("ONLY_HERE").await, json!(null));
+        manager.shutdown().await;
+    });
+}
+
+async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
+    let config = place.config(&[
+        ("nowhere", &[], "environment = \"no-such\""),
+        ("remote", &[], "environment = \"remote\""),
+        ("t", &[], ""),
+    ]);
+    let manager = place.manager(config);
+    let summary = soon("start", manager.start_all()).await.expect("none is required");
+    let reason = &summary.failed["nowhere"];
+    assert!(reason.contains("MCP server `nowhere`") && reason.contains("`no-such`"), "{reason}");
+    match place.kind {
+        Kind::Local => {
+            let reason = &summary.failed["remote"];
+            assert!(reason.contains("MCP server `remote`") && reason.contains("no remote environment"), "{reason}");
+            assert_eq!(summary.ready, ["t"]);
+        }
+        Kind::Remote => assert_eq!(summary.ready, ["remote", "t"]),
+    }
+    manager.shutdown().await;
+}
+
+async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place) {
+    // Nobody listens on a port that was just given back.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let there = format!("environment = \"ws://{free}\"");
+    let config = place.config(&[("a", &[], &there), ("b", &[], &there), ("t", &[], "")]);
+    let manager = place.manager(config);
+    let summary = soon("start", manager.start_all()).await.expect("none is required");
+    assert_eq!(summary.ready, ["t"]);
+    for name in ["a", "b"] {
+        let reason = &summary.failed[name];
+        assert!(reason.contains(&format!("MCP server `{name}`: its executor cannot be used")), "{reason}");
+    }
+    assert_eq!(manager.status()["t"], Status::Ready);
+    manager.shutdown().await;
+}
+
+#[test]
+fn servers_of_one_executor_share_a_session() {
+    bounded_remote(async |place| {
+        let url = format!("environment = \"{}\"", place.server().url());
+        let manager =
+            place.manager(place.config(&[("t", &[], ""), ("u", &[], ""), ("v", &[], &url), ("w", &[], &url)]));
+        let summary = soon("start", manager.start_all()).await.expect("start");
+        assert_eq!(summary.ready, ["t", "u", "v", "w"]);
+        let sessions = std::fs::read_dir(place.server().state_dir().join("sessions")).expect("sessions").count();
+        assert_eq!(sessions, 1, "one session for all of them");
+        manager.shutdown().await;
+    });
+}
+
+#[test]
+fn a_cut_link_loses_and_repeats_no_message() {
+    bounded_remote(async |place| {
+        let proxy = Proxy::start(place.server().address()).await;
+        let hosts = place.hosts_with(Some(proxy.through(place.server().url())));
+        let manager = Manager::new(place.settings(place.config(&[("t", &["--journal", "{dir}/j"], "")])), hosts);
+        manager.start_all().await.expect("start");
+        for n in 0..20 {
+            let calling = data(&manager, "echo", json!({"message": format!("{n}")}));
+            let cutting = async { proxy.cut() };
+            let (said, ()) = tokio::join!(calling, cutting);
+            assert_eq!(said["echo"], json!(format!("ECHOING: {n}")));
+        }
+        let journal = place.journal("j");
+        let asked = journal.iter().filter(|line| line["tool"] == "echo").count();
+        assert_eq!(asked, 20, "each call reached the server once");
+        assert!(proxy.links() > 5, "the link was cut: {}", proxy.links());
+        manager.shutdown().await;
+    });
+}
+
+#[test]
+fn a_restarted_executor_is_not_noticed() {
+    let mut server = crate::common::TestServer::builder().keep_holders().start();
+    let place = Place::open(Kind::Local);
+    let hosts = place.hosts_with(Some(server.url().to_owned()));
+    let config = place.config(&[("t", &[], "environment = \"remote\"")]);
+    let manager = Manager::new(place.settings(config), hosts);
+    crate::common::bounded(async {
+        let before = data(&manager, "pid", json!({})).await;
+        server.kill();
+        server.restart();
+        assert_eq!(data(&manager, "pid", json!({})).await, before, "the same process, and nobody was told");
+        let gone = call(&manager, "sleep", json!({"ms": 10})).await.expect("call");
+        assert!(!gone.is_error);
+        tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
+    });
+}

@@ -1,0 +1,80 @@
+//! MCP servers on this machine and on an executor: launched, spoken with, kept, and ended.
+//!
+//! The root owns what these tests share. It must not know more of the library than its public interface. The servers are the
+//! test-only program of the examples, which shares no code with it.
+#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../client/elsewhere.rs"]
+mod elsewhere;
+
+mod calls;
+mod crashes;
+mod ending;
+mod environments;
+mod lists;
+mod other_host;
+mod place;
+mod states;
+mod stdio;
+mod trouble;
+
+pub(crate) use place::{Kind, Place, bounded_remote, run};
+
+use std::time::Duration;
+
+use exec_server_mcp::manager::{Call, CallResult, Error, Manager};
+use serde_json::Value;
+
+/// How long anything that must happen may take.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Makes a test of each function at each place.
+macro_rules! at_both {
+    ($($name:ident),+ $(,)?) => {
+        mod local {
+            $(#[test] fn $name() { crate::run(crate::Kind::Local, super::$name); })+
+        }
+        mod remote {
+            $(#[test] fn $name() { crate::run(crate::Kind::Remote, super::$name); })+
+        }
+    };
+}
+pub(crate) use at_both;
+
+/// Awaits what must happen soon.
+pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(SOON, happening).await {
+        Ok(done) => done,
+        Err(_) => panic!("timed out waiting for: {what}"),
+    }
+}
+
+/// Waits until a level holds that can only be asked for.
+pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(5));
+    soon(what, async {
+        while !level().await {
+            ticks.tick().await;
+        }
+    })
+    .await;
+}
+
+/// Lets some time pass, where the time itself is what is tested.
+pub(crate) async fn pass(time: Duration) {
+    tokio::time::timeout(time, std::future::pending::<()>()).await.ok();
+}
+
+/// Calls a tool of the server `t`.
+pub(crate) async fn call(manager: &Manager, tool: &str, arguments: Value) -> Result<CallResult, Error> {
+    soon(tool, manager.call(Call::new("t", tool).arguments(arguments))).await
+}
+
+/// The data that a tool of the server `t` gives.
+pub(crate) async fn data(manager: &Manager, tool: &str, arguments: Value) -> Value {
+    let result = call(manager, tool, arguments).await.unwrap_or_else(|error| panic!("{tool}: {error}"));
+    assert!(!result.is_error, "{tool}: {result:?}");
+    result.structured_content.unwrap_or_default()
+}

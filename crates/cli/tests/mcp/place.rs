@@ -1,0 +1,191 @@
+//! Owns the places where servers run, and the check that nothing of them is left: this program itself, and an executor.
+//! It must not know what is tested there.
+
+use std::{collections::BTreeSet, ffi::OsString, os::unix::fs::symlink, path::PathBuf};
+
+use exec_server_client::{
+    environment::{Choice, EnvironmentError, RemoteSpec},
+    local::LocalConfig,
+};
+use exec_server_mcp::{
+    config::{Config, Format},
+    env::Variables,
+    manager::{Hosts, Manager, Settings},
+};
+use tempfile::TempDir;
+
+use crate::common::{self, TestServer, binary, bounded, descendants, marked, wait_gone};
+
+/// Where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Inside this program.
+    Local,
+    /// On an executor.
+    Remote,
+}
+
+/// A place that is ready.
+pub(crate) struct Place {
+    pub(crate) kind: Kind,
+    dir: TempDir,
+    server: Option<TestServer>,
+}
+
+/// Runs one test at one place, and looks at what is left of it.
+pub(crate) fn run(kind: Kind, test: impl AsyncFnOnce(&Place)) {
+    bounded(async {
+        let place = Place::open(kind);
+        test(&place).await;
+        place.end();
+    });
+}
+
+/// The program of the test server, built with these tests.
+pub(crate) fn test_server() -> PathBuf {
+    let test = std::env::current_exe().expect("our own path");
+    let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
+    let path = target.join("examples").join("test_mcp_server");
+    let how = "`cargo test --workspace` builds it, as does `cargo build -p exec-server --example test_mcp_server`";
+    assert!(path.exists(), "`{}` is not there: {how}", path.display());
+    path
+}
+
+/// Variables of this side, as a manager is given them.
+pub(crate) fn variables(pairs: &[(&str, &str)]) -> Variables {
+    let always = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")];
+    always.iter().chain(pairs).map(|(name, value)| (OsString::from(name), OsString::from(value))).collect()
+}
+
+impl Place {
+    pub(crate) fn open(kind: Kind) -> Self {
+        let dir = tempfile::Builder::new().prefix("exec-server-mcp-").tempdir().expect("make a private directory");
+        let server = match kind {
+            Kind::Local => None,
+            Kind::Remote => {
+                Some(TestServer::builder().arg("--allow-host").arg("127.0.0.1").env("ONLY_THERE", "yes").start())
+            }
+        };
+        Self { kind, dir, server }
+    }
+
+    /// The executor.
+    pub(crate) fn server(&self) -> &TestServer {
+        self.server.as_ref().expect("an executor")
+    }
+
+    /// A path in a directory that is nobody else's.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    /// The word for the place in a configuration.
+    pub(crate) fn environment(&self) -> &'static str {
+        match self.kind {
+            Kind::Local => "local",
+            Kind::Remote => "remote",
+        }
+    }
+
+    /// A configuration of test servers: name, flags, and further lines of each.
+    pub(crate) fn config(&self, servers: &[(&str, &[&str], &str)]) -> Config {
+        let mut text = String::new();
+        for (name, flags, more) in servers {
+            let flags: Vec<String> = flags.iter().map(|flag| flag.replace("{dir}", &self.path(""))).collect();
+            let mut entry = format!("[mcp_servers.{name}]\nargs = {flags:?}\n{more}\n");
+            if !more.contains("command =") {
+                entry += &format!("command = {:?}\n", test_server().display().to_string());
+            }
+            if !more.contains("environment =") {
+                entry += &format!("environment = \"{}\"\n", self.environment());
+            }
+            text += &entry;
+        }
+        Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration")
+    }
+
+    /// The places as a manager knows them; names and URLs are looked up in no file.
+    pub(crate) fn hosts(&self) -> Hosts {
+        self.hosts_with(self.server.as_ref().map(|server| server.url().to_owned()))
+    }
+
+    /// The same with `remote` at this URL.
+    pub(crate) fn hosts_with(&self, url: Option<String>) -> Hosts {
+        let remote = match url {
+            Some(url) => Choice::Remote(RemoteSpec::at("remote", &url).expect("a URL")),
+            None => Choice::None,
+        };
+        Hosts::by_choice(self.local_config(), remote, None, choose)
+    }
+
+    fn local_config(&self) -> LocalConfig {
+        let program = self.dir.path().join("exec-server");
+        if !program.exists() {
+            // Under a path of its own, by which everything that it becomes is found.
+            symlink(binary(), &program).expect("link the program");
+        }
+        LocalConfig {
+            program: Some(program),
+            environment: vec![("PATH".into(), "/usr/bin:/bin".into()), ("NOT_FOR_ALL".into(), "x".into())],
+            cwd: Some(self.dir.path().to_owned()),
+            ..LocalConfig::default()
+        }
+    }
+
+    /// What a manager is told of this place.
+    pub(crate) fn settings(&self, config: Config) -> Settings {
+        let mut settings = Settings::new(config);
+        settings.variables = variables(&[]);
+        settings
+    }
+
+    /// A manager that has started nothing.
+    pub(crate) fn manager(&self, config: Config) -> Manager {
+        Manager::new(self.settings(config), self.hosts())
+    }
+
+    /// A manager of one server `t` with these flags.
+    pub(crate) fn one(&self, flags: &[&str]) -> Manager {
+        self.manager(self.config(&[("t", flags, "")]))
+    }
+
+    /// The lines of a journal.
+    pub(crate) fn journal(&self, name: &str) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// Every live process that belongs to it, the executor itself aside.
+    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+        let roots = match &self.server {
+            None => marked(&self.path("")),
+            Some(server) => marked(server.mark()),
+        };
+        let all: BTreeSet<u32> = roots.iter().copied().chain(descendants(&roots)).collect();
+        match &self.server {
+            None => all,
+            Some(_) => descendants(&roots).difference(&roots).copied().collect(),
+        }
+    }
+
+    /// Checks that nothing is left.
+    fn end(self) {
+        // What was ended is gone before the end was told, but for those that end by themselves a moment later.
+        if self.kind == Kind::Local {
+            common::wait_for("the end of all processes of this place", || self.processes().is_empty());
+        } else {
+            wait_gone("servers on the executor", &self.processes());
+        }
+        drop(self.server);
+    }
+}
+
+/// Names and URLs without a file.
+fn choose(asked: &str) -> Result<Choice, EnvironmentError> {
+    exec_server_client::environment::Environments::empty("environments.toml").pick(Some(asked))
+}
+
+/// Runs one test on an executor.
+pub(crate) fn bounded_remote(test: impl AsyncFnOnce(&Place)) {
+    run(Kind::Remote, test);
+}

@@ -1,0 +1,361 @@
+//! The rules of a configuration: where its servers stand, what each key of one means, and which are only named in a warning.
+//!
+//! Both formats become the same tree of values, so that each rule is written once. A key that is not known is a warning, since
+//! other programs add their own; one that is nearly a known one is an error, since it is a slip that would change what runs.
+//! Must not start anything or read a variable.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use exec_server_client::environment::{NONE, RemoteSpec, TOKEN_VARIABLE};
+use serde_json::Value;
+
+use super::{
+    Config, ConfigError, Fault, Format, HttpConfig, Placement, STARTUP_TIMEOUT, ServerConfig, StdioConfig,
+    TOOL_TIMEOUT, ToolFilter, Way, error::Shown, keys::Keys, slip::is_nearly, tree::tree,
+};
+
+/// Where servers stand in a file, whichever its format; the last one is what editors of code use.
+const TABLES: [&str; 3] = ["mcp_servers", "mcpServers", "servers"];
+
+/// Longest name of an environment, as environments.toml has it.
+const ENVIRONMENT_MAX: usize = 64;
+
+const STDIO_KEYS: [&str; 5] = ["command", "args", "env", "env_vars", "cwd"];
+
+/// With the other names that programs give to the same.
+const HTTP_KEYS: [&str; 7] =
+    ["url", "bearer_token_env_var", "http_headers", "env_http_headers", "headers", "serverUrl", "httpUrl"];
+
+/// Where a server runs; all three mean the same.
+const PLACE_KEYS: [&str; 3] = ["environment", "experimental_environment", "environment_id"];
+
+const COMMON_KEYS: [&str; 15] = [
+    "type",
+    "transport",
+    "enabled",
+    "disabled",
+    "required",
+    "startup_timeout_sec",
+    "startup_timeout_ms",
+    "tool_timeout_sec",
+    "supports_parallel_tool_calls",
+    "enabled_tools",
+    "disabled_tools",
+    "includeTools",
+    "excludeTools",
+    "disabledTools",
+    "bearer_token",
+];
+
+/// What other programs do with a server and this one does not: approval, logins, and words for people.
+const PASSED_OVER: [&str; 18] = [
+    "default_tools_approval_mode",
+    "tools",
+    "scopes",
+    "oauth_resource",
+    "oauth",
+    "auth",
+    "http_headers_helper",
+    "authProviderType",
+    "autoApprove",
+    "alwaysAllow",
+    "trust",
+    // Seconds to some programs and milliseconds to others.
+    "timeout",
+    "envFile",
+    "name",
+    "description",
+    "icon",
+    "dev",
+    "version",
+];
+
+/// Reads all servers of a text.
+pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, ConfigError> {
+    let top = tree(text, path, format)?;
+    let mut notes = Notes::default();
+    let mut servers = BTreeMap::new();
+    let mut has_table = false;
+    // `servers` of a TOML file may be anybody's.
+    let tables = if format == Format::Json { &TABLES[..] } else { &TABLES[..2] };
+    for table in tables {
+        let Some(value) = top.get(*table).filter(|value| !value.is_null()) else { continue };
+        has_table = true;
+        let expected = "a table with a table for each server";
+        let fault = |server| ConfigError::Key {
+            path: path.to_owned(),
+            server,
+            key: (*table).to_owned(),
+            fault: Fault::Type { expected },
+        };
+        for (name, value) in value.as_object().ok_or_else(|| fault(None))? {
+            check_name(path, name)?;
+            let table = value.as_object().ok_or_else(|| fault(Some(name.clone())))?;
+            let server = server(&Keys { path, server: name, table }, format, &mut notes)?;
+            if servers.insert(name.clone(), server).is_some() {
+                return Err(ConfigError::Twice { path: path.to_owned(), name: name.clone() });
+            }
+        }
+    }
+    if !has_table {
+        let table = if format == Format::Json { "an object `mcpServers`" } else { "a table `[mcp_servers.NAME]`" };
+        notes.lines.push(format!("there is no server in it: each stands in {table}"));
+    }
+    Ok(Config { servers, warnings: notes.into_warnings(path) })
+}
+
+fn check_name(path: &Path, name: &str) -> Result<(), ConfigError> {
+    let is_good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !name.is_empty() && name.chars().all(is_good) {
+        return Ok(());
+    }
+    let better: String = name.chars().map(|c| if is_good(c) { c } else { '_' }).collect();
+    let better = if better.is_empty() { "server".to_owned() } else { Shown(&better).to_string() };
+    Err(ConfigError::Name { path: path.to_owned(), name: name.to_owned(), better })
+}
+
+fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerConfig, ConfigError> {
+    check_keys(keys, notes)?;
+    let placement = placement(keys)?;
+    let way = way(keys)?;
+    if let Way::Stdio(stdio) = &way {
+        check_cwd(keys, stdio, &placement)?;
+        notes.about_variables(keys.server, stdio);
+    }
+    if format == Format::Json {
+        notes.about_templates(keys);
+    }
+    let startup = match keys.seconds("startup_timeout_sec")? {
+        Some(seconds) => {
+            keys.millis("startup_timeout_ms")?; // It counts for nothing here, and must be right all the same.
+            Some(("startup_timeout_sec", seconds))
+        }
+        None => keys.millis("startup_timeout_ms")?.map(|millis| ("startup_timeout_ms", millis)),
+    };
+    let tool = keys.seconds("tool_timeout_sec")?.map(|seconds| ("tool_timeout_sec", seconds));
+    for (key, (_, is_cut)) in startup.iter().chain(&tool) {
+        if *is_cut {
+            notes.lines.push(format!("server `{}`: key `{key}`: taken as 30 days, the longest there is", keys.server));
+        }
+    }
+    Ok(ServerConfig {
+        way,
+        placement,
+        enabled: keys.flag("enabled")?.unwrap_or(true) && !keys.flag("disabled")?.unwrap_or(false),
+        required: keys.flag("required")?.unwrap_or(false),
+        startup_timeout: startup.map_or(STARTUP_TIMEOUT, |(_, (time, _))| time),
+        tool_timeout: tool.map_or(TOOL_TIMEOUT, |(_, (time, _))| time),
+        supports_parallel_tool_calls: keys.flag("supports_parallel_tool_calls")?.unwrap_or(false),
+        tools: tools(keys)?,
+    })
+}
+
+/// Refuses slips of the pen and tokens, and notes what is not acted on.
+fn check_keys(keys: &Keys<'_>, notes: &mut Notes) -> Result<(), ConfigError> {
+    // Before anything else: whoever sees another error first may leave the token there.
+    if keys.value("bearer_token").is_some() {
+        return Err(keys.fault("bearer_token", Fault::InlineToken));
+    }
+    for key in keys.table.keys() {
+        if known().any(|known| known == key) {
+            continue;
+        }
+        if !PASSED_OVER.contains(&key.as_str())
+            && let Some(meant) = known().find(|known| is_nearly(key, known))
+        {
+            return Err(keys.fault(key, Fault::Misspelt { meant }));
+        }
+        notes.passed_over.entry(key.clone()).or_default().push(keys.server.to_owned());
+    }
+    Ok(())
+}
+
+fn known() -> impl Iterator<Item = &'static str> {
+    STDIO_KEYS.into_iter().chain(HTTP_KEYS).chain(PLACE_KEYS).chain(COMMON_KEYS)
+}
+
+fn way(keys: &Keys<'_>) -> Result<Way, ConfigError> {
+    let url_key = ["url", "serverUrl", "httpUrl"].into_iter().find(|key| keys.value(key).is_some());
+    let has_command = keys.value("command").is_some();
+    check_transport(keys, has_command, url_key.is_some())?;
+    match url_key {
+        None if !has_command => Err(keys.fault("command", Fault::NoWay)),
+        None => {
+            refuse(keys, &HTTP_KEYS, "command")?;
+            Ok(Way::Stdio(StdioConfig {
+                command: keys.text("command")?.unwrap_or_default().to_owned(),
+                args: keys.texts("args")?.unwrap_or_default(),
+                env: keys.variables("env")?,
+                env_vars: keys.env_vars("env_vars")?,
+                cwd: keys.text("cwd")?.map(PathBuf::from),
+            }))
+        }
+        Some(url_key) => {
+            refuse(keys, &STDIO_KEYS, "url")?;
+            let url = keys.text(url_key)?.unwrap_or_default().trim();
+            check_url(url).map_err(|fault| keys.fault(url_key, fault))?;
+            let (mut http_headers, headers) = (keys.headers("http_headers")?, keys.headers("headers")?);
+            if !http_headers.is_empty() && !headers.is_empty() && http_headers != headers {
+                return Err(keys.fault("headers", Fault::Contradicts { other: "http_headers" }));
+            }
+            http_headers.extend(headers);
+            Ok(Way::Http(HttpConfig {
+                url: url.to_owned(),
+                bearer_token_env_var: keys.variable("bearer_token_env_var")?,
+                http_headers,
+                env_http_headers: keys.header_variables("env_http_headers")?,
+            }))
+        }
+    }
+}
+
+/// Refuses keys of the other way; one without content says nothing.
+fn refuse(keys: &Keys<'_>, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
+    let is_empty = |value: &Value| match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(table) => table.is_empty(),
+        Value::Null => true,
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    match others.iter().find(|key| keys.value(key).is_some_and(|value| !is_empty(value))) {
+        Some(key) => Err(keys.fault(key, Fault::Beside { other })),
+        None => Ok(()),
+    }
+}
+
+/// What a file says of the transport must fit to what it gives.
+fn check_transport(keys: &Keys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
+    for key in ["type", "transport"] {
+        let Some(says) = keys.text(key)? else { continue };
+        // Spelt in many ways: `streamable-http`, `streamableHttp`, `streamable_http`.
+        let plain: String = says.chars().filter(char::is_ascii_alphanumeric).collect();
+        let fault = match plain.to_ascii_lowercase().as_str() {
+            "stdio" | "local" if has_url || !has_command => Fault::WrongTransport { says: "stdio", key: "command" },
+            "http" | "streamablehttp" if has_command || !has_url => Fault::WrongTransport { says: "http", key: "url" },
+            "stdio" | "local" | "http" | "streamablehttp" => continue,
+            "sse" => Fault::Sse,
+            _ => Fault::Transport,
+        };
+        return Err(keys.fault(key, fault));
+    }
+    Ok(())
+}
+
+fn check_url(url: &str) -> Result<(), Fault> {
+    let uri: http::Uri = url.parse().map_err(|_| Fault::Url)?;
+    let is_http = uri.scheme_str().is_some_and(|scheme| scheme == "http" || scheme == "https");
+    let has_host = uri.host().is_some_and(|host| !host.is_empty());
+    (is_http && has_host).then_some(()).ok_or(Fault::Url)
+}
+
+fn placement(keys: &Keys<'_>) -> Result<Placement, ConfigError> {
+    let mut found: Option<(&'static str, Placement)> = None;
+    for key in PLACE_KEYS {
+        let Some(says) = keys.text(key)? else { continue };
+        let place = place(says.trim()).map_err(|fault| keys.fault(key, fault))?;
+        match &found {
+            Some((other, before)) if *before != place => {
+                return Err(keys.fault(key, Fault::Contradicts { other }));
+            }
+            Some(_) => {}
+            None => found = Some((key, place)),
+        }
+    }
+    Ok(found.map(|(_, place)| place).unwrap_or_default())
+}
+
+fn place(says: &str) -> Result<Placement, Fault> {
+    match says {
+        "local" => Ok(Placement::Local),
+        "remote" => Ok(Placement::Remote),
+        none if none.eq_ignore_ascii_case(NONE) => Err(Fault::Nowhere),
+        // No name has a colon, and no URL is without.
+        url if url.contains(':') => match RemoteSpec::at("", url) {
+            Ok(_) => Ok(Placement::Url(url.to_owned())),
+            Err(error) => Err(Fault::Executor { reason: error.to_string() }),
+        },
+        name if (1..=ENVIRONMENT_MAX).contains(&name.chars().count()) && !name.contains(char::is_control) => {
+            Ok(Placement::Named(name.to_owned()))
+        }
+        _ => Err(Fault::Environment),
+    }
+}
+
+/// Here a directory may start from ours. Elsewhere it must be absolute by the rules of that machine, which may be another system.
+fn check_cwd(keys: &Keys<'_>, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
+    let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
+    let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());
+    let is_absolute = cwd.starts_with('/') || cwd.starts_with("\\\\") || cwd.starts_with("file:") || has_drive;
+    if *placement == Placement::Local || is_absolute {
+        return Ok(());
+    }
+    Err(keys.fault("cwd", Fault::RelativeCwd))
+}
+
+fn tools(keys: &Keys<'_>) -> Result<ToolFilter, ConfigError> {
+    let mut filter = ToolFilter { enabled: keys.names("enabled_tools")?, disabled: Default::default() };
+    if let Some(also) = keys.names("includeTools")? {
+        if filter.enabled.as_ref().is_some_and(|enabled| *enabled != also) {
+            return Err(keys.fault("includeTools", Fault::Contradicts { other: "enabled_tools" }));
+        }
+        filter.enabled = Some(also);
+    }
+    for key in ["disabled_tools", "excludeTools", "disabledTools"] {
+        filter.disabled.extend(keys.names(key)?.unwrap_or_default());
+    }
+    Ok(filter)
+}
+
+/// What is told once all servers are read.
+#[derive(Default)]
+struct Notes {
+    lines: Vec<String>,
+    /// Keys that are not acted on, and the servers that have them.
+    passed_over: BTreeMap<String, Vec<String>>,
+}
+
+impl Notes {
+    fn about_variables(&mut self, server: &str, stdio: &StdioConfig) {
+        let names = stdio.env.keys().chain(stdio.env_vars.iter().map(|variable| &variable.name));
+        if names.into_iter().any(|name| name.eq_ignore_ascii_case(TOKEN_VARIABLE)) {
+            self.lines.push(format!("server `{server}`: `{TOKEN_VARIABLE}` is never passed on"));
+        }
+    }
+
+    /// Some programs put variables in; here a text is what it is, and whoever does not know waits for a value in vain.
+    fn about_templates(&mut self, keys: &Keys<'_>) {
+        let taken = ["command", "args", "env", "cwd", "url", "headers", "http_headers", "serverUrl", "httpUrl"];
+        for key in taken {
+            if keys.value(key).is_some_and(has_template) {
+                self.lines.push(format!(
+                    "server `{}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
+                     `bearer_token_env_var`",
+                    keys.server
+                ));
+            }
+        }
+    }
+
+    fn into_warnings(self, path: &Path) -> Vec<String> {
+        let passed_over = self.passed_over.into_iter().map(|(key, servers)| {
+            let of = if servers.len() == 1 { "server" } else { "servers" };
+            let servers: Vec<String> = servers.iter().map(|server| format!("`{server}`")).collect();
+            format!("key `{}` is not acted on ({of} {})", Shown(&key), servers.join(", "))
+        });
+        let lines = self.lines.into_iter().chain(passed_over);
+        lines.map(|line| format!("`{}`: {line}", path.display())).collect()
+    }
+}
+
+fn has_template(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${"),
+        Value::Array(list) => list.iter().any(has_template),
+        Value::Object(table) => table.values().any(has_template),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}

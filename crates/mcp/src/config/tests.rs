@@ -1,0 +1,378 @@
+//! The rules of configurations, as tables: what is read, what is warned about, and what is refused with which words.
+
+use super::*;
+
+fn toml(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Path::new("mcp.toml"), Format::Toml)
+}
+
+fn json(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Path::new("mcp.json"), Format::Json)
+}
+
+/// The one server of a text that must be good and give no warning.
+fn only(config: Result<Config, ConfigError>) -> ServerConfig {
+    let config = config.expect("a good file");
+    assert_eq!(config.warnings, Vec::<String>::new());
+    assert_eq!(config.servers.len(), 1);
+    config.servers.into_values().next().expect("counted")
+}
+
+/// The server `s` with these lines.
+fn server(lines: &str) -> ServerConfig {
+    only(toml(&format!("[mcp_servers.s]\n{lines}")))
+}
+
+fn refused(config: Result<Config, ConfigError>) -> String {
+    config.expect_err("a bad file").to_string()
+}
+
+fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn a_program_is_read_with_every_key() {
+    let read = server(
+        r#"
+        command = "docs-server"
+        args = ["--port", "0"]
+        env = { A = "1", B = "" }
+        env_vars = ["HERE", { name = "ALSO_HERE" }, { name = "HERE_TOO", source = "local" }, { name = "THERE", source = "remote" }]
+        cwd = "/src"
+        environment = "build"
+        enabled = false
+        required = true
+        startup_timeout_sec = 2.5
+        startup_timeout_ms = 99
+        tool_timeout_sec = 7
+        supports_parallel_tool_calls = true
+        enabled_tools = ["a", "b"]
+        disabled_tools = ["b"]
+        "#,
+    );
+    let variable = |name: &str, source| EnvVar { name: name.to_owned(), source };
+    let expected = ServerConfig {
+        way: Way::Stdio(StdioConfig {
+            command: "docs-server".to_owned(),
+            args: vec!["--port".to_owned(), "0".to_owned()],
+            env: texts(&[("A", "1"), ("B", "")]),
+            env_vars: vec![
+                variable("HERE", EnvSource::Local),
+                variable("ALSO_HERE", EnvSource::Local),
+                variable("HERE_TOO", EnvSource::Local),
+                variable("THERE", EnvSource::Remote),
+            ],
+            cwd: Some("/src".into()),
+        }),
+        placement: Placement::Named("build".to_owned()),
+        enabled: false,
+        required: true,
+        startup_timeout: Duration::from_millis(2500),
+        tool_timeout: Duration::from_secs(7),
+        supports_parallel_tool_calls: true,
+        tools: ToolFilter { enabled: Some(set(&["a", "b"])), disabled: set(&["b"]) },
+    };
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn a_server_over_http_is_read_and_the_rest_has_defaults() {
+    let read = server(
+        r#"
+        url = "https://docs.example/mcp?x=1"
+        bearer_token_env_var = "DOCS_TOKEN"
+        http_headers = { X-Team = "blue" }
+        env_http_headers = { X-Key = "DOCS_KEY" }
+        "#,
+    );
+    let expected = ServerConfig {
+        way: Way::Http(HttpConfig {
+            url: "https://docs.example/mcp?x=1".to_owned(),
+            bearer_token_env_var: Some("DOCS_TOKEN".to_owned()),
+            http_headers: texts(&[("X-Team", "blue")]),
+            env_http_headers: texts(&[("X-Key", "DOCS_KEY")]),
+        }),
+        placement: Placement::Local,
+        enabled: true,
+        required: false,
+        startup_timeout: Duration::from_secs(30),
+        tool_timeout: Duration::from_secs(300),
+        supports_parallel_tool_calls: false,
+        tools: ToolFilter::default(),
+    };
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn places_are_read_under_three_names() {
+    for (says, place) in [
+        ("local", Placement::Local),
+        ("remote", Placement::Remote),
+        ("build box", Placement::Named("build box".to_owned())),
+        ("ws://10.0.0.1:4000", Placement::Url("ws://10.0.0.1:4000".to_owned())),
+        ("wss://h.example", Placement::Url("wss://h.example".to_owned())),
+        ("unix:///run/x.sock", Placement::Url("unix:///run/x.sock".to_owned())),
+        ("ssh://me@h", Placement::Url("ssh://me@h".to_owned())),
+        ("stdio:exec-server serve --listen stdio", Placement::Url("stdio:exec-server serve --listen stdio".to_owned())),
+    ] {
+        for key in ["environment", "experimental_environment", "environment_id"] {
+            assert_eq!(server(&format!("command = 'x'\n{key} = '{says}'")).placement, place, "{key} = {says}");
+        }
+    }
+    assert_eq!(
+        server("command = 'x'\nenvironment = 'a'\nenvironment_id = 'a'").placement,
+        Placement::Named("a".into())
+    );
+}
+
+#[test]
+fn times_have_bounds_and_seconds_go_before_milliseconds() {
+    assert_eq!(server("command = 'x'\nstartup_timeout_ms = 1500").startup_timeout, Duration::from_millis(1500));
+    assert_eq!(server("command = 'x'\nstartup_timeout_sec = 0").startup_timeout, Duration::ZERO);
+    assert_eq!(server("command = 'x'\ntool_timeout_sec = 0.25").tool_timeout, Duration::from_millis(250));
+    for much in ["99999999", "1e300", "9223372036854775807"] {
+        let config = toml(&format!("[mcp_servers.s]\ncommand = 'x'\ntool_timeout_sec = {much}")).expect("a good file");
+        assert_eq!(config.servers["s"].tool_timeout, TIMEOUT_MAX);
+        assert!(config.warnings[0].contains("server `s`: key `tool_timeout_sec`: taken as 30 days"), "{config:?}");
+    }
+}
+
+#[test]
+fn a_configuration_of_the_reference_loads_unchanged() {
+    let config = toml(
+        r#"
+        model = "some-model"
+        sandbox_mode = "read-only"
+        notify = [["a"], { b = 1979-05-27 }]
+        [profiles.x]
+        y = inf
+        [mcp_servers.docs]
+        command = "docs"
+        experimental_environment = "remote"
+        default_tools_approval_mode = "prompt"
+        [mcp_servers.docs.tools.search]
+        approval_mode = "approve"
+        [mcp_servers.web]
+        url = "https://web.example/mcp"
+        scopes = ["read"]
+        oauth_resource = "https://web.example"
+        default_tools_approval_mode = "auto"
+        something_of_tomorrow = 1
+        [mcp_servers.web.oauth]
+        client_id = "x"
+        "#,
+    )
+    .expect("a good file");
+    assert_eq!(config.servers["docs"].placement, Placement::Remote);
+    let expected = [
+        "`mcp.toml`: key `default_tools_approval_mode` is not acted on (servers `docs`, `web`)",
+        "`mcp.toml`: key `oauth` is not acted on (server `web`)",
+        "`mcp.toml`: key `oauth_resource` is not acted on (server `web`)",
+        "`mcp.toml`: key `scopes` is not acted on (server `web`)",
+        "`mcp.toml`: key `something_of_tomorrow` is not acted on (server `web`)",
+        "`mcp.toml`: key `tools` is not acted on (server `docs`)",
+    ];
+    assert_eq!(config.warnings, expected);
+}
+
+#[test]
+fn json_of_other_programs_is_read_as_it_is_meant() {
+    let config = json(
+        r#"{
+          "history": [{ "x": null }],
+          "mcpServers": {
+            "files": { "type": "stdio", "command": "npx", "args": ["-y", "files"], "disabled": false, "autoApprove": [], "timeout": 60 },
+            "off": { "command": "x", "env": null, "disabled": true },
+            "web": { "type": "streamable-http", "url": "http://localhost:1/mcp", "headers": { "Authorization": "Basic eA==" }, "args": [] },
+            "some": { "httpUrl": "http://localhost:1/mcp", "includeTools": ["a"], "excludeTools": ["b"], "trust": true }
+          }
+        }"#,
+    )
+    .expect("a good file");
+    assert!(config.servers["files"].enabled && !config.servers["off"].enabled);
+    let Way::Http(web) = &config.servers["web"].way else { panic!("{config:?}") };
+    assert_eq!(web.http_headers, texts(&[("Authorization", "Basic eA==")]));
+    let tools = ToolFilter { enabled: Some(set(&["a"])), disabled: set(&["b"]) };
+    assert_eq!(config.servers["some"].tools, tools);
+    let expected = [
+        "`mcp.json`: key `autoApprove` is not acted on (server `files`)",
+        "`mcp.json`: key `timeout` is not acted on (server `files`)",
+        "`mcp.json`: key `trust` is not acted on (server `some`)",
+    ];
+    assert_eq!(config.warnings, expected);
+    // Under the other names of the same.
+    for (name, format) in [("mcpServers", Format::Toml), ("mcp_servers", Format::Json), ("servers", Format::Json)] {
+        let text = match format {
+            Format::Toml => format!("[{name}.s]\ncommand = 'x'"),
+            Format::Json => format!("{{\"{name}\": {{\"s\": {{\"command\": \"x\"}}}}}}"),
+        };
+        only(Config::parse(&text, Path::new("f"), format));
+    }
+}
+
+#[test]
+fn what_cannot_work_is_warned_about() {
+    let warned = |config: Result<Config, ConfigError>| config.expect("a good file").warnings.join("\n");
+    assert!(
+        warned(toml("model = 'x'"))
+            .contains("`mcp.toml`: there is no server in it: each stands in a table `[mcp_servers.NAME]`")
+    );
+    assert!(warned(json("{}")).contains("an object `mcpServers`"));
+    assert_eq!(warned(toml("[mcp_servers]")), "");
+    let template = r#"{"mcpServers": {"s": {"command": "x", "env": {"KEY": "${KEY}"}}}}"#;
+    let said = warned(json(template));
+    assert!(said.contains("server `s`: key `env`: `${…}` is not replaced") && !said.contains("KEY"), "{said}");
+    let token = "[mcp_servers.s]\ncommand = 'x'\nenv_vars = ['exec_server_token']";
+    assert!(warned(toml(token)).contains("`EXEC_SERVER_TOKEN` is never passed on"));
+}
+
+#[test]
+fn mistakes_are_refused_with_file_server_and_key() {
+    for (lines, said) in [
+        ("", "key `command`: missing; give `command`"),
+        ("args = []", "key `command`: missing"),
+        ("command = ''", "key `command`: must be text"),
+        ("command = ['x']", "key `command`: must be text"),
+        ("command = 'x'\nurl = 'http://h/'", "key `command`: not beside `url`"),
+        ("command = 'x'\nhttp_headers = { a = 'b' }", "key `http_headers`: not beside `command`"),
+        ("command = 'x'\nbearer_token_env_var = 'A'", "key `bearer_token_env_var`: not beside `command`"),
+        ("url = 'http://h/'\ncwd = '/'", "key `cwd`: not beside `url`"),
+        ("url = 'http://h/'\nenv_vars = ['A']", "key `env_vars`: not beside `url`"),
+        ("url = 'http://h/'\nbearer_token = 'secret'", "key `bearer_token`: a token does not belong into this file"),
+        ("command = 'x'\nbearer_token = 'secret'", "key `bearer_token`: a token does not belong into this file"),
+        ("url = 'ftp://secret/'", "key `url`: must be an http:// or https:// URL"),
+        ("url = '/secret'", "key `url`: must be an http:// or https:// URL"),
+        ("url = 'http://h/'\nhttp_headers = { 'a b' = 'secret' }", "key `http_headers`: must be a table of headers"),
+        ("url = 'http://h/'\nhttp_headers = { a = \"secret\\n\" }", "key `http_headers`: must be a table of headers"),
+        ("url = 'http://h/'\nenv_http_headers = { a = '' }", "key `env_http_headers`: must be a table of headers"),
+        (
+            "url = 'http://h/'\nbearer_token_env_var = 'A=B'",
+            "key `bearer_token_env_var`: must be the name of a variable",
+        ),
+        ("command = 'x'\nargs = 'secret'", "key `args`: must be a list of texts"),
+        ("command = 'x'\nargs = ['a', 1]", "key `args`: must be a list of texts"),
+        ("command = 'x'\nenv = { A = 1 }", "key `env`: must be a table of texts"),
+        ("command = 'x'\nenv = { 'A=B' = 'secret' }", "key `env`: must be a table of texts"),
+        ("command = 'x'\nenv_vars = [{ name = 'A', source = 'secret' }]", "key `env_vars`: must be a list of names"),
+        ("command = 'x'\nenv_vars = [{ source = 'local' }]", "key `env_vars`: must be a list of names"),
+        ("command = 'x'\nenv_vars = [{ name = 'A', from = 'x' }]", "key `env_vars`: must be a list of names"),
+        ("command = 'x'\nenv_vars = [{ name = 'A*', source = 'remote' }]", "key `env_vars`: must be a list of names"),
+        ("command = 'x'\nenv_vars = ['']", "key `env_vars`: must be a list of names"),
+        ("command = \"x\\u0000\"", "key `command`: must be text"),
+        ("command = 'x'\nenvironment = ''", "key `environment`: must be text"),
+        ("command = 'x'\nenvironment = 'None'", "key `environment`: `none` is no place to run at"),
+        ("command = 'x'\nenvironment = 'http://secret'", "key `environment`: "),
+        (
+            "command = 'x'\nenvironment = 'a'\nenvironment_id = 'b'",
+            "key `environment_id`: says something else than `environment`",
+        ),
+        ("command = 'x'\nenvironment = 'a'\ncwd = 'src'", "key `cwd`: must be absolute"),
+        ("command = 'x'\nstartup_timeout_sec = -1", "key `startup_timeout_sec`: must be a number of seconds"),
+        ("command = 'x'\nstartup_timeout_sec = nan", "key `startup_timeout_sec`: must be a number of seconds"),
+        ("command = 'x'\nstartup_timeout_ms = 1.5", "key `startup_timeout_ms`: must be a whole number"),
+        (
+            "command = 'x'\nstartup_timeout_ms = -5\nstartup_timeout_sec = 1",
+            "key `startup_timeout_ms`: must be a whole number",
+        ),
+        ("command = 'x'\ntool_timeout_sec = '5'", "key `tool_timeout_sec`: must be a number of seconds"),
+        ("command = 'x'\nenabled = 'yes'", "key `enabled`: must be true or false"),
+        ("command = 'x'\nenabled_tools = 'a'", "key `enabled_tools`: must be a list of texts"),
+        ("command = 'x'\ndisable_tools = ['a']", "key `disable_tools`: unknown; did you mean `disabled_tools`?"),
+        ("command = 'x'\nenabledTools = ['a']", "key `enabledTools`: unknown; did you mean `enabled_tools`?"),
+        ("comand = 'x'", "key `comand`: unknown; did you mean `command`?"),
+        ("command = 'x'\narg = []", "key `arg`: unknown; did you mean `args`?"),
+        ("url = 'http://h/'\ntype = 'sse'", "key `type`: `sse` is no longer spoken; use"),
+        ("url = 'http://h/'\ntransport = 'sse'", "key `transport`: `sse` is no longer spoken; use"),
+        ("url = 'http://h/'\ntype = 'stdio'", "key `type`: `stdio` needs `command`"),
+        ("command = 'x'\ntype = 'http'", "key `type`: `http` needs `url`"),
+        ("command = 'x'\ntype = 'pigeon'", "key `type`: must be `stdio` or `http`"),
+    ] {
+        let error = refused(toml(&format!("[mcp_servers.s]\n{lines}")));
+        assert!(error.starts_with("`mcp.toml`: server `s`: ") && error.contains(said), "{lines}: {error}");
+        assert!(!error.contains("secret"), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn a_foreign_directory_is_absolute_by_its_own_rules() {
+    for cwd in ["/src", "C:\\\\src", "c:/src", "\\\\\\\\host\\\\share", "file:///C:/src"] {
+        server(&format!("command = 'x'\nenvironment = 'remote'\ncwd = \"{cwd}\""));
+    }
+    server("command = 'x'\ncwd = 'src'");
+}
+
+#[test]
+fn files_that_are_none_are_refused() {
+    assert!(refused(toml("a = 1\n[mcp_servers")).starts_with("`mcp.toml` is not TOML, line 2: "));
+    assert!(refused(json("{\n  'a'")).starts_with("`mcp.json` is not JSON: "));
+    assert!(refused(json("[]")).contains("it must be an object"));
+    assert!(
+        refused(json(r#"{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}"#))
+            .contains("`a` is there twice")
+    );
+    let twice = r#"{"mcpServers": {"a": {"command": "x"}}, "servers": {"a": {"command": "y"}}}"#;
+    assert!(refused(json(twice)).contains("server `a` is there twice"));
+    assert!(refused(json(&"[".repeat(100_000))).contains("is not JSON"));
+    assert!(refused(toml(&format!("a = {}", "[".repeat(100_000)))).contains("is not TOML"));
+    assert!(refused(toml("mcp_servers = 1")).contains("`mcp.toml`: key `mcp_servers`: must be a table"));
+    assert!(refused(toml("mcp_servers.s = 1")).contains("server `s`: key `mcp_servers`: must be a table"));
+    let said = refused(json(r#"{"mcpServers": {"My \u001b[2J Server": {"command": "x"}}}"#));
+    assert!(
+        said.contains("server `My \\u{1b}[2J Server`: a name has letters") && said.contains("call it `My___2J_Server`"),
+        "{said}"
+    );
+    assert!(refused(toml("[mcp_servers.'']\ncommand = 'x'")).contains("call it `server`"));
+    only(json("\u{feff}{\"mcpServers\": {\"s\": {\"command\": \"x\"}}}"));
+}
+
+#[test]
+fn a_file_is_read_by_its_name_and_not_when_it_is_too_large() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let path = dir.path().join("a.JSON");
+    let missing = Config::load(&path).expect_err("not there");
+    assert!(matches!(missing, ConfigError::Read { .. }), "{missing}");
+    std::fs::write(&path, r#"{"mcpServers": {"s": {"command": "x"}}}"#).expect("write");
+    only(Config::load(&path));
+    std::fs::write(&path, b"{\"\xff\": 1}").expect("write");
+    assert!(refused(Config::load(&path)).contains("is not UTF-8"));
+    let large = dir.path().join("large.toml");
+    File::create(&large).and_then(|file| file.set_len(FILE_MAX_BYTES + 1)).expect("make it large");
+    assert!(refused(Config::load(&large)).contains("too much for a list of MCP servers"));
+}
+
+fn filter(enabled: Option<&[&str]>, disabled: &[&str]) -> ToolFilter {
+    ToolFilter { enabled: enabled.map(set), disabled: set(disabled) }
+}
+
+#[test]
+fn tool_filter_allows_by_default() {
+    assert!(filter(None, &[]).allows("any"));
+}
+
+#[test]
+fn tool_filter_applies_enabled_list() {
+    let filter = filter(Some(&["a"]), &[]);
+    assert!(filter.allows("a") && !filter.allows("b") && !filter.allows("A"));
+}
+
+#[test]
+fn tool_filter_applies_disabled_list() {
+    let filter = filter(None, &["a"]);
+    assert!(!filter.allows("a") && filter.allows("b"));
+}
+
+#[test]
+fn tool_filter_applies_enabled_then_disabled() {
+    let filter = filter(Some(&["a", "b"]), &["b"]);
+    assert_eq!(["a", "b", "c"].map(|tool| filter.allows(tool)), [true, false, false]);
+}
+
+#[test]
+fn tool_filter_with_an_empty_list_allows_nothing() {
+    assert!(!filter(Some(&[]), &[]).allows("a"));
+}

@@ -1,0 +1,274 @@
+//! Which variables a program gets, here and on an executor: section 9.1 of the behaviour this crate follows.
+//!
+//! A server that runs here starts from nothing and gets a short list of our variables; one on an executor starts from the short
+//! list of the executor's, and nothing of ours but what its configuration names. In both cases values that stand in the
+//! configuration win. Pure: our variables are an argument. Must not start anything.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+};
+
+use exec_server_client::{
+    environment::TOKEN_VARIABLE,
+    protocol::process::{EnvPolicy, Inherit},
+};
+
+use crate::config::{EnvSource, EnvVar, StdioConfig};
+
+/// The variables of this side.
+pub type Variables = BTreeMap<OsString, OsString>;
+
+/// What a server gets without being asked for.
+pub const DEFAULT_NAMES: [&str; 11] =
+    ["HOME", "LOGNAME", "PATH", "SHELL", "USER", "__CF_USER_TEXT_ENCODING", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
+
+/// The environment of a program, as a start asks for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaunchEnv {
+    /// What is taken from the place where it runs.
+    pub policy: EnvPolicy,
+    /// What is set on top of that.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Why a program cannot have the environment that its configuration asks for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvError {
+    /// A variable of an executor, for a server that runs here.
+    #[error(
+        "variable `{name}` is to come from an executor, but the server runs here; leave `source` out, or set `environment`"
+    )]
+    RemoteHere {
+        /// The variable.
+        name: String,
+    },
+    /// A value that the wire to an executor cannot carry.
+    #[error("variable `{name}` is not UTF-8, and only text can be sent to an executor")]
+    NotText {
+        /// The variable.
+        name: String,
+    },
+}
+
+/// The environment of a server on this machine: the short list and `env_vars` of ours, then the configuration's own values.
+///
+/// A value that is no text cannot be sent even to the executor inside this program, which inherits it instead: that one has our
+/// variables as bytes.
+pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
+    if let Some(name) = remote_names(&stdio.env_vars).next() {
+        return Err(EnvError::RemoteHere { name: name.to_owned() });
+    }
+    let mut launch = LaunchEnv { policy: policy(Inherit::None), env: BTreeMap::new() };
+    for name in DEFAULT_NAMES.into_iter().chain(local_names(&stdio.env_vars)) {
+        let Some(value) = ours.get(OsStr::new(name)) else { continue };
+        match value.to_str() {
+            Some(text) => drop(launch.env.insert(name.to_owned(), text.to_owned())),
+            // In the policy it would stand for other names too.
+            None if name.contains(['*', '?']) => {}
+            None => {
+                launch.policy.inherit = Inherit::All;
+                launch.policy.include_only.push(name.to_owned());
+            }
+        }
+    }
+    launch.env.extend(stdio.env.clone());
+    Ok(launch.without_token())
+}
+
+/// The environment of a server on an executor: the executor's short list, and the values that the configuration gives or wants
+/// copied from here. With a variable of the executor's own the list is ours, widened by that name; its value never comes here.
+pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
+    let mut launch = LaunchEnv { policy: remote_policy(&stdio.env_vars), env: BTreeMap::new() };
+    for name in local_names(&stdio.env_vars) {
+        let Some(value) = ours.get(OsStr::new(name)) else { continue };
+        let text = value.to_str().ok_or_else(|| EnvError::NotText { name: name.to_owned() })?;
+        launch.env.insert(name.to_owned(), text.to_owned());
+    }
+    launch.env.extend(stdio.env.clone());
+    Ok(launch.without_token())
+}
+
+/// The names whose values are read on the executor.
+pub fn remote_names(variables: &[EnvVar]) -> impl Iterator<Item = &str> {
+    named(variables, EnvSource::Remote)
+}
+
+/// What a server on an executor takes from there.
+#[must_use]
+pub fn remote_policy(variables: &[EnvVar]) -> EnvPolicy {
+    let mut names = remote_names(variables).peekable();
+    if names.peek().is_none() {
+        return policy(Inherit::Core);
+    }
+    let mut policy = policy(Inherit::All);
+    for name in DEFAULT_NAMES.into_iter().chain(names) {
+        if !policy.include_only.iter().any(|known| known == name) {
+            policy.include_only.push(name.to_owned());
+        }
+    }
+    policy
+}
+
+fn local_names(variables: &[EnvVar]) -> impl Iterator<Item = &str> {
+    named(variables, EnvSource::Local)
+}
+
+fn named(variables: &[EnvVar], source: EnvSource) -> impl Iterator<Item = &str> {
+    variables.iter().filter(move |variable| variable.source == source).map(|variable| variable.name.as_str())
+}
+
+/// Names are given one by one, so none is left out because it looks like a secret.
+fn policy(inherit: Inherit) -> EnvPolicy {
+    EnvPolicy {
+        inherit,
+        ignore_default_excludes: true,
+        exclude: Vec::new(),
+        set: BTreeMap::new(),
+        include_only: Vec::new(),
+    }
+}
+
+impl LaunchEnv {
+    /// Our token opens executors; no program gets it, whoever asks. An executor of another make would pass it on.
+    fn without_token(mut self) -> Self {
+        let is_token = |name: &str| name.eq_ignore_ascii_case(TOKEN_VARIABLE);
+        self.env.retain(|name, _| !is_token(name));
+        self.policy.include_only.retain(|name| !is_token(name));
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
+    use super::*;
+
+    fn ours(pairs: &[(&str, &str)]) -> Variables {
+        pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
+    }
+
+    fn stdio(env: &[(&str, &str)], variables: &[(&str, EnvSource)]) -> StdioConfig {
+        StdioConfig {
+            command: "server".to_owned(),
+            env: texts(env),
+            env_vars: variables
+                .iter()
+                .map(|(name, source)| EnvVar { name: (*name).to_owned(), source: *source })
+                .collect(),
+            ..StdioConfig::default()
+        }
+    }
+
+    fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    use EnvSource::{Local, Remote};
+
+    #[test]
+    fn create_env_takes_the_short_list_and_nothing_else() {
+        let ours = ours(&[("PATH", "/bin"), ("HOME", "/h"), ("TZ", "UTC"), ("SECRET", "s"), ("EDITOR", "vi")]);
+        let launch = local(&stdio(&[], &[]), &ours).expect("made");
+        assert_eq!(launch.env, texts(&[("PATH", "/bin"), ("HOME", "/h"), ("TZ", "UTC")]));
+        assert_eq!(launch.policy, policy(Inherit::None));
+    }
+
+    #[test]
+    fn create_env_literal_values_win() {
+        let ours = ours(&[("HOME", "/h"), ("A", "ours"), ("B", "ours")]);
+        let launch =
+            local(&stdio(&[("A", "set"), ("HOME", "/set"), ("NEW", "n")], &[("A", Local), ("B", Local)]), &ours);
+        assert_eq!(launch.expect("made").env, texts(&[("A", "set"), ("B", "ours"), ("HOME", "/set"), ("NEW", "n")]));
+    }
+
+    #[test]
+    fn create_env_includes_named_variables_and_leaves_missing_ones_out() {
+        let ours = ours(&[("API_TOKEN", "t"), ("OTHER", "o")]);
+        let launch = local(&stdio(&[], &[("API_TOKEN", Local), ("MISSING", Local)]), &ours).expect("made");
+        assert_eq!(launch.env, texts(&[("API_TOKEN", "t")]));
+    }
+
+    #[test]
+    fn create_env_refuses_a_remote_source_here() {
+        let error =
+            local(&stdio(&[], &[("A", Local), ("TOKEN", Remote)]), &ours(&[("TOKEN", "t")])).expect_err("refused");
+        assert_eq!(error, EnvError::RemoteHere { name: "TOKEN".to_owned() });
+        assert!(error.to_string().contains("`TOKEN`"), "{error}");
+    }
+
+    #[test]
+    fn create_env_passes_on_what_is_no_text() {
+        let raw = OsString::from_vec(vec![b'x', 0xff]);
+        let mut ours = ours(&[("PATH", "/bin"), ("HOME", "/h")]);
+        ours.insert("RAW".into(), raw.clone());
+        ours.insert("HOME".into(), raw.clone());
+        let launch = local(&stdio(&[], &[("RAW", Local)]), &ours).expect("made");
+        assert_eq!(launch.env, texts(&[("PATH", "/bin")]));
+        assert_eq!(
+            (launch.policy.inherit, launch.policy.include_only),
+            (Inherit::All, vec!["HOME".into(), "RAW".into()])
+        );
+    }
+
+    #[test]
+    fn create_env_never_has_our_token() {
+        let ours = ours(&[("EXEC_SERVER_TOKEN", "t"), ("exec_server_token", "t"), ("A", "1")]);
+        let asks = stdio(
+            &[("Exec_Server_Token", "t")],
+            &[("EXEC_SERVER_TOKEN", Local), ("exec_server_token", Local), ("A", Local)],
+        );
+        assert_eq!(local(&asks, &ours).expect("made").env, texts(&[("A", "1")]));
+        assert_eq!(executor(&asks, &ours).expect("made").env, texts(&[("A", "1")]));
+        let remote = executor(&stdio(&[], &[("EXEC_SERVER_TOKEN", Remote), ("B", Remote)]), &ours).expect("made");
+        assert!(!remote.policy.include_only.contains(&"EXEC_SERVER_TOKEN".to_owned()), "{remote:?}");
+        assert!(remote.policy.include_only.contains(&"B".to_owned()), "{remote:?}");
+    }
+
+    #[test]
+    fn create_remote_env_overlay_has_only_named_and_literal_values() {
+        let ours = ours(&[("PATH", "/here"), ("HOME", "/here"), ("A", "a"), ("B", "b"), ("C", "c")]);
+        let launch = executor(&stdio(&[("B", "set")], &[("A", Local), ("B", Local), ("MISSING", Local)]), &ours);
+        assert_eq!(launch.expect("made").env, texts(&[("A", "a"), ("B", "set")]));
+    }
+
+    #[test]
+    fn create_remote_env_overlay_does_not_copy_remote_sources() {
+        let launch = executor(&stdio(&[], &[("A", Remote), ("B", Local)]), &ours(&[("A", "a"), ("B", "b")]));
+        assert_eq!(launch.expect("made").env, texts(&[("B", "b")]));
+    }
+
+    #[test]
+    fn create_remote_env_overlay_refuses_what_is_no_text() {
+        let mut ours = ours(&[]);
+        ours.insert("RAW".into(), OsString::from_vec(vec![0xff]));
+        let error = executor(&stdio(&[], &[("RAW", Local)]), &ours).expect_err("refused");
+        assert_eq!(error, EnvError::NotText { name: "RAW".to_owned() });
+        // Not asked for, so it goes nowhere.
+        assert_eq!(executor(&stdio(&[], &[]), &ours).expect("made").env, texts(&[]));
+    }
+
+    #[test]
+    fn remote_mcp_env_var_names_are_those_with_that_source() {
+        let variables = stdio(&[], &[("A", Local), ("B", Remote), ("C", Remote)]).env_vars;
+        assert_eq!(remote_names(&variables).collect::<Vec<_>>(), ["B", "C"]);
+        assert_eq!(remote_names(&[]).count(), 0);
+    }
+
+    #[test]
+    fn remote_env_policy_is_the_executor_s_short_list() {
+        assert_eq!(remote_policy(&stdio(&[], &[("A", Local)]).env_vars), policy(Inherit::Core));
+        assert!(policy(Inherit::Core).ignore_default_excludes);
+    }
+
+    #[test]
+    fn remote_env_policy_names_everything_when_something_is_read_there() {
+        let policy = remote_policy(&stdio(&[], &[("TOKEN", Remote), ("HOME", Remote), ("A", Local)]).env_vars);
+        let mut expected: Vec<String> = DEFAULT_NAMES.map(str::to_owned).to_vec();
+        expected.push("TOKEN".to_owned());
+        assert_eq!((policy.inherit, policy.ignore_default_excludes), (Inherit::All, true));
+        assert_eq!(policy.include_only, expected);
+    }
+}

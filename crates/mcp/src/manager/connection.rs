@@ -1,0 +1,254 @@
+//! One connection to one server: asks, waits for the answer, and says what became of it.
+//!
+//! A question ends with its answer, its time, or the connection; whoever stops waiting has the server told. Must not decide
+//! whether the server is started again.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use rmcp::{
+    Peer, RoleClient,
+    model::{ClientRequest, CustomRequest, CustomResult, ServerPeerInfo, ServerResult},
+    service::{PeerRequestOptions, RequestHandle, ServiceError},
+};
+use serde_json::Value;
+use tokio::{
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+use super::{
+    error::Error,
+    handler::{Board, Over},
+};
+use crate::transport::Progress;
+
+/// How long the word that nobody waits any more may take: a server that reads nothing does not get it.
+const CANCEL_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long the reason for the end of a connection may take.
+const OVER_WITHIN: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub(super) struct Connection {
+    server: String,
+    peer: Peer<RoleClient>,
+    board: Arc<Board>,
+    info: Option<Arc<ServerPeerInfo>>,
+    /// Cancellations on their way.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Connection {
+    pub(super) fn new(server: &str, peer: Peer<RoleClient>, board: Arc<Board>) -> Self {
+        let info = peer.peer_info();
+        Self { server: server.to_owned(), peer, board, info, tasks: Mutex::default() }
+    }
+
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    pub(super) fn info(&self) -> Option<&ServerPeerInfo> {
+        self.info.as_deref()
+    }
+
+    pub(super) fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// Whether the server has a capability of this name.
+    pub(super) fn has(&self, capability: &str) -> bool {
+        let Some(capabilities) = self.info().map(|info| &info.capabilities) else { return false };
+        match capability {
+            "tools" => capabilities.tools.is_some(),
+            "resources" => capabilities.resources.is_some(),
+            "prompts" => capabilities.prompts.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether the server announced an experimental capability.
+    pub(super) fn announces(&self, experimental: &str) -> bool {
+        let capabilities = self.info().map(|info| &info.capabilities);
+        capabilities.and_then(|all| all.experimental.as_ref()).is_some_and(|all| all.contains_key(experimental))
+    }
+
+    /// Asks, and waits for the result as it came.
+    pub(super) async fn ask(
+        &self,
+        method: &'static str,
+        params: Option<Value>,
+        within: Option<Duration>,
+    ) -> Result<Value, Error> {
+        self.request(method, params, within, None).await
+    }
+
+    /// As [`ask`](Self::ask), with the steps told.
+    pub(super) async fn request(
+        &self,
+        method: &'static str,
+        params: Option<Value>,
+        within: Option<Duration>,
+        on_progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    ) -> Result<Value, Error> {
+        let request = ClientRequest::CustomRequest(CustomRequest::new(method, params));
+        let sending = self.peer.send_request_with_option(request, PeerRequestOptions::no_options());
+        let handle = match sending.await {
+            Ok(handle) => handle,
+            Err(error) => return Err(self.failed(method, error).await),
+        };
+        let _telling = on_progress.map(|tell| self.board.tell(handle.progress_token.clone(), tell));
+        let mut asked = Asked { connection: self, handle: Some(handle) };
+        let answer = asked.answer(within).await;
+        match answer {
+            Waited::Answer(answer) => {
+                asked.handle = None;
+                match answer {
+                    Ok(result) => self.read(method, result),
+                    Err(error) => Err(self.failed(method, error).await),
+                }
+            }
+            Waited::Over(over) => {
+                asked.handle = None;
+                Err(self.over(method, over))
+            }
+            Waited::Late(within) => {
+                Err(Error::Timeout { server: self.server.clone(), method: method.to_owned(), within })
+            }
+        }
+    }
+
+    fn read(&self, method: &'static str, result: ServerResult) -> Result<Value, Error> {
+        match result {
+            ServerResult::CustomResult(CustomResult(value)) => Ok(value),
+            typed => serde_json::to_value(typed).map_err(|error| Error::Unreadable {
+                server: self.server.clone(),
+                method,
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// What the library's error means.
+    async fn failed(&self, method: &'static str, error: ServiceError) -> Error {
+        match error {
+            ServiceError::McpError(error) => Error::Answer {
+                server: self.server.clone(),
+                method,
+                code: error.code.0,
+                message: error.message.into_owned(),
+                data: error.data,
+            },
+            // The server is going: why, is known soon.
+            ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
+                let mut over = self.board.over();
+                let told = time::timeout(OVER_WITHIN, over.wait_for(Option::is_some)).await;
+                match told.ok().and_then(Result::ok).and_then(|over| over.clone()) {
+                    Some(over) => self.over(method, over),
+                    None => Error::Send { server: self.server.clone(), method, reason: chain(&error) },
+                }
+            }
+            other => Error::Send { server: self.server.clone(), method, reason: chain(&other) },
+        }
+    }
+
+    fn over(&self, method: &'static str, over: Over) -> Error {
+        let server = self.server.clone();
+        match over {
+            Over::Crashed { reason, is_restarted } => Error::Crashed { server, method, reason, is_restarted },
+            Over::Ended => Error::Cancelled { server },
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+/// A question that is under way. Dropped before its answer, it is taken back.
+struct Asked<'a> {
+    connection: &'a Connection,
+    handle: Option<RequestHandle<RoleClient>>,
+}
+
+enum Waited {
+    Answer(Result<ServerResult, ServiceError>),
+    Over(Over),
+    Late(Duration),
+}
+
+impl Asked<'_> {
+    /// Waits. The clock stands still while the server asks the user something.
+    async fn answer(&mut self, within: Option<Duration>) -> Waited {
+        let Some(handle) = &mut self.handle else { return Waited::Over(Over::Ended) };
+        let mut open = self.connection.board.open();
+        let mut over = self.connection.board.over();
+        let mut left = within;
+        loop {
+            let is_paused = *open.borrow_and_update() > 0;
+            let began = Instant::now();
+            let late = async {
+                match left {
+                    Some(left) if !is_paused => time::sleep(left).await,
+                    Some(_) | None => std::future::pending().await,
+                }
+            };
+            // The answer first: a server may answer and end.
+            tokio::select! {
+                biased;
+                answer = &mut handle.rx => {
+                    return Waited::Answer(answer.unwrap_or(Err(ServiceError::TransportClosed)));
+                }
+                told = over.wait_for(Option::is_some) => {
+                    let told = told.ok().and_then(|told| told.clone());
+                    return Waited::Over(told.unwrap_or(Over::Ended));
+                }
+                // The sender is in the board, which is ours.
+                changed = open.changed() => drop(changed),
+                () = late => return Waited::Late(within.unwrap_or_default()),
+            }
+            if !is_paused {
+                left = left.map(|left| left.saturating_sub(began.elapsed()));
+            }
+        }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
+        // Outside of a runtime there is no connection either.
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        // No code under the lock can panic half-way through a change.
+        let mut tasks = self.connection.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            let told = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
+            // A server that is gone needs no word.
+            time::timeout(CANCEL_WITHIN, told).await.ok();
+        });
+    }
+}
+
+/// A chain of errors in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their source.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

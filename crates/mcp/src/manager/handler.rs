@@ -1,0 +1,348 @@
+//! What a server may ask of us, and tell us unasked: questions to the user, progress, lists that changed.
+//!
+//! While a question is open, the clocks of the calls to its server stand still. It is called off when the server says so, or
+//! is gone. Everything else that a server may ask, the library answers; we offer neither roots nor sampling.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use exec_server_client::transport::BoxFuture;
+use rmcp::{
+    ClientHandler, ErrorData, RoleClient,
+    model::{
+        ClientCapabilities, ClientConfig, CustomRequest, CustomResult, ElicitRequestParams, ElicitResult, ErrorCode,
+        Implementation, ProgressNotificationParam, ProgressToken, ProtocolVersion,
+    },
+    service::{NotificationContext, RequestContext},
+};
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, watch};
+
+use crate::transport::{ELICIT, Progress};
+
+/// Steps that may come before their request is known to be under way.
+const EARLY: usize = 64;
+
+/// Somebody who answers the questions of servers.
+pub trait Elicit: Send + Sync + 'static {
+    /// Answers one. The future is dropped when the server takes its question back, or is gone.
+    fn elicit(&self, question: Question) -> BoxFuture<'_, Answer>;
+}
+
+/// What a server wants to know of the user.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    /// The server.
+    pub server: String,
+    /// The number of the question; unique while it is open.
+    pub id: String,
+    /// The parameters as they came: `message`, and `requestedSchema` or `url`; `_meta` without a progress token.
+    pub params: Map<String, Value>,
+}
+
+impl Question {
+    /// What the user is told.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        self.params.get("message").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// What the user said.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Whether they did.
+    pub action: Action,
+    /// What they filled in.
+    pub content: Option<Value>,
+    /// Metadata of the answer.
+    pub meta: Option<Map<String, Value>>,
+}
+
+/// What the user did with a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Answered it.
+    Accept,
+    /// Refused to.
+    Decline,
+    /// Left it.
+    Cancel,
+}
+
+impl Action {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Decline => "decline",
+            Self::Cancel => "cancel",
+        }
+    }
+}
+
+impl Answer {
+    /// An answer of one word.
+    #[must_use]
+    pub fn only(action: Action) -> Self {
+        Self { action, content: None, meta: None }
+    }
+
+    fn to_json(self) -> Value {
+        let mut object = Map::new();
+        object.insert("action".to_owned(), self.action.word().into());
+        object.extend(self.content.map(|content| ("content".to_owned(), content)));
+        object.extend(self.meta.map(|meta| ("_meta".to_owned(), Value::Object(meta))));
+        Value::Object(object)
+    }
+}
+
+/// How a connection ended, as those who wait for an answer must know.
+#[derive(Debug, Clone)]
+pub(super) enum Over {
+    /// The server is gone.
+    Crashed {
+        /// Why, with its last words.
+        reason: String,
+        /// Whether it is started again.
+        is_restarted: bool,
+    },
+    /// We ended it.
+    Ended,
+}
+
+/// What requests and the handler share.
+#[derive(Debug)]
+pub(super) struct Board {
+    /// Questions that wait for the user.
+    open: watch::Sender<usize>,
+    /// Set once, when nothing more comes.
+    over: watch::Sender<Option<Over>>,
+    /// The list of tools is another.
+    pub(super) tools_changed: Notify,
+    steps: Mutex<Steps>,
+}
+
+#[derive(Default)]
+struct Steps {
+    told: HashMap<ProgressToken, Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Of requests that nobody has asked about yet.
+    early: VecDeque<Progress>,
+}
+
+impl std::fmt::Debug for Steps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steps").field("told", &self.told.len()).field("early", &self.early.len()).finish()
+    }
+}
+
+impl Board {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            open: watch::Sender::new(0),
+            over: watch::Sender::new(None),
+            tools_changed: Notify::new(),
+            steps: Mutex::default(),
+        })
+    }
+
+    /// How many questions are open, watched.
+    pub(super) fn open(&self) -> watch::Receiver<usize> {
+        self.open.subscribe()
+    }
+
+    /// Whether it is over, watched.
+    pub(super) fn over(&self) -> watch::Receiver<Option<Over>> {
+        self.over.subscribe()
+    }
+
+    /// Says that it is over; the first word counts.
+    pub(super) fn end(&self, over: Over) {
+        self.over.send_if_modified(|told| told.is_none() && told.replace(over).is_none());
+    }
+
+    /// Tells a step to whoever asked for it.
+    pub(super) fn step(&self, progress: Progress) {
+        let tell = {
+            let mut steps = self.steps();
+            match steps.told.get(&progress.token).cloned() {
+                Some(tell) => tell,
+                None => {
+                    if steps.early.len() >= EARLY {
+                        steps.early.pop_front();
+                    }
+                    steps.early.push_back(progress);
+                    return;
+                }
+            }
+        };
+        tell(progress);
+    }
+
+    /// Tells the steps of a request from the first on, until the value is dropped.
+    pub(super) fn tell(self: &Arc<Self>, token: ProgressToken, tell: Arc<dyn Fn(Progress) + Send + Sync>) -> Telling {
+        let mut steps = self.steps();
+        let early = std::mem::take(&mut steps.early);
+        let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);
+        steps.early = others;
+        // Under the lock, so that none overtakes them.
+        for step in ours {
+            tell(step);
+        }
+        steps.told.insert(token.clone(), tell);
+        drop(steps);
+        Telling { board: Arc::clone(self), token }
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps> {
+        // A caller's function that panics changes nothing here.
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request whose steps are told.
+pub(super) struct Telling {
+    board: Arc<Board>,
+    token: ProgressToken,
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.board.steps().told.remove(&self.token);
+    }
+}
+
+/// A question that is open.
+struct Open<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Open<'a> {
+    fn new(count: &'a watch::Sender<usize>) -> Self {
+        count.send_modify(|open| *open += 1);
+        Self(count)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
+}
+
+/// The client's side of one connection.
+pub(super) struct Handler {
+    pub(super) server: String,
+    pub(super) client_name: String,
+    pub(super) elicit: Option<Arc<dyn Elicit>>,
+    pub(super) board: Arc<Board>,
+}
+
+impl Handler {
+    async fn answer(&self, mut params: Map<String, Value>, context: &RequestContext<RoleClient>) -> Answer {
+        let Some(elicit) = &self.elicit else { return Answer::only(Action::Decline) };
+        if let Some(Value::Object(meta)) = params.get_mut("_meta") {
+            // Ours to keep: nobody behind us reports to the server.
+            meta.remove("progressToken");
+            if meta.is_empty() {
+                params.remove("_meta");
+            }
+        }
+        let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
+        let mut over = self.board.over();
+        let _open = Open::new(&self.board.open);
+        tokio::select! {
+            biased;
+            () = context.ct.cancelled() => Answer::only(Action::Cancel),
+            _ = over.wait_for(Option::is_some) => Answer::only(Action::Cancel),
+            answer = elicit.elicit(question) => answer,
+        }
+    }
+}
+
+impl ClientHandler for Handler {
+    fn get_info(&self) -> ClientConfig {
+        let capabilities = ClientCapabilities::builder().enable_elicitation().build();
+        ClientConfig::new(capabilities, Implementation::new(self.client_name.clone(), env!("CARGO_PKG_VERSION")))
+            .with_protocol_version(ProtocolVersion::V_2025_06_18)
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CustomResult, ErrorData> {
+        match (request.method.as_str(), request.params) {
+            (ELICIT, Some(Value::Object(params))) => Ok(CustomResult(self.answer(params, &context).await.to_json())),
+            (ELICIT, _) => Err(ErrorData::invalid_params("the parameters must be an object", None)),
+            (_, _) => Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None)),
+        }
+    }
+
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        let internal = |error: serde_json::Error| ErrorData::internal_error(error.to_string(), None);
+        let mut params = match serde_json::to_value(request).map_err(internal)? {
+            Value::Object(params) => params,
+            _ => Map::new(),
+        };
+        // The library has taken it out.
+        if let Ok(Value::Object(meta)) = serde_json::to_value(&context.meta)
+            && !meta.is_empty()
+        {
+            params.insert("_meta".to_owned(), Value::Object(meta));
+        }
+        serde_json::from_value(self.answer(params, &context).await.to_json()).map_err(internal)
+    }
+
+    async fn on_progress(&self, params: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
+        let ProgressNotificationParam { progress_token: token, progress, total, message, .. } = params;
+        self.board.step(Progress { token, progress, total, message });
+    }
+
+    async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
+        self.board.tools_changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_keeps_its_metadata_and_leaves_out_what_is_not_there() {
+        assert_eq!(Answer::only(Action::Decline).to_json(), json!({"action": "decline"}));
+        let meta = Some(Map::from_iter([("k".to_owned(), json!([1]))]));
+        let answer = Answer { action: Action::Accept, content: Some(json!({"a": 1})), meta };
+        assert_eq!(answer.to_json(), json!({"action": "accept", "content": {"a": 1}, "_meta": {"k": [1]}}));
+    }
+
+    #[test]
+    fn steps_are_told_in_order_also_those_that_came_early() {
+        let board = Board::new();
+        let step = |token: i64, progress: f64| {
+            serde_json::from_value::<Progress>(json!({"progressToken": token, "progress": progress})).unwrap()
+        };
+        for n in 0..3 {
+            board.step(step(7, f64::from(n)));
+            board.step(step(8, f64::from(n)));
+        }
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let telling = {
+            let heard = Arc::clone(&heard);
+            board.tell(step(7, 0.0).token, Arc::new(move |step: Progress| heard.lock().unwrap().push(step.progress)))
+        };
+        board.step(step(7, 3.0));
+        drop(telling);
+        board.step(step(7, 4.0));
+        assert_eq!(*heard.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
+        for n in 0..1000 {
+            board.step(step(n, 0.0));
+        }
+        assert_eq!(board.steps().early.len(), EARLY, "what nobody asks for is bounded");
+    }
+}

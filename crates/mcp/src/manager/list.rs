@@ -1,0 +1,79 @@
+//! Lists that come in pages: all of them, and an end to it. Must not know what is listed.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time;
+
+use super::{connection::Connection, error::Error};
+
+/// The most pages and items of one list, and the longest mark of a page. A server that goes beyond has no end.
+const PAGES: usize = 100;
+const ITEMS: usize = 2048;
+const CURSOR_BYTES: usize = 64 << 10; // 64 KiB
+
+/// What can be listed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct What {
+    method: &'static str,
+    key: &'static str,
+    /// The capability of a server that has any; without it there are none.
+    capability: &'static str,
+}
+
+pub(super) const TOOLS: What = What { method: "tools/list", key: "tools", capability: "tools" };
+pub(super) const RESOURCES: What = What { method: "resources/list", key: "resources", capability: "resources" };
+pub(super) const RESOURCE_TEMPLATES: What =
+    What { method: "resources/templates/list", key: "resourceTemplates", capability: "resources" };
+pub(super) const PROMPTS: What = What { method: "prompts/list", key: "prompts", capability: "prompts" };
+
+/// Every item, through all pages, within this time. Items that cannot be read are left out.
+pub(super) async fn list<T: DeserializeOwned>(
+    connection: &Connection,
+    what: What,
+    within: Duration,
+) -> Result<Vec<T>, Error> {
+    if !connection.has(what.capability) {
+        return Ok(Vec::new());
+    }
+    let pages = pages(connection, what);
+    let late = |_| Error::Timeout { server: connection.server().to_owned(), method: what.method.to_owned(), within };
+    time::timeout(within, pages).await.map_err(late)?
+}
+
+async fn pages<T: DeserializeOwned>(connection: &Connection, what: What) -> Result<Vec<T>, Error> {
+    let server = connection.server();
+    let unreadable = |reason: String| Error::Unreadable { server: server.to_owned(), method: what.method, reason };
+    let mut items = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut params = None;
+    for _ in 0..PAGES {
+        let mut page = connection.ask(what.method, params, None).await?;
+        let Some(Value::Array(found)) = page.get_mut(what.key).map(Value::take) else {
+            return Err(unreadable(format!("the result has no list `{}`", what.key)));
+        };
+        if items.len() + found.len() > ITEMS {
+            return Err(unreadable(format!("more than {ITEMS} items")));
+        }
+        for item in found {
+            match T::deserialize(item) {
+                Ok(item) => items.push(item),
+                Err(error) => tracing::warn!(server, method = what.method, %error, "an item is left out"),
+            }
+        }
+        let cursor = match page.get_mut("nextCursor").map(Value::take) {
+            Some(Value::String(cursor)) if !cursor.is_empty() => cursor,
+            Some(Value::String(_) | Value::Null) | None => return Ok(items),
+            Some(_) => return Err(unreadable("`nextCursor` is no text".to_owned())),
+        };
+        if cursor.len() > CURSOR_BYTES {
+            return Err(unreadable(format!("a `nextCursor` of more than {} KiB", CURSOR_BYTES >> 10)));
+        }
+        params = Some(json!({ "cursor": cursor }));
+        if !seen.insert(cursor) {
+            return Err(unreadable("the same `nextCursor` twice, so the list has no end".to_owned()));
+        }
+    }
+    Err(unreadable(format!("more than {PAGES} pages")))
+}

@@ -1,0 +1,185 @@
+//! One attempt to get a server ready: its place, its process or address, the handshake, its tools.
+//!
+//! Each step has the startup time of the server's configuration. What was started is put where the caller finds it, so that an
+//! attempt that is called off leaves nothing. Must not try again.
+
+use std::{sync::Arc, time::Duration};
+
+use rmcp::{
+    RoleClient, ServiceExt as _,
+    model::{ProtocolVersion, ServerResult, Tool},
+    service::{ClientInitializeError, RunningService},
+};
+use tokio::{
+    sync::{broadcast, watch},
+    time::{self, Instant},
+};
+
+use super::{
+    Settings,
+    connection::{Connection, chain},
+    error::Error,
+    handler::{Board, Handler},
+    hosts::{Hosts, Slot},
+    list,
+    server::Server,
+    state::Update,
+};
+use crate::{
+    config::{HttpConfig, StdioConfig, Way},
+    launch::{self, Launch},
+    transport::{Child, EXIT_GRACE, Ended},
+};
+
+const INITIALIZE: &str = "initialize";
+
+/// What all servers of a manager share.
+pub(super) struct Context {
+    pub(super) settings: Settings,
+    pub(super) hosts: Arc<Hosts>,
+    pub(super) updates: broadcast::Sender<Update>,
+}
+
+/// A server that is ready.
+pub(super) struct Life {
+    pub(super) running: RunningService<RoleClient, Handler>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) tools: Vec<Tool>,
+    /// Its process, where it is a program.
+    pub(super) child: Option<Arc<Child>>,
+}
+
+/// Tries once. `child` is the process as soon as there is one.
+pub(super) async fn start(server: &Server, context: &Context, child: &mut Option<Arc<Child>>) -> Result<Life, Error> {
+    let name = || server.name.clone();
+    let place = context.hosts.find(&server.config.placement);
+    let place = place.map_err(|source| Error::Place { server: name(), source })?;
+    match &server.config.way {
+        Way::Stdio(stdio) => start_stdio(server, context, &place, stdio, child).await,
+        Way::Http(http) => start_http(server, context, &place, http).await,
+    }
+}
+
+async fn start_stdio(
+    server: &Server,
+    context: &Context,
+    place: &Slot,
+    stdio: &StdioConfig,
+    child: &mut Option<Arc<Child>>,
+) -> Result<Life, Error> {
+    let name = || server.name.clone();
+    let within = server.config.startup_timeout;
+    let backend = time::timeout(within, place.backend()).await;
+    let backend = backend
+        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
+        .map_err(|source| Error::Host { server: name(), source })?;
+    let until = Instant::now() + within;
+    let launch = Launch {
+        name: &server.name,
+        stdio,
+        variables: &context.settings.variables,
+        cwd: context.settings.cwd.as_deref(),
+        log: Arc::clone(&server.log),
+    };
+    let transport = time::timeout_at(until, launch::launch(&*backend, launch)).await;
+    let transport = transport
+        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
+        .map_err(|source| Error::Launch { server: name(), source })?;
+    // The place is not held longer than needed: whoever ends it must be the last to have it.
+    drop(backend);
+    let board = Board::new();
+    let transport = {
+        let board = Arc::clone(&board);
+        transport.raw(move |progress| board.step(progress))
+    };
+    let process = Arc::clone(transport.child());
+    *child = Some(Arc::clone(&process));
+    let handler = handler(server, context, &board);
+    let running = match time::timeout_at(until, handler.serve(transport)).await {
+        Ok(Ok(running)) => running,
+        Ok(Err(error)) => return Err(refused(server, &process, error).await),
+        Err(_) => return Err(late(server, INITIALIZE, within, process.talk())),
+    };
+    let mut ended = process.ended();
+    let talk = || process.talk();
+    let ready = tokio::select! {
+        biased;
+        ready = introduce(server, running, board, within, &talk) => ready,
+        ended = over(&mut ended) => {
+            Err(Error::EndedAtStart { server: name(), method: "tools/list", ended, talk: process.talk() })
+        }
+    };
+    let mut life = ready?;
+    life.child = Some(process);
+    Ok(life)
+}
+
+async fn start_http(server: &Server, _context: &Context, _place: &Slot, _http: &HttpConfig) -> Result<Life, Error> {
+    Err(Error::Http { server: server.name.clone(), reason: "servers over HTTP are not served yet".to_owned() })
+}
+
+fn handler(server: &Server, context: &Context, board: &Arc<Board>) -> Handler {
+    Handler {
+        server: server.name.clone(),
+        client_name: context.settings.client_name.clone(),
+        elicit: context.settings.elicit.clone(),
+        board: Arc::clone(board),
+    }
+}
+
+/// After the handshake: is it one of ours, and what can it do.
+async fn introduce(
+    server: &Server,
+    running: RunningService<RoleClient, Handler>,
+    board: Arc<Board>,
+    within: Duration,
+    talk: &(dyn Fn() -> String + Sync),
+) -> Result<Life, Error> {
+    let connection = Connection::new(&server.name, running.peer().clone(), board);
+    if let Some(info) = connection.info()
+        && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
+    {
+        let reason = format!("it speaks MCP `{}`, which is not known here", info.protocol_version);
+        return Err(Error::Handshake { server: server.name.clone(), reason, talk: String::new() });
+    }
+    let tools = match list::list(&connection, list::TOOLS, within).await {
+        Ok(tools) => tools,
+        Err(Error::Timeout { .. }) => return Err(late(server, "tools/list", within, talk())),
+        Err(error) => return Err(error),
+    };
+    Ok(Life { running, connection: Arc::new(connection), tools, child: None })
+}
+
+fn late(server: &Server, method: &'static str, within: Duration, talk: String) -> Error {
+    Error::StartupTimeout { server: server.name.clone(), method, within, talk }
+}
+
+/// Why the handshake with a program failed.
+async fn refused(server: &Server, process: &Child, error: ClientInitializeError) -> Error {
+    let name = server.name.clone();
+    if matches!(error, ClientInitializeError::TransportError { .. }) {
+        // It takes no message: most likely it is about to exit.
+        process.hear_out(EXIT_GRACE).await;
+    }
+    let talk = process.talk();
+    if let Some(ended) = process.ended().borrow().clone() {
+        return Error::EndedAtStart { server: name, method: INITIALIZE, ended, talk };
+    }
+    let reason = match error {
+        ClientInitializeError::JsonRpcError(error) => format!("it refused: {} ({})", error.message, error.code.0),
+        ClientInitializeError::ExpectedInitResult(Some(ServerResult::CustomResult(result))) => {
+            let read = serde_json::from_value::<rmcp::model::InitializeResult>(result.0);
+            let why = read.err().map_or_else(String::new, |error| format!(": {error}"));
+            format!("its answer to `{INITIALIZE}` cannot be read{why}")
+        }
+        other => chain(&other),
+    };
+    Error::Handshake { server: name, reason, talk }
+}
+
+/// Waits until a process is over.
+pub(super) async fn over(ended: &mut watch::Receiver<Option<Ended>>) -> Ended {
+    // The sender lives with the process.
+    let told = ended.wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
+    told.unwrap_or(Ended::Closed)
+}

@@ -1,0 +1,375 @@
+//! An MCP server on its standard streams, as the transport of an MCP client: wherever the process runs, through cut links and
+//! restarts of the executor.
+//!
+//! ```text
+//!  rmcp ── send ─────▶ one JSON and a line feed ──▶ Process::write        (in order, exactly once)
+//!  rmcp ◀─ receive ─── decode ◀── lines ◀── stdout ◀─┐
+//!                                 log   ◀── stderr ◀─┴── Events           (each once, gaps told)
+//! ```
+//! The client library keeps the promise for bytes, so that there is nothing to repeat here and nothing to filter.
+//!
+//! | what happens | what it means |
+//! |---|---|
+//! | a line that is no message | skipped, counted, and quoted when the server fails |
+//! | the process closes | a last line without its end is offered once, then the stream ends |
+//! | the process exits, and something that it left behind holds its streams | [`EXIT_GRACE`] later all that is left is ended |
+//! | a line above [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | lines before it are delivered, the stream ends, the process too |
+//! | output that is gone | the stream ends: a message may be missing |
+//! | the session is lost | the stream ends |
+//!
+//! An executor tells that a process has *closed*, not that it closed one of its streams: one that closes its standard output
+//! and lives looks like one that never answers, and whoever asks it needs a time limit.
+//!
+//! Closing closes its standard input, waits, asks it to terminate, waits, and kills everything that it started. Dropping
+//! without closing kills in the background.
+
+mod child;
+mod decode;
+mod lines;
+mod log;
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use exec_server_client::{Error, Event, Exit, Process, protocol::process as wire};
+use rmcp::{
+    RoleClient,
+    model::ProgressToken,
+    service::{RxJsonRpcMessage, TxJsonRpcMessage},
+    transport::Transport,
+};
+use serde::Deserialize;
+use tokio::{
+    sync::oneshot,
+    time::{self, Instant},
+};
+
+use self::{
+    child::{Tail, Turn},
+    decode::{Decoded, decode},
+    lines::{Lines, TooLong},
+};
+
+pub use child::Child;
+pub use decode::Results;
+pub use log::Log;
+
+/// The longest line that a server may write on its standard output: the largest message.
+pub const STDOUT_LINE_BYTES: usize = 8 << 20; // 8 MiB
+
+/// The longest line that a server may write on its standard error.
+pub const STDERR_LINE_BYTES: usize = 1 << 20; // 1 MiB
+
+/// How long what a server left behind may hold its streams after it exited: time for a last word of a helper.
+pub const EXIT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a server may take to end by itself once its input is closed, and again once it was asked to terminate.
+pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// How long to wait for the word that a killed process is gone: the executor may be out of reach.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// The method by which a server asks the user.
+pub(crate) const ELICIT: &str = "elicitation/create";
+
+/// How the stream of a server ended.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ended {
+    /// The process ended.
+    #[error("it {}", Exited(.0))]
+    Exited(Option<Exit>),
+    /// It wrote a line that is longer than a line may be.
+    #[error("it wrote a line of more than {} MiB on its {stream}", limit >> 20)]
+    LineTooLong {
+        /// Where.
+        stream: &'static str,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// Output is gone, and a message may have been in it.
+    #[error("output of it is gone ({}), and a message may have been in it", Bytes(.bytes))]
+    Gap {
+        /// How much, where that is known.
+        bytes: Option<u64>,
+    },
+    /// Nothing more can be heard of it.
+    #[error("nothing more can be heard of it: {0}")]
+    Lost(Error),
+    /// We ended it.
+    #[error("it was ended")]
+    Closed,
+}
+
+/// A step of a request, as its server tells it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Which request.
+    #[serde(rename = "progressToken")]
+    pub(crate) token: ProgressToken,
+    /// How far it is.
+    pub progress: f64,
+    /// How far it will go, where that is known.
+    #[serde(default)]
+    pub total: Option<f64>,
+    /// In words.
+    #[serde(default)]
+    pub message: Option<String>,
+}
+
+/// The transport. See the module.
+pub struct Stdio {
+    child: Arc<Child>,
+    /// There until it is dropped.
+    tail: Option<Tail>,
+    out: Lines,
+    /// Complete lines that are not read yet, once the stream has ended.
+    rest: VecDeque<Vec<u8>>,
+    results: Results,
+    had_result: bool,
+    on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
+    /// Ends the turn of the send before.
+    turn: Option<oneshot::Receiver<()>>,
+    /// It has exited: what it left behind is ended then, or given up.
+    exited: Option<Overdue>,
+    ending: Option<Ended>,
+}
+
+enum Overdue {
+    Terminate(Instant),
+    GiveUp(Instant),
+}
+
+impl Stdio {
+    /// Speaks with a process that was just started. Its lines on standard error are added to the log.
+    #[must_use]
+    pub fn new(name: impl Into<String>, process: Process, log: Arc<Log>) -> Self {
+        let tail = Tail::new(&process);
+        let child = Child::new(name.into(), process, log);
+        Self {
+            child: Arc::new(child),
+            tail: Some(tail),
+            out: Lines::new(STDOUT_LINE_BYTES),
+            rest: VecDeque::new(),
+            results: Results::Typed,
+            had_result: false,
+            on_progress: None,
+            turn: None,
+            exited: None,
+            ending: None,
+        }
+    }
+
+    /// Hands results over as they came, and progress to this function, in order, before any message that follows it.
+    #[must_use]
+    pub fn raw(mut self, on_progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.results = Results::Raw;
+        self.on_progress = Some(Box::new(on_progress));
+        self
+    }
+
+    /// The process, for everything but messages.
+    #[must_use]
+    pub fn child(&self) -> &Arc<Child> {
+        &self.child
+    }
+
+    /// The next message; `None` when the stream has ended, see [`Child::ended`]. Cancel safe.
+    async fn next(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        loop {
+            while let Some(line) = self.out.next().or_else(|| self.rest.pop_front()) {
+                if let Some(message) = self.read(&line) {
+                    return Some(message);
+                }
+            }
+            if let Some(ended) = &self.ending {
+                self.child.tell_end(ended.clone());
+                return None;
+            }
+            self.step().await;
+        }
+    }
+
+    /// Waits for one event. Cancel safe: an event that was returned is handled before the next wait.
+    async fn step(&mut self) {
+        let until = match self.exited {
+            Some(Overdue::Terminate(at) | Overdue::GiveUp(at)) => Some(at),
+            None => None,
+        };
+        let overdue = async {
+            match until {
+                Some(at) => time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let Some(tail) = &mut self.tail else { return };
+        tokio::select! {
+            biased;
+            event = tail.events.next() => self.handle(event),
+            () = overdue => self.handle_overdue(),
+        }
+    }
+
+    fn handle(&mut self, event: Option<Event>) {
+        match event {
+            Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => self.take_stderr(&bytes),
+            Some(Event::Output { stream: wire::Stream::Stdout | wire::Stream::Pty, bytes, .. }) => {
+                if let Err(TooLong) = self.out.push(&bytes) {
+                    self.ending = Some(Ended::LineTooLong { stream: "stdout", limit: STDOUT_LINE_BYTES });
+                }
+            }
+            Some(Event::Gap { bytes, .. }) => self.ending = Some(Ended::Gap { bytes }),
+            Some(Event::Exited { .. }) => self.exited = Some(Overdue::Terminate(Instant::now() + EXIT_GRACE)),
+            Some(Event::Closed { .. }) => self.finish(Ended::Exited(self.child.process.exit())),
+            Some(Event::Failed(error)) => self.finish(Ended::Lost(error)),
+            None => self.finish(Ended::Lost(Error::Disconnected { reason: None })),
+        }
+    }
+
+    /// What it left behind still holds its streams.
+    fn handle_overdue(&mut self) {
+        if matches!(self.exited, Some(Overdue::GiveUp(_))) {
+            return self.finish(Ended::Exited(self.child.process.exit()));
+        }
+        tracing::info!(server = self.child.name, "it exited, and what it left behind is ended");
+        self.exited = Some(Overdue::GiveUp(Instant::now() + GONE_WITHIN));
+        let process = self.child.process.clone();
+        lock(&self.child.tasks).spawn(async move {
+            if let Err(error) = process.terminate(None).await {
+                tracing::debug!(%error, "terminate");
+            }
+        });
+    }
+
+    fn take_stderr(&mut self, bytes: &[u8]) {
+        let Some(tail) = &mut self.tail else { return };
+        if let Err(TooLong) = tail.take(&self.child, bytes) {
+            self.ending = Some(Ended::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
+        }
+    }
+
+    /// No more output comes.
+    fn finish(&mut self, ended: Ended) {
+        if let Some(tail) = &mut self.tail {
+            tail.finish(&self.child);
+        }
+        while let Some(line) = self.out.next() {
+            self.rest.push_back(line);
+        }
+        self.rest.extend(self.out.finish());
+        self.ending = Some(ended);
+    }
+
+    fn read(&mut self, line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
+        if line.is_empty() {
+            return None;
+        }
+        match decode(line, self.results, !self.had_result) {
+            Decoded::Message(message) => {
+                self.had_result |= matches!(*message, RxJsonRpcMessage::<RoleClient>::Response(_));
+                Some(*message)
+            }
+            Decoded::Progress(progress) => {
+                if let Some(tell) = &self.on_progress {
+                    tell(progress);
+                }
+                None
+            }
+            Decoded::Noise(why) => {
+                self.child.skip(line, &why);
+                None
+            }
+        }
+    }
+}
+
+impl Transport<RoleClient> for Stdio {
+    type Error = io::Error;
+
+    fn name() -> std::borrow::Cow<'static, str> {
+        "stdio".into()
+    }
+
+    fn send(
+        &mut self,
+        item: TxJsonRpcMessage<RoleClient>,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        // The order is that of these calls, not that in which the futures are looked at first.
+        let (after, next) = oneshot::channel();
+        let turn = Turn { before: self.turn.replace(next), after };
+        let child = Arc::clone(&self.child);
+        async move { child.send(turn, &item).await }
+    }
+
+    fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleClient>>> + Send {
+        self.next()
+    }
+
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        let child = Arc::clone(&self.child);
+        match &self.ending {
+            Some(Ended::Exited(_) | Ended::Lost(_) | Ended::Closed) if child.process.closed().is_some() => {
+                child.forget().await;
+            }
+            Some(Ended::Lost(_)) => {}
+            ending => {
+                // One that breaks the rules need not be asked.
+                let is_gentle = !matches!(ending, Some(Ended::LineTooLong { .. } | Ended::Gap { .. }));
+                child.tell_end(ending.clone().unwrap_or(Ended::Closed));
+                if let Some(tail) = &mut self.tail {
+                    child.end_when(is_gentle, tail.drain(&child)).await;
+                }
+            }
+        }
+        child.tell_end(Ended::Closed);
+        Ok(())
+    }
+}
+
+impl Drop for Stdio {
+    fn drop(&mut self) {
+        // Whoever still has the process may hear the rest.
+        *lock(&self.child.tail) = self.tail.take();
+    }
+}
+
+impl fmt::Debug for Stdio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stdio").field("child", &self.child).field("ending", &self.ending).finish_non_exhaustive()
+    }
+}
+
+/// How a process ended, behind "it".
+struct Exited<'a>(&'a Option<Exit>);
+
+impl fmt::Display for Exited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(Exit { signal: Some(signal), .. }) => write!(f, "was ended by {signal}"),
+            Some(Exit { code, .. }) => write!(f, "exited with code {code}"),
+            None => f.write_str("ended"),
+        }
+    }
+}
+
+/// A number of bytes, where it is known.
+struct Bytes<'a>(&'a Option<u64>);
+
+impl fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{bytes} bytes"),
+            None => f.write_str("some bytes"),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code under these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,159 @@
+//! One line of a server's standard output as a message, or not. Must not know where lines come from.
+//!
+//! The library's types read what they know, and drop or refuse the rest: a kind of content that it has not heard of would make
+//! a whole result unreadable. [`Results::Raw`] hands results over as they came, but for that of the handshake, and so requests
+//! of the user; whoever asked knows what they should be.
+
+use rmcp::{
+    RoleClient,
+    model::{CustomRequest, CustomResult, InitializeResult, JsonRpcMessage, RequestId, ServerRequest, ServerResult},
+    service::RxJsonRpcMessage,
+};
+use serde_json::{Map, Value};
+
+use super::Progress;
+
+/// In which form results are handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Results {
+    /// As the library's types.
+    #[default]
+    Typed,
+    /// As they came: every result but the first, and every `elicitation/create`, as a custom one.
+    Raw,
+}
+
+/// What a line is.
+#[derive(Debug)]
+pub(super) enum Decoded {
+    /// A message.
+    Message(Box<RxJsonRpcMessage<RoleClient>>),
+    /// Progress of a request.
+    Progress(Progress),
+    /// No message, and why.
+    Noise(String),
+}
+
+/// Reads a line. `is_first` says that no result has come yet.
+pub(super) fn decode(line: &[u8], results: Results, is_first: bool) -> Decoded {
+    let value = match serde_json::from_slice::<Value>(line) {
+        Ok(value) => value,
+        Err(error) => return Decoded::Noise(format!("not JSON: {error}")),
+    };
+    let Value::Object(mut object) = value else { return Decoded::Noise("JSON, but no object".to_owned()) };
+    match (results, kind(&object)) {
+        (_, Kind::Neither) => Decoded::Noise("JSON, but no message of JSON-RPC".to_owned()),
+        (Results::Raw, Kind::Progress) => match object.remove("params").map(serde_json::from_value) {
+            Some(Ok(progress)) => Decoded::Progress(progress),
+            Some(Err(error)) => Decoded::Noise(format!("a progress that cannot be read: {error}")),
+            None => Decoded::Noise("a progress without parameters".to_owned()),
+        },
+        (Results::Raw, Kind::Result(id)) => {
+            let result = object.remove("result").unwrap_or_default();
+            message(JsonRpcMessage::response(result_of(result, is_first), id))
+        }
+        (Results::Raw, Kind::Elicitation(id)) => {
+            let request = CustomRequest::new(super::ELICIT, object.remove("params"));
+            message(JsonRpcMessage::request(ServerRequest::CustomRequest(request), id))
+        }
+        (_, Kind::Progress | Kind::Result(_) | Kind::Elicitation(_) | Kind::Other) => {
+            match serde_json::from_value(Value::Object(object)) {
+                Ok(read) => Decoded::Message(Box::new(read)),
+                Err(error) => Decoded::Noise(format!("a message that cannot be read: {error}")),
+            }
+        }
+    }
+}
+
+fn message(message: RxJsonRpcMessage<RoleClient>) -> Decoded {
+    Decoded::Message(Box::new(message))
+}
+
+fn result_of(result: Value, is_first: bool) -> ServerResult {
+    if is_first && let Ok(read) = serde_json::from_value::<InitializeResult>(result.clone()) {
+        return ServerResult::InitializeResult(read);
+    }
+    ServerResult::CustomResult(CustomResult(result))
+}
+
+enum Kind {
+    Result(RequestId),
+    Elicitation(RequestId),
+    Progress,
+    Other,
+    Neither,
+}
+
+fn kind(object: &Map<String, Value>) -> Kind {
+    let id = object.get("id").and_then(|id| serde_json::from_value::<RequestId>(id.clone()).ok());
+    let method = object.get("method").and_then(Value::as_str);
+    match (method, id) {
+        (Some(super::ELICIT), Some(id)) => Kind::Elicitation(id),
+        (Some("notifications/progress"), None) => Kind::Progress,
+        (Some(_), _) => Kind::Other,
+        (None, Some(id)) if object.contains_key("result") => Kind::Result(id),
+        (None, _) if object.contains_key("error") => Kind::Other,
+        (None, _) => Kind::Neither,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(line: &str) -> String {
+        match decode(line.as_bytes(), Results::Raw, false) {
+            Decoded::Noise(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(line: &str, results: Results, is_first: bool) -> RxJsonRpcMessage<RoleClient> {
+        match decode(line.as_bytes(), results, is_first) {
+            Decoded::Message(message) => *message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_says_what_it_is() {
+        assert!(noise("INFO starting").starts_with("not JSON"));
+        assert!(noise("[1]").contains("no object"));
+        assert!(noise("{\"level\":\"info\",\"msg\":\"up\"}").contains("no message"));
+        assert!(noise("{\"jsonrpc\":\"2.0\",\"id\":1,\"resu").starts_with("not JSON"));
+        assert!(noise("{\"method\":\"notifications/progress\"}").contains("progress"));
+    }
+
+    #[test]
+    fn a_result_of_any_content_is_handed_over_whole() {
+        let line = r#"{"jsonrpc":"2.0","id":3,"result":{"content":[{"type":"new","x":[1]}],"extra":null}}"#;
+        let JsonRpcMessage::Response(response) = read(line, Results::Raw, false) else { panic!("a response") };
+        let ServerResult::CustomResult(CustomResult(value)) = response.result else { panic!("as it came") };
+        assert_eq!(value, serde_json::json!({"content": [{"type": "new", "x": [1]}], "extra": null}));
+    }
+
+    #[test]
+    fn the_first_result_is_that_of_the_handshake() {
+        let line = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{},
+            "serverInfo":{"name":"n","version":"1"}}}"#;
+        let JsonRpcMessage::Response(response) = read(line, Results::Raw, true) else { panic!("a response") };
+        assert!(matches!(response.result, ServerResult::InitializeResult(_)));
+    }
+
+    #[test]
+    fn an_error_without_an_id_and_a_ping_are_messages() {
+        let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse"}}"#;
+        assert!(matches!(read(error, Results::Raw, false), JsonRpcMessage::Error(_)));
+        let ping = r#"{"jsonrpc":"2.0","id":"a","method":"ping"}"#;
+        let JsonRpcMessage::Request(request) = read(ping, Results::Raw, false) else { panic!("a request") };
+        assert!(matches!(request.request, ServerRequest::PingRequest(_)));
+    }
+
+    #[test]
+    fn a_question_to_the_user_comes_as_it_is() {
+        let line = r#"{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"m","x":1}}"#;
+        let JsonRpcMessage::Request(request) = read(line, Results::Raw, false) else { panic!("a request") };
+        let ServerRequest::CustomRequest(custom) = request.request else { panic!("as it came") };
+        assert_eq!(custom.params, Some(serde_json::json!({"message": "m", "x": 1})));
+    }
+}

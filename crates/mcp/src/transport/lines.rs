@@ -1,0 +1,134 @@
+//! Bytes into lines, none of them longer than a limit. Must not know what the lines mean.
+
+use std::collections::VecDeque;
+
+/// A line that is longer than it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TooLong;
+
+/// Cuts a stream at its line feeds.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// The most bytes of a line, without what ends it.
+    limit: usize,
+    /// The line that has not ended yet; at most the limit, and a carriage return that may belong to its end.
+    partial: Vec<u8>,
+    /// Complete lines; at most what one piece of output held.
+    complete: VecDeque<Vec<u8>>,
+    /// Nothing more is taken.
+    is_over: bool,
+}
+
+impl Lines {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, partial: Vec::new(), complete: VecDeque::new(), is_over: false }
+    }
+
+    /// Takes a piece. On an error the lines before the one that is too long are there, it and all behind it are not.
+    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), TooLong> {
+        if self.is_over {
+            return Err(TooLong);
+        }
+        while let Some(at) = bytes.iter().position(|byte| *byte == b'\n') {
+            self.append(&bytes[..at])?;
+            bytes = &bytes[at + 1..];
+            let line = std::mem::take(&mut self.partial);
+            let line = self.trimmed(line).ok_or(TooLong).inspect_err(|_| self.is_over = true)?;
+            self.complete.push_back(line);
+        }
+        self.append(bytes)
+    }
+
+    /// The next complete line, without what ended it.
+    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+        self.complete.pop_front()
+    }
+
+    /// What came after the last line feed, once.
+    pub(super) fn finish(&mut self) -> Option<Vec<u8>> {
+        if std::mem::replace(&mut self.is_over, true) {
+            return None;
+        }
+        let rest = std::mem::take(&mut self.partial);
+        self.trimmed(rest).filter(|rest| !rest.is_empty())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        // One more than the limit: the last may be the carriage return that is no part of the line.
+        if self.partial.len() + bytes.len() > self.limit + 1 {
+            self.partial = Vec::new();
+            self.is_over = true;
+            return Err(TooLong);
+        }
+        self.partial.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// A line without one carriage return at its end; none if it is too long even so.
+    fn trimmed(&self, mut line: Vec<u8>) -> Option<Vec<u8>> {
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+        (line.len() <= self.limit).then_some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(lines: &mut Lines) -> Vec<String> {
+        std::iter::from_fn(|| lines.next()).map(|line| String::from_utf8(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_are_cut_at_line_feeds_wherever_the_pieces_end() {
+        let text = b"one\ntwo\r\n\nfour\r\r\nfi";
+        for size in 1..=text.len() {
+            let mut lines = Lines::new(8);
+            let mut found = Vec::new();
+            for piece in text.chunks(size) {
+                lines.push(piece).unwrap();
+                found.extend(all(&mut lines));
+            }
+            assert_eq!(found, ["one", "two", "", "four\r"], "pieces of {size}");
+            assert_eq!(lines.finish(), Some(b"fi".to_vec()));
+            assert_eq!(lines.finish(), None, "offered once");
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_limit_is_taken_with_either_ending() {
+        let mut lines = Lines::new(4);
+        lines.push(b"abcd\nabcd\r\nabc").unwrap();
+        assert_eq!(all(&mut lines), ["abcd", "abcd",]);
+        lines.push(b"d").unwrap();
+        assert_eq!(lines.finish(), Some(b"abcd".to_vec()));
+    }
+
+    #[test]
+    fn lines_before_one_that_is_too_long_are_kept_and_nothing_behind_it() {
+        let mut lines = Lines::new(4);
+        assert_eq!(lines.push(b"ok\nabcde\nlater\n"), Err(TooLong));
+        assert_eq!(all(&mut lines), ["ok"]);
+        assert_eq!(lines.push(b"more\n"), Err(TooLong));
+        assert_eq!((lines.next(), lines.finish()), (None, None));
+    }
+
+    #[test]
+    fn a_line_that_grows_too_long_piece_by_piece_is_dropped_at_once() {
+        let mut lines = Lines::new(4);
+        lines.push(b"abc").unwrap();
+        lines.push(b"de").unwrap(); // The last could have been a carriage return.
+        assert_eq!(lines.push(b"f"), Err(TooLong));
+        assert!(lines.partial.is_empty() && lines.partial.capacity() == 0, "nothing of it is kept");
+        assert_eq!(lines.finish(), None);
+    }
+
+    #[test]
+    fn an_unterminated_line_above_the_limit_is_not_offered() {
+        let mut lines = Lines::new(4);
+        lines.push(b"abcde").unwrap();
+        assert_eq!(lines.finish(), None);
+    }
+}

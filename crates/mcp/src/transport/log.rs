@@ -1,0 +1,118 @@
+//! What a server writes on its standard error, kept for later: the last lines, in bounded memory, through restarts.
+//! Must not read anything itself.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Lines and bytes that are kept.
+const LINES: usize = 1000;
+const BYTES: usize = 256 << 10; // 256 KiB
+
+/// What is kept of one line.
+const LINE_BYTES: usize = 8 << 10; // 8 KiB
+
+/// How many lines are quoted in an error, and how much of each.
+const QUOTED_LINES: usize = 10;
+const QUOTED_CHARS: usize = 300;
+
+/// The last lines of a server.
+#[derive(Debug, Default)]
+pub struct Log {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    lines: VecDeque<String>,
+    bytes: usize,
+    /// Lines ever added; the last of them is the last in `lines`.
+    total: u64,
+}
+
+impl Log {
+    /// The lines that are kept, oldest first.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.lock().lines.iter().cloned().collect()
+    }
+
+    /// How many lines there were in all.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.lock().total
+    }
+
+    /// Adds a line; what is no UTF-8 in it is replaced.
+    pub(crate) fn add(&self, line: &[u8]) {
+        let is_cut = line.len() > LINE_BYTES;
+        let mut text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES)]).into_owned();
+        if is_cut {
+            text.push('…');
+        }
+        let mut kept = self.lock();
+        kept.bytes += text.len();
+        kept.lines.push_back(text);
+        kept.total += 1;
+        while kept.lines.len() > LINES || kept.bytes > BYTES {
+            let Some(oldest) = kept.lines.pop_front() else { break };
+            kept.bytes -= oldest.len();
+        }
+    }
+
+    /// The last lines after the first `seen`, to be quoted in an error; empty if there are none.
+    pub(crate) fn quote(&self, seen: u64) -> String {
+        let kept = self.lock();
+        let new = usize::try_from(kept.total.saturating_sub(seen)).unwrap_or(usize::MAX);
+        let count = new.min(QUOTED_LINES).min(kept.lines.len());
+        let last = kept.lines.iter().skip(kept.lines.len() - count);
+        let mut text = String::new();
+        for line in last {
+            text.push_str(if text.is_empty() { "its last words on stderr:\n  " } else { "\n  " });
+            text.extend(
+                line.chars().take(QUOTED_CHARS).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }),
+            );
+        }
+        text
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        // No code under the lock can panic half-way through a change.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_costs_bounded_memory_and_the_last_lines_stay() {
+        let log = Log::default();
+        for n in 0..5000 {
+            log.add(format!("line {n}").as_bytes());
+        }
+        assert_eq!((log.total(), log.lines().len()), (5000, LINES));
+        assert_eq!(log.lines().last().map(String::as_str), Some("line 4999"));
+        for _ in 0..100 {
+            log.add(&vec![b'x'; 1 << 20]);
+        }
+        assert!(log.lines().iter().map(String::len).sum::<usize>() <= BYTES);
+    }
+
+    #[test]
+    fn only_lines_of_this_life_are_quoted_and_nothing_moves_the_terminal() {
+        let log = Log::default();
+        assert_eq!(log.quote(0), "");
+        log.add(b"old");
+        let seen = log.total();
+        assert_eq!(log.quote(seen), "");
+        log.add(b"new \x1b[2J\xff");
+        assert_eq!(log.quote(seen), "its last words on stderr:\n  new \u{fffd}[2J\u{fffd}");
+        for n in 0..50 {
+            log.add(format!("{n}").as_bytes());
+        }
+        assert_eq!(log.quote(seen).lines().count(), 1 + QUOTED_LINES);
+    }
+}
