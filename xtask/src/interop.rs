@@ -7,6 +7,8 @@ mod deploy;
 mod examples;
 mod far;
 mod install;
+mod mcp_bridge;
+mod mcp_servers;
 mod packages;
 mod readme;
 mod screen;
@@ -22,6 +24,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo;
 use far::Far;
+pub(crate) use mcp_servers::mcp_server_time;
 use world::World;
 
 /// Options of `cargo xtask interop`.
@@ -66,6 +69,12 @@ const PARTS: &[Part] = &[
         what: "the unit and the container of docs/deploy.md",
         needs: packages::DEPLOY,
         run: deploy::run,
+    },
+    Part {
+        name: "mcp",
+        what: "real MCP servers in Python and Node through `mcp bridge`",
+        needs: packages::MCP,
+        run: mcp_bridge::run,
     },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];

@@ -22,6 +22,18 @@ pub(crate) fn new() -> io::Result<Runtime> {
 
 /// Runs a command to its end on a runtime of its own.
 pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    block_on_runtime(&new, command)
+}
+
+/// As [`block_on`], on this thread alone: what only passes small messages on would otherwise wake another thread for each.
+pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    block_on_runtime(&|| Builder::new_current_thread().enable_all().build(), command)
+}
+
+fn block_on_runtime<T>(
+    new: &dyn Fn() -> io::Result<Runtime>,
+    command: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
     let runtime = new().context("start the runtime")?;
     let done = runtime.block_on(command);
     // Standard input may be read by a thread that nobody can interrupt.

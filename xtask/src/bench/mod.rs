@@ -4,6 +4,7 @@
 //! never fails a build, because other load on the machine is no defect of ours.
 
 mod boxes;
+mod calls;
 mod copy;
 mod flow;
 mod spawn;
@@ -25,7 +26,7 @@ pub(crate) struct Options {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox.
+    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox, mcp.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Writes `bench/results.json` too.
@@ -79,6 +80,7 @@ const GROUPS: &[(&str, Group)] = &[
     ("roundtrip", flow::roundtrip),
     ("cp", copy::measure),
     ("sandbox", boxes::measure),
+    ("mcp", calls::measure),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {

@@ -16,6 +16,7 @@ mod fs;
 mod fs_words;
 mod help;
 mod local;
+mod mcp_bridge;
 mod remote;
 mod run;
 mod security_md;
