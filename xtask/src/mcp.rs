@@ -59,11 +59,6 @@ impl McpClient {
         Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, said })
     }
 
-    /// The process id of the program.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// What it said on standard error, the beginning of it.
     pub(crate) fn said(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,11 +209,6 @@ impl McpClient {
             ensure!(message.get("method").is_some(), "one answer too many: {message}");
         }
         Ok(status)
-    }
-
-    /// Sends it a signal.
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        crate::server::kill(self.child.id(), signal);
     }
 }
 

@@ -143,8 +143,8 @@ impl Bridge {
         let mut line = String::new();
         BufReader::new(self.child.stdout.as_mut().context("a pipe")?).read_line(&mut line)?;
         ensure!(line == "up\n", "the server said `{line}`");
-        // The daemon, and the script or what it became.
-        descendants::wait_alive(&self.mark, 1)
+        // The daemon, the script or what it became, and the bridge itself, which has their words among its own.
+        descendants::wait_alive(&self.mark, 3)
     }
 
     /// Ends it, and waits for the end of all that came of it.

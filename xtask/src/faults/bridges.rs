@@ -20,6 +20,10 @@ use crate::{
 /// No part takes longer; what does is stuck.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
+/// Parts of the log that may be there in the end and were not at first: each has a descriptor, until the client has said that it
+/// took what is in it, which it does not after every answer.
+const SEGMENTS: u64 = 4;
+
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![cuts(setting).context("cuts")?, kills(setting).context("kills")?])
 }
@@ -32,6 +36,9 @@ fn cuts(setting: &Setting) -> Result<Figures> {
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
+    // The first of its kind opens what stays open.
+    Talks::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
+    descendants::settle("holders", 0, || setup.holders().len() as u64)?;
     let before = server::descriptors(server.pid());
     let nemesis = |over: &dyn Fn() -> bool| {
         while proxy.count() < wanted && !over() {
@@ -140,7 +147,7 @@ fn talk(setting: &Setting, url: &str, random: Random, over: &AtomicBool) -> Resu
         talks.step().with_context(|| format!("after {} calls; the bridge said: {}", talks.calls(), talks.said()))?;
     }
     talks.settle().with_context(|| format!("in the end; the bridge said: {}", talks.said()))?;
-    descendants::settle("descriptors of the holder", before, || server::descriptors(talks.holder))?;
+    descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(talks.holder))?;
     let lost = talks.said().matches("; reconnecting").count() as u64;
     let tally = Tally { calls: talks.calls(), bytes: talks.bytes, times: std::mem::take(&mut talks.times), lost };
     talks.end()?;
