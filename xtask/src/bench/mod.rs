@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// Another server than the release build of this tree.
     #[arg(long)]
     server: Option<PathBuf>,
+    /// Runs in this build of xtask, also where it is not the release build; figures are then no figures.
+    #[arg(long, hide = true)]
+    as_built: bool,
 }
 
 /// What a group needs to know.
@@ -87,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for name in &options.only {
         ensure!(GROUPS.iter().any(|(group, _)| group == name), "no group `{name}`");
     }
-    if cargo::again_in_release()? {
+    if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
     let setting = Setting { binary: cargo::server_binary(options.server.as_deref())?, quick: options.quick };
