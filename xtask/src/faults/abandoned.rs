@@ -125,7 +125,7 @@ impl Bridge {
     fn start(setting: &Setting, url: &str, keep: &str, how: How, number: u64, mark: String) -> Result<Self> {
         let program = children::program()?;
         // Both ways of ending meet both kinds of server.
-        let heeds = number / 2 % 2 == 0;
+        let heeds = (number / 2).is_multiple_of(2);
         let then = if heeds { "exec \"$0\" child mcp \"$1\"" } else { "exec sleep \"$1\"" };
         let script = descendants::script(&mark, 1, then);
         let words = ["/bin/sh", "-c", &script, &program, &mark];

@@ -118,10 +118,13 @@ fn a_line_is_answered_at_once_and_an_end_of_input_ends_the_server() {
     nothing_is_left(&server);
 }
 
+/// What ends a bridge: in words, how, and the code that it has then.
+type Way = (&'static str, fn(&mut Bridge), i32);
+
 #[test]
 fn a_server_that_does_not_want_to_end_is_ended_with_all_it_started() {
     let (server, home) = (server(), Home::new());
-    let ways: [(&str, fn(&mut Bridge), i32); 3] = [
+    let ways: [Way; 3] = [
         ("end of input", |bridge| drop(bridge.stdin.take()), 0),
         ("SIGTERM", |bridge| signal(bridge.child.id(), Signal::TERM), 143),
         ("SIGHUP twice", |bridge| (0..2).for_each(|_| signal(bridge.child.id(), Signal::HUP)), 129),
