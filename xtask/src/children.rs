@@ -31,6 +31,8 @@ pub(crate) enum Child {
     Relay { id: u64 },
     /// Writes COUNT records of process ID, of which the second half waits for the file GATE.
     Gated { id: u64, count: u64, gate: String },
+    /// An MCP server on standard streams with one tool; a MARK only shows that it is alive.
+    Mcp { mark: Option<String> },
     /// Measures fork, exec and wait on request, one batch a line of standard input.
     Bare,
     /// A WebSocket echo server for one connection; prints its URL.
@@ -47,6 +49,7 @@ impl Child {
             }
             Self::Relay { id } => faults::relay::child(id),
             Self::Gated { id, count, gate } => faults::left::child(id, count, &gate),
+            Self::Mcp { .. } => faults::tools::child(),
             Self::Bare => bare::serve(),
             Self::Echo => echo(),
         }

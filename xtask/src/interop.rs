@@ -7,6 +7,8 @@ mod deploy;
 mod examples;
 mod far;
 mod install;
+mod mcp_bridge;
+mod mcp_servers;
 mod packages;
 mod readme;
 mod screen;
@@ -22,6 +24,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo;
 use far::Far;
+pub(crate) use mcp_servers::mcp_server_time;
 use world::World;
 
 /// Options of `cargo xtask interop`.
@@ -39,6 +42,9 @@ pub(crate) struct Options {
     /// Another program than the release build of this tree.
     #[arg(long)]
     server: Option<std::path::PathBuf>,
+    /// Runs in this build of xtask, also where it is not the release build; times are then no times.
+    #[arg(long, hide = true)]
+    as_built: bool,
 }
 
 /// One part: its name, what it does, the packages it needs, and how. It returns what it checked, a line each.
@@ -67,6 +73,12 @@ const PARTS: &[Part] = &[
         needs: packages::DEPLOY,
         run: deploy::run,
     },
+    Part {
+        name: "mcp",
+        what: "real MCP servers in Python and Node through `mcp bridge`",
+        needs: packages::MCP,
+        run: mcp_bridge::run,
+    },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
 
@@ -87,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         return Ok(());
     }
-    if cargo::again_in_release()? {
+    if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
     for name in &options.only {

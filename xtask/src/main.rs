@@ -20,6 +20,7 @@ mod dist;
 mod faults;
 mod fuzz;
 mod interop;
+mod mcp;
 mod random;
 mod server;
 mod tidy;

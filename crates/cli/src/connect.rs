@@ -190,10 +190,14 @@ impl Visit {
     }
 }
 
-/// Ends a session of ours and everything in it, if the server can be reached soon.
+/// Ends a session of ours and everything in it, if the server can be reached soon. Its time-to-live ends it otherwise.
 pub(crate) async fn end(client: &Client) {
-    // Its time-to-live ends it otherwise.
-    time::timeout(END_WITHIN, client.end_session()).await.ok();
+    try_end(client).await;
+}
+
+/// As [`end`]; whether the server could be reached.
+pub(crate) async fn try_end(client: &Client) -> bool {
+    time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }
 
 fn read_token(waiting: env_token::Waiting) -> anyhow::Result<Token> {

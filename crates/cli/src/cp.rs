@@ -32,7 +32,7 @@ const DRAW_EVERY: Duration = Duration::from_millis(100);
 /// Copies; what was not copied is said, and the code tells it.
 pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let is_shown = args.progress && io::stderr().is_terminal();
-    runtime::block_on_this_thread(async {
+    runtime::block_on_here(async {
         let [from, to] = Server::find_two(&args.connect, args.servers(), token)?;
         let [from, to] = [(&args.source, from, "--from"), (&args.target, to, "--to")].map(End::new);
         let (from, to) = (from?, to?);

@@ -26,8 +26,8 @@ pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> a
 }
 
 /// The same on this thread alone, beside those that wait for disks: what is carried from one place to another stays in one
-/// processor's cache.
-pub(crate) fn block_on_this_thread<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+/// processor's cache, and wakes no other thread on its way.
+pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     on(Builder::new_current_thread().enable_all().build(), command)
 }
 

@@ -37,16 +37,20 @@ impl Signals {
         ];
         let mut passed = Vec::new();
         for (number, name) in named {
-            // Ignored by whoever started us, as `nohup` does: then it is not for the program either.
-            if number == Number::HUP && ignores_hangup() {
-                continue;
-            }
-            let small = u8::try_from(number.as_raw()).unwrap_or_default();
-            passed.push((hear(number)?, Heard::Signal(name, small)));
+            hear_named(&mut passed, number, name)?;
         }
         passed.push((hear(Number::WINCH)?, Heard::Resized));
         passed.push((hear(Number::TSTP)?, Heard::Suspend));
         passed.push((hear(Number::CONT)?, Heard::Continued));
+        Ok(Self { passed })
+    }
+
+    /// Begins to hear only those that ask a program to end; all others do what they do to any program.
+    pub(crate) fn of_end() -> io::Result<Self> {
+        let mut passed = Vec::new();
+        for (number, name) in [(Number::INT, "SIGINT"), (Number::TERM, "SIGTERM"), (Number::HUP, "SIGHUP")] {
+            hear_named(&mut passed, number, name)?;
+        }
         Ok(Self { passed })
     }
 
@@ -75,6 +79,16 @@ pub(crate) fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+}
+
+fn hear_named(passed: &mut Vec<(Signal, Heard)>, number: Number, name: &'static str) -> io::Result<()> {
+    // Ignored by whoever started us, as `nohup` does: then it is not for the program either.
+    if number == Number::HUP && ignores_hangup() {
+        return Ok(());
+    }
+    let small = u8::try_from(number.as_raw()).unwrap_or_default();
+    passed.push((hear(number)?, Heard::Signal(name, small)));
+    Ok(())
 }
 
 fn hear(number: Number) -> io::Result<Signal> {

@@ -61,7 +61,7 @@ pub(crate) fn build(args: &args::Run, place: Place, id: ProcessId) -> anyhow::Re
 }
 
 /// `None` is the server's own.
-fn directory(given: Option<&Path>, place: Place) -> anyhow::Result<Option<PathBuf>> {
+pub(crate) fn directory(given: Option<&Path>, place: Place) -> anyhow::Result<Option<PathBuf>> {
     match (given, place) {
         (Some(given), Place::Embedded | Place::PerUser) => {
             let absolute = std::path::absolute(given).with_context(|| format!("find `{}`", given.display()))?;

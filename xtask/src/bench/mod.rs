@@ -4,6 +4,7 @@
 //! never fails a build, because other load on the machine is no defect of ours.
 
 mod boxes;
+mod calls;
 mod copy;
 mod flow;
 mod spawn;
@@ -25,7 +26,7 @@ pub(crate) struct Options {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox.
+    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox, mcp.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Writes `bench/results.json` too.
@@ -34,6 +35,9 @@ pub(crate) struct Options {
     /// Another server than the release build of this tree.
     #[arg(long)]
     server: Option<PathBuf>,
+    /// Runs in this build of xtask, also where it is not the release build; figures are then no figures.
+    #[arg(long, hide = true)]
+    as_built: bool,
 }
 
 /// What a group needs to know.
@@ -79,13 +83,14 @@ const GROUPS: &[(&str, Group)] = &[
     ("roundtrip", flow::roundtrip),
     ("cp", copy::measure),
     ("sandbox", boxes::measure),
+    ("mcp", calls::measure),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     for name in &options.only {
         ensure!(GROUPS.iter().any(|(group, _)| group == name), "no group `{name}`");
     }
-    if cargo::again_in_release()? {
+    if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
     let setting = Setting { binary: cargo::server_binary(options.server.as_deref())?, quick: options.quick };

@@ -3,7 +3,9 @@
 //! Owns the list of runs, their sizes for CI, a full and a long run, the seed, and the printed lines. Each run stands in a
 //! file of its own and shares no code with the server.
 
+mod abandoned;
 mod bombs;
+mod bridges;
 mod client;
 mod copies;
 mod crash;
@@ -36,6 +38,7 @@ mod soak;
 mod starved;
 mod stdin;
 mod stopped;
+pub(crate) mod tools;
 mod wrapped;
 
 use std::{collections::HashMap, path::PathBuf, thread, time::Instant};
@@ -197,6 +200,18 @@ const RUNS: &[Run] = &[
         what: "`exec-server cp -r` is killed",
         how: "SIGKILL, called again; up and down, 10,000 files and 2 GiB",
         run: copies::run,
+    },
+    Run {
+        name: "M1",
+        what: "links are cut and the server killed during MCP calls",
+        how: "`mcp bridge`; proxy: at any byte; SIGKILL, started again",
+        run: bridges::run,
+    },
+    Run {
+        name: "M2",
+        what: "`mcp bridge` ends or vanishes",
+        how: "end of input, SIGTERM; SIGKILL, cut and `--keep 3s`; servers with daemons",
+        run: abandoned::run,
     },
     Run {
         name: "F27",

@@ -32,6 +32,12 @@ pub(super) const TERMINAL: &[Need] = &[
 pub(super) const DEPLOY: &[Need] =
     &[Need { program: "systemd-analyze", package: "systemd" }, Need { program: "unshare", package: "util-linux" }];
 
+pub(super) const MCP: &[Need] = &[
+    Need { program: "git", package: "git" },
+    Need { program: "node", package: "nodejs" },
+    Need { program: "npm", package: "npm" },
+];
+
 /// Beside `PATH`, because servers often are not in a user's.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 

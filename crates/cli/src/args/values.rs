@@ -85,6 +85,22 @@ pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
+/// A variable with its value, or its name alone.
+pub(super) fn variable_or_name(text: &str) -> Result<(String, Option<String>), &'static str> {
+    match text.split_once('=') {
+        Some(_) => variable(text).map(|(name, value)| (name, Some(value))),
+        None => variable_name(text).map(|name| (name, None)),
+    }
+}
+
+/// The name of a variable.
+pub(super) fn variable_name(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() || text.contains(['=', '*', '?']) {
+        return Err("must be the name of a variable");
+    }
+    Ok(text.to_owned())
+}
+
 /// The name of a signal, as `kill` takes it: a name with or without `SIG`, or its number.
 pub(super) fn signal(text: &str) -> Result<String, &'static str> {
     let known = match text.parse::<u8>() {

@@ -1,10 +1,199 @@
-//! `exec-server mcp bridge`.
+//! `exec-server mcp bridge`: an MCP server on our standard streams whose process runs on an executor, or here.
+//!
+//! ```text
+//!  MCP client ──stdin──▶ carry ──writes by id──▶ executor ──▶ MCP server
+//!             ◀─stdout──       ◀──log, cursor───          ◀──
+//! ```
+//! Bytes are carried as they are, and messages are never looked at: what the client library promises for bytes (each one once,
+//! in order, through cut links and restarts of the executor) is then true for every message. Standard output carries nothing
+//! but what the server wrote.
+//!
+//! Failure paths: the link breaks: one line on standard error, and all goes on when it is mended; the session is lost, or output
+//! is missing: the bridge ends, because half a message is worse than none; the bridge vanishes: the session's time-to-live,
+//! `--keep`, ends the server.
+
+mod carry;
+mod talk;
 
 use std::process::ExitCode;
 
-use crate::{args, env_token};
+use anyhow::{Context as _, bail};
+use exec_server_client::{
+    Client, Error, Process, Start,
+    local::{Local, LocalConfig},
+    protocol::{
+        initialize::Ttl,
+        process::{CORE_VARIABLES, EnvPolicy, Inherit},
+    },
+};
 
-/// Does it.
-pub(crate) fn run(_args: &args::Bridge, _token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not yet")
+use crate::{
+    args, codes, connect,
+    connect::Server,
+    env_token, ids, link, runtime, say,
+    signals::{Heard, Signals},
+    start::{self, Place},
+    streams::Ended,
+};
+use carry::{Carried, Carry, Why};
+
+/// Carries until either side ends, and leaves nothing behind.
+pub(crate) fn run(args: &args::Bridge, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    let server = Server::find(&args.connect, token)?;
+    runtime::block_on_here(async {
+        // Before anything is started: a signal that comes meanwhile must end it, too.
+        let signals = Signals::of_end().context("listen to signals")?;
+        let code = match server {
+            None => embedded(args, signals).await?,
+            Some(server) => remote(args, &server, signals).await?,
+        };
+        Ok(ExitCode::from(code))
+    })
+}
+
+/// The server in this program, for which nobody could wait: it ends soon after us, whatever `--keep` says.
+async fn embedded(args: &args::Bridge, signals: Signals) -> anyhow::Result<u8> {
+    let start = build(args, Place::Embedded)?;
+    let local =
+        Local::start(LocalConfig { name: "exec-server mcp bridge".to_owned(), ..LocalConfig::default() }).await?;
+    let end = drive(local.client(), start, signals).await;
+    local.end().await;
+    code(end)
+}
+
+async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> anyhow::Result<u8> {
+    let start = build(args, Place::Remote)?;
+    let keep_ms = u64::try_from(args.keep.as_millis()).unwrap_or(u64::MAX);
+    let opening = server.open(|builder| builder.ttl(Ttl::Ms(keep_ms)));
+    // Both are cancel safe; what was opened half is ended by its time-to-live, and has no process.
+    let client = tokio::select! {
+        opened = opening => opened?,
+        number = signal(&mut signals) => return Ok(codes::of_signal(number)),
+    };
+    if !client.server().capabilities.ttl {
+        say::talk(format_args!(
+            "exec-server: the executor at {} does not know `--keep`; it decides itself how long it waits for this bridge",
+            client.address()
+        ));
+    }
+    let talk = |text: &str| say::talk(format_args!("exec-server: {text}"));
+    let end = link::telling(std::slice::from_ref(&client), talk, drive(&client, start, signals)).await;
+    // A session that is lost cannot be ended, and has nothing in it any more.
+    if !matches!(end, End::Lost(_)) && !connect::try_end(&client).await {
+        say::talk(format_args!(
+            "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
+            client.address()
+        ));
+    }
+    code(end)
+}
+
+/// What to start: with the environment that every MCP server on an executor gets.
+fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
+    let id = ids::generate(args.argv.first().map_or("", String::as_str));
+    let mut start = Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(true);
+    if let Some(dir) = start::directory(args.cwd.as_deref(), place)? {
+        start = start.cwd(dir);
+    }
+    start = start.env_policy(Some(policy(&args.env_remote)));
+    for (name, value) in &args.env {
+        match value {
+            Some(value) => start = start.env(name, value),
+            None => match std::env::var_os(name).map(std::ffi::OsString::into_string) {
+                Some(Ok(value)) => start = start.env(name, value),
+                Some(Err(_)) => bail!("`--env {name}`: its value here is not text; pass `--env {name}=VALUE`"),
+                None => say::talk(format_args!("exec-server: `--env {name}`: it is not set here, and so not there")),
+            },
+        }
+    }
+    Ok(start)
+}
+
+/// The basic variables of the executor, and these of its others.
+fn policy(remote: &[String]) -> EnvPolicy {
+    let core = CORE_VARIABLES.iter().map(|name| (*name).to_owned());
+    EnvPolicy {
+        inherit: if remote.is_empty() { Inherit::Core } else { Inherit::All },
+        // What was asked for by name is no accident, whatever its name looks like.
+        ignore_default_excludes: true,
+        exclude: Vec::new(),
+        set: std::collections::BTreeMap::new(),
+        include_only: if remote.is_empty() { Vec::new() } else { core.chain(remote.iter().cloned()).collect() },
+    }
+}
+
+/// How it ended.
+enum End {
+    NotStarted(Error),
+    Carried(Carried),
+    /// Nobody knows anything of the server any more.
+    Lost(anyhow::Error),
+}
+
+/// The whole life of the server.
+async fn drive(client: &Client, start: Start, mut signals: Signals) -> End {
+    let started: Result<Process, Error> = tokio::select! {
+        started = client.start(start) => started,
+        // Dropped, the start is called off; with the session ends what may have come of it.
+        number = signal(&mut signals) => return End::Carried(Carried::Asked(Why::Signal(number))),
+    };
+    let process = match started {
+        Ok(process) => process,
+        Err(error) => return End::NotStarted(error),
+    };
+    let carried = Carry::new(client, process, signals).run().await;
+    carried.map_or_else(
+        |error| {
+            let address = client.address();
+            End::Lost(error.context(format!("the MCP server at {address} is lost; start it again from the MCP client")))
+        },
+        End::Carried,
+    )
+}
+
+/// Says what a code alone does not tell.
+fn code(end: End) -> anyhow::Result<u8> {
+    Ok(match end {
+        End::NotStarted(error) => {
+            let code = codes::of_start(&error);
+            say::error(&error.into());
+            code
+        }
+        End::Carried(Carried::Ended(exit)) => {
+            let ended = Ended { exit: Some(exit), stdout_closed: false };
+            ended.explain();
+            ended.code()
+        }
+        End::Carried(Carried::Asked(why)) => match why {
+            Why::Input => 0,
+            Why::Output(None) => codes::CLOSED_PIPE,
+            Why::Output(Some(error)) => return Err(anyhow::Error::new(error).context("write standard output")),
+            Why::Signal(number) => codes::of_signal(number),
+            Why::Refused(error) => return Err(anyhow::Error::new(error).context("pass a message to the MCP server")),
+        },
+        End::Lost(error) => return Err(error),
+    })
+}
+
+/// The number of the next signal that asks us to end. Cancel safe.
+async fn signal(signals: &mut Signals) -> u8 {
+    loop {
+        if let Heard::Signal(_, number) = signals.next().await {
+            return number;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn basic_variables_are_inherited_and_others_only_by_name() {
+        let basic = policy(&[]);
+        assert_eq!((basic.inherit, basic.ignore_default_excludes, basic.include_only.len()), (Inherit::Core, true, 0));
+        let more = policy(&["API_KEY".to_owned()]);
+        assert_eq!((more.inherit, more.include_only.len()), (Inherit::All, CORE_VARIABLES.len() + 1));
+        assert!(more.include_only.contains(&"PATH".to_owned()) && more.include_only.contains(&"API_KEY".to_owned()));
+    }
 }

@@ -17,6 +17,7 @@ mod fs_words;
 mod help;
 mod local;
 mod mcp;
+mod mcp_bridge;
 mod remote;
 mod run;
 mod security_md;

@@ -1,0 +1,187 @@
+//! M2: bridges that end, and what they leave: nothing, within 5 s of an end of input or SIGTERM, and within 8 s of a SIGKILL or a
+//! cut where the executor was told to wait for 3 s.
+//!
+//! Half of the servers heed the end of their input; the others heed nothing. Each has started a daemon that leads a session of its
+//! own and ignores what can be ignored. Server and descriptors are counted before and after.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use exec_server_chaos::{Event, Plan, Proxy};
+use rustix::process::Signal;
+
+use super::{Figures, Setting, descendants, lanes, tools};
+use crate::{
+    children,
+    server::{self, Setup},
+};
+
+/// Bridges at once.
+const AT_ONCE: u64 = 25;
+
+/// How a bridge ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Input,
+    Terminated,
+    Killed,
+    Cut,
+}
+
+/// One of the two promises.
+struct Lot {
+    name: &'static str,
+    ways: [How; 2],
+    keep: &'static str,
+    within: Duration,
+}
+
+const LOTS: [Lot; 2] = [
+    Lot { name: "ended", ways: [How::Input, How::Terminated], keep: "5m", within: Duration::from_secs(5) },
+    Lot { name: "vanished", ways: [How::Killed, How::Cut], keep: "3s", within: Duration::from_secs(8) },
+];
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    let count = setting.pick(8, 100, 1000);
+    let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1").arg("--max-pids").arg("none");
+    let server = setup.start()?;
+    let mut lines = Vec::new();
+    // The first ones of their kind may open what stays open.
+    let mut before = None;
+    for lot in LOTS {
+        let mut times = Vec::new();
+        let mut done = 0;
+        while done < count {
+            let batch = AT_ONCE.min(count - done);
+            let ended = lot.end_some(setting, &server, done, batch);
+            times.extend(ended.with_context(|| format!("{}; the server says: {}", lot.name, setup.log_tail()))?);
+            done += batch;
+            descendants::settle("holders", 0, || setup.holders().len() as u64)?;
+            let now = server::descriptors(server.pid());
+            let at_first = *before.get_or_insert(now);
+            descendants::settle("descriptors of the server", at_first, || server::descriptors(server.pid()))?;
+        }
+        lines.push(Figures::default().survived(count).times(&mut times).set("part", lot.name));
+    }
+    descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
+    lanes::finish(&setup, server)?;
+    setup.ensure_no_panic()?;
+    Ok(lines)
+}
+
+impl Lot {
+    /// Ends some at once; the milliseconds until nothing of each was left.
+    fn end_some(&self, setting: &Setting, server: &server::Server, from: u64, count: u64) -> Result<Vec<f64>> {
+        let is_shut = Arc::new(AtomicBool::new(false));
+        let shut = Arc::clone(&is_shut);
+        let draw = move |_: &mut crate::random::Random| match shut.load(Ordering::Relaxed) {
+            true => Plan::default().up(0, Event::Rst).down(0, Event::Rst),
+            false => Plan::default(),
+        };
+        let proxy = Proxy::start(server.address.socket, setting.seed, draw)?;
+        let address = &server.address;
+        let through = address.url.replacen(&address.socket.to_string(), &proxy.address().to_string(), 1);
+        let mut bridges = Vec::new();
+        for number in from..from + count {
+            let how = self.ways[usize::try_from(number % 2)?];
+            let url = if how == How::Cut { &through } else { &address.url };
+            let mark = descendants::mark(number + if self.name == "ended" { 0 } else { 100_000 });
+            bridges.push(Bridge::start(setting, url, self.keep, how, number, mark)?);
+        }
+        for bridge in &mut bridges {
+            bridge.wait_up()?;
+        }
+        let begun = Instant::now();
+        is_shut.store(true, Ordering::Relaxed);
+        if self.ways.contains(&How::Cut) {
+            proxy.cut(Event::Rst);
+        }
+        thread::scope(|scope| {
+            let all: Vec<_> =
+                bridges.into_iter().map(|bridge| scope.spawn(|| bridge.end(begun, self.within))).collect();
+            all.into_iter().map(|one| one.join().expect("a bridge's thread does not panic")).collect()
+        })
+    }
+}
+
+/// A bridge to a server with a daemon.
+struct Bridge {
+    child: Child,
+    how: How,
+    heeds: bool,
+    mark: String,
+}
+
+impl Bridge {
+    fn start(setting: &Setting, url: &str, keep: &str, how: How, number: u64, mark: String) -> Result<Self> {
+        let program = children::program()?;
+        // Both ways of ending meet both kinds of server.
+        let heeds = (number / 2).is_multiple_of(2);
+        let then = if heeds { "exec \"$0\" child mcp \"$1\"" } else { "exec sleep \"$1\"" };
+        let script = descendants::script(&mark, 1, then);
+        let words = ["/bin/sh", "-c", &script, &program, &mark];
+        let child = tools::bridge(&setting.binary, url, keep, &words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start a bridge")?;
+        Ok(Self { child, how, heeds, mark })
+    }
+
+    /// Waits until the server has said that its daemon is up.
+    fn wait_up(&mut self) -> Result<()> {
+        let mut line = String::new();
+        BufReader::new(self.child.stdout.as_mut().context("a pipe")?).read_line(&mut line)?;
+        ensure!(line == "up\n", "the server said `{line}`");
+        // The daemon, the script or what it became, and the bridge itself, which has their words among its own.
+        descendants::wait_alive(&self.mark, 3)
+    }
+
+    /// Ends it, and waits for the end of all that came of it.
+    fn end(mut self, begun: Instant, within: Duration) -> Result<f64> {
+        match self.how {
+            How::Input => drop(self.child.stdin.take()),
+            How::Terminated => server::kill(self.child.id(), Signal::TERM),
+            How::Killed => server::kill(self.child.id(), Signal::KILL),
+            How::Cut => {}
+        }
+        let took = descendants::until_gone(&self.mark, begun, within);
+        let took = took.with_context(|| format!("{:?}, heeds the end of its input: {}", self.how, self.heeds))?;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            ensure!(begun.elapsed() < within + Duration::from_secs(2), "the bridge did not end: {:?}", self.how);
+            thread::sleep(Duration::from_millis(5));
+        };
+        let expected = match self.how {
+            How::Input if self.heeds => Some(tools::CODE),
+            How::Input => Some(0),
+            How::Terminated if self.heeds => Some(tools::CODE),
+            How::Terminated => Some(128 + 15),
+            How::Killed => None,
+            How::Cut => Some(255),
+        };
+        if status.code() != expected {
+            bail!("{:?} (heeds: {}): the bridge ended with {status}, not {expected:?}", self.how, self.heeds);
+        }
+        Ok(took)
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // Ended already where all went well.
+        self.child.wait().ok();
+    }
+}

@@ -1,0 +1,167 @@
+//! M1: MCP tool calls through `exec-server mcp bridge` while the link is cut, or the executor's server killed and started again.
+//!
+//! Each question has one answer, the server hears each call once, and neither it nor its client ever sees an end.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy, Way};
+
+use super::{Figures, Setting, descendants, lanes, tools::Talks};
+use crate::{
+    random::Random,
+    server::{self, Server, Setup},
+};
+
+/// No part takes longer; what does is stuck.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
+
+/// Parts of the log that may be there in the end and were not at first: each has a descriptor, until the client has said that it
+/// took what is in it, which it does not after every answer.
+const SEGMENTS: u64 = 4;
+
+pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+    Ok(vec![cuts(setting).context("cuts")?, kills(setting).context("kills")?])
+}
+
+fn cuts(setting: &Setting) -> Result<Figures> {
+    let wanted = setting.pick(24, 200, 5000);
+    let mut random = setting.random("M1 cuts");
+    // The client names the proxy's port, which is not the server's own.
+    let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
+    let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
+    // The first of its kind opens what stays open.
+    Talks::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
+    descendants::settle("holders", 0, || setup.holders().len() as u64)?;
+    let before = server::descriptors(server.pid());
+    let nemesis = |over: &dyn Fn() -> bool| {
+        while proxy.count() < wanted && !over() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        proxy.disarm();
+        Ok(proxy.count())
+    };
+    let (cuts, tally) = converse(setting, &url, random, nemesis)
+        .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
+    ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
+    drop(proxy);
+    descendants::settle("descriptors of the server", before, || server::descriptors(server.pid()))?;
+    lanes::finish(&setup, server)?;
+    Ok(tally.figures(cuts, "cuts"))
+}
+
+fn kills(setting: &Setting) -> Result<Figures> {
+    let wanted = setting.pick(4, 50, 1000);
+    let mut random = setting.random("M1 kills");
+    let setup = Setup::new(&setting.binary)?;
+    let mut server = setup.start()?;
+    let url = server.address.url.clone();
+    let mut times = random.fork();
+    let nemesis = |over: &dyn Fn() -> bool| -> Result<(Server, u64)> {
+        let mut killed = 0;
+        while killed < wanted && !over() {
+            // Now and then time enough for the pauses between attempts to become short again.
+            let longest = if times.one_in(4) { 1500 } else { 400 };
+            thread::sleep(Duration::from_millis(times.between(20, longest)));
+            server.kill()?;
+            killed += 1;
+            server = setup.start().with_context(|| format!("after {killed} kills"))?;
+        }
+        Ok((server, killed))
+    };
+    let ((server, killed), tally) =
+        converse(setting, &url, random, nemesis).with_context(|| format!("the server says: {}", setup.log_tail()))?;
+    ensure!(killed >= wanted, "only {killed} of {wanted} kills in the time there is");
+    lanes::finish(&setup, server)?;
+    Ok(tally.figures(killed, "kills"))
+}
+
+/// What conversations add up to.
+#[derive(Default)]
+struct Tally {
+    calls: u64,
+    bytes: u64,
+    times: Vec<f64>,
+    /// Lines about the link.
+    lost: u64,
+}
+
+impl Tally {
+    fn figures(mut self, injected: u64, part: &'static str) -> Figures {
+        Figures::default()
+            .survived(injected)
+            .set("bytes", self.bytes)
+            .times(&mut self.times)
+            .set("part", part)
+            .set("calls", self.calls)
+            .set("noticed", self.lost)
+    }
+}
+
+/// Some conversations beside each other while the nemesis works. It must look at whether all is over meanwhile.
+fn converse<T>(
+    setting: &Setting,
+    url: &str,
+    mut random: Random,
+    nemesis: impl FnOnce(&dyn Fn() -> bool) -> Result<T>,
+) -> Result<(T, Tally)> {
+    let (over, begun) = (AtomicBool::new(false), Instant::now());
+    let is_over = || over.load(Ordering::Relaxed) || begun.elapsed() > LONGEST;
+    thread::scope(|scope| {
+        let talks: Vec<_> = (0..setting.pick(4, 4, 8))
+            .map(|_| {
+                let (random, over) = (random.fork(), &over);
+                scope.spawn(move || {
+                    let talked = talk(setting, url, random, over);
+                    // One that failed ends all.
+                    over.fetch_or(talked.is_err(), Ordering::Relaxed);
+                    talked
+                })
+            })
+            .collect();
+        let done = nemesis(&is_over);
+        over.store(true, Ordering::Relaxed);
+        let mut tally = Tally::default();
+        for talk in talks {
+            let one = talk.join().expect("a conversation does not panic")?;
+            tally.calls += one.calls;
+            tally.bytes += one.bytes;
+            tally.lost += one.lost;
+            tally.times.extend(one.times);
+        }
+        Ok((done?, tally))
+    })
+}
+
+fn talk(setting: &Setting, url: &str, random: Random, over: &AtomicBool) -> Result<Tally> {
+    let mut talks = Talks::begin(&setting.binary, url, random)?;
+    talks.settle()?;
+    let before = server::descriptors(talks.holder);
+    while !over.load(Ordering::Relaxed) {
+        talks.step().with_context(|| format!("after {} calls; the bridge said: {}", talks.calls(), talks.said()))?;
+    }
+    talks.settle().with_context(|| format!("in the end; the bridge said: {}", talks.said()))?;
+    descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(talks.holder))?;
+    let lost = talks.said().matches("; reconnecting").count() as u64;
+    let tally = Tally { calls: talks.calls(), bytes: talks.bytes, times: std::mem::take(&mut talks.times), lost };
+    talks.end()?;
+    Ok(tally)
+}
+
+/// Half of the cuts hit what the client sends. One in six comes within the first bytes: the upgrade, `initialize`, the resume
+/// and what is sent again; more of them would make the client wait longer and longer instead of working.
+fn plan(random: &mut Random) -> Plan {
+    let byte = match random.between(0, 6) {
+        0 => random.between(1, 2500),
+        1 | 2 => random.between(2500, 64 << 10),
+        _ => random.between(64 << 10, 512 << 10),
+    };
+    let way = if random.one_in(2) { Way::Down } else { Way::Up };
+    Plan::default().at(way, byte, Event::any_cut(random))
+}

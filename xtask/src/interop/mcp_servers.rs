@@ -1,0 +1,335 @@
+//! Real MCP servers that others wrote, installed once below the target folder, and what is asked of each of them.
+//!
+//! Owns which servers, in which versions, and one plan a server: every tool it offers with sensible arguments and a word of the
+//! answer, its resources and its prompts. A tool that is offered and neither called nor left out with a reason fails the plan. Must not
+//! know how a server is reached: that is [`Speaks`], for a bridge as for a manager.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{cargo, mcp::McpClient};
+
+const PYTHON: [&str; 2] = ["mcp-server-time==2026.10.19", "mcp-server-git==2026.10.19"];
+const NODE: [&str; 2] =
+    ["@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31"];
+
+/// One server with its plan.
+pub(super) struct Hosted {
+    pub(super) name: &'static str,
+    /// How it is started where it runs.
+    pub(super) words: Vec<String>,
+    /// In this order.
+    calls: Vec<Call>,
+    /// Offered, and not called; with the reason.
+    left_out: &'static [(&'static str, &'static str)],
+    prompts: Vec<(&'static str, Value)>,
+    /// Read beside those that are listed.
+    resources: &'static [&'static str],
+}
+
+struct Call {
+    tool: &'static str,
+    arguments: Value,
+    /// What the answer must hold somewhere.
+    says: String,
+}
+
+fn call(tool: &'static str, arguments: Value, says: &str) -> Call {
+    Call { tool, arguments, says: says.to_owned() }
+}
+
+/// A way to speak with a server that is up.
+pub(super) trait Speaks {
+    /// All of its tools.
+    fn tools(&mut self) -> Result<Vec<Value>>;
+    /// The result of a call.
+    fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value>;
+    /// All of its resources; none where it has no such thing.
+    fn resources(&mut self) -> Result<Vec<Value>>;
+    /// The result of reading one.
+    fn read(&mut self, uri: &str) -> Result<Value>;
+    /// All of its prompts; none where it has no such thing, or they cannot be asked for this way.
+    fn prompts(&mut self) -> Result<Vec<Value>>;
+    /// The result of getting one.
+    fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value>;
+}
+
+/// A client after its handshake, with what the server said of itself.
+pub(super) struct Spoken {
+    pub(super) client: McpClient,
+    pub(super) server: Value,
+}
+
+impl Spoken {
+    fn list(&mut self, capability: &str, of: &str) -> Result<Vec<Value>> {
+        if self.server["capabilities"].get(capability).is_none() {
+            return Ok(Vec::new());
+        }
+        self.client.list(&format!("{of}/list"), of)
+    }
+}
+
+impl Speaks for Spoken {
+    fn tools(&mut self) -> Result<Vec<Value>> {
+        self.list("tools", "tools")
+    }
+
+    fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value> {
+        self.client.call("tools/call", &json!({ "name": tool, "arguments": arguments }))
+    }
+
+    fn resources(&mut self) -> Result<Vec<Value>> {
+        self.list("resources", "resources")
+    }
+
+    fn read(&mut self, uri: &str) -> Result<Value> {
+        self.client.call("resources/read", &json!({ "uri": uri }))
+    }
+
+    fn prompts(&mut self) -> Result<Vec<Value>> {
+        self.list("prompts", "prompts")
+    }
+
+    fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value> {
+        self.client.call("prompts/get", &json!({ "name": name, "arguments": arguments }))
+    }
+}
+
+impl Hosted {
+    /// Asks for everything; what was asked, in words.
+    pub(super) fn check(&self, server: &mut dyn Speaks) -> Result<String> {
+        let tools: BTreeSet<String> = names(&server.tools().context("list tools")?);
+        let called: BTreeSet<String> = self.calls.iter().map(|call| call.tool.to_owned()).collect();
+        let left_out: BTreeSet<String> = self.left_out.iter().map(|(tool, _)| (*tool).to_owned()).collect();
+        let unknown: Vec<_> =
+            tools.iter().filter(|tool| !called.contains(*tool) && !left_out.contains(*tool)).collect();
+        ensure!(unknown.is_empty(), "offered, and not called: {unknown:?}");
+        let absent: Vec<_> = called.difference(&tools).collect();
+        ensure!(absent.is_empty(), "not offered: {absent:?}; offered: {tools:?}");
+        for Call { tool, arguments, says } in &self.calls {
+            let result = server.call(tool, arguments).with_context(|| format!("call `{tool}`"))?;
+            let text = result.to_string();
+            ensure!(result["isError"] != true, "`{tool}` failed: {text}");
+            ensure!(text.contains(says.as_str()), "`{tool}` did not say `{says}`: {text}");
+        }
+        let listed = server.resources().context("list resources")?;
+        let listed: Vec<String> = listed.iter().filter_map(|entry| Some(entry["uri"].as_str()?.to_owned())).collect();
+        let more = self.resources.iter().map(|uri| (*uri).to_owned());
+        let mut read = 0;
+        for uri in listed.into_iter().chain(more) {
+            let result = server.read(&uri).with_context(|| format!("read `{uri}`"))?;
+            ensure!(result["contents"][0]["uri"] == *uri, "`{uri}` was read as {result}");
+            read += 1;
+        }
+        let prompts = names(&server.prompts().context("list prompts")?);
+        let planned: BTreeSet<String> = self.prompts.iter().map(|(name, _)| (*name).to_owned()).collect();
+        // Whoever cannot ask for prompts lists none.
+        ensure!(prompts.is_empty() || prompts == planned, "other prompts than planned: {prompts:?}");
+        for (name, arguments) in self.prompts.iter().filter(|(name, _)| prompts.contains(*name)) {
+            let result = server.prompt(name, arguments).with_context(|| format!("get prompt `{name}`"))?;
+            ensure!(result["messages"][0].is_object(), "prompt `{name}` has no message: {result}");
+        }
+        let (offered, left) = (tools.len(), tools.intersection(&left_out).count());
+        Ok(format!("{} of {offered} tools called, {read} resources and {} prompts read", offered - left, prompts.len()))
+    }
+}
+
+fn names(entries: &[Value]) -> BTreeSet<String> {
+    entries.iter().filter_map(|entry| Some(entry["name"].as_str()?.to_owned())).collect()
+}
+
+/// The servers, with what they work on in a folder of the executor's.
+pub(super) fn all(folder: &Path) -> Result<Vec<Hosted>> {
+    let (python, node) = (python()?, node()?);
+    Ok(vec![time(&python), git(&python, folder)?, everything(&node), filesystem(&node, folder)?])
+}
+
+/// The program of mcp-server-time.
+pub(crate) fn mcp_server_time() -> Result<PathBuf> {
+    Ok(python()?.join("mcp-server-time"))
+}
+
+/// Where the programs of the Python servers are; made once.
+fn python() -> Result<PathBuf> {
+    let venv = cargo::target_dir().join("interop/mcp-venv");
+    let (bin, mark) = (venv.join("bin"), venv.join("installed"));
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == PYTHON.join("\n")) {
+        return Ok(bin);
+    }
+    fs::create_dir_all(cargo::target_dir().join("interop"))?;
+    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
+    let mut install = Command::new(bin.join("python3"));
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(PYTHON);
+    cargo::check(&mut install).context("install the Python MCP servers")?;
+    fs::write(&mark, PYTHON.join("\n"))?;
+    Ok(bin)
+}
+
+/// Where the programs of the Node servers are; made once.
+fn node() -> Result<PathBuf> {
+    let folder = cargo::target_dir().join("interop/mcp-node");
+    let (bin, mark) = (folder.join("node_modules/.bin"), folder.join("installed"));
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == NODE.join("\n")) {
+        return Ok(bin);
+    }
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("package.json"), "{\"private\": true}\n")?;
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).args(NODE).current_dir(&folder);
+    cargo::check(&mut install).context("install the Node MCP servers; Debian and Ubuntu have `nodejs` and `npm`")?;
+    fs::write(&mark, NODE.join("\n"))?;
+    Ok(bin)
+}
+
+fn words(program: &Path, rest: &[&str]) -> Vec<String> {
+    let program = program.display().to_string();
+    std::iter::once(program).chain(rest.iter().map(|word| (*word).to_owned())).collect()
+}
+
+fn time(bin: &Path) -> Hosted {
+    Hosted {
+        name: "mcp-server-time",
+        words: words(&bin.join("mcp-server-time"), &["--local-timezone", "Europe/Berlin"]),
+        calls: vec![
+            call("get_current_time", json!({ "timezone": "Asia/Tokyo" }), "Asia/Tokyo"),
+            call(
+                "convert_time",
+                json!({ "source_timezone": "Europe/Berlin", "time": "16:30", "target_timezone": "Asia/Tokyo" }),
+                "time_difference",
+            ),
+        ],
+        left_out: &[],
+        prompts: Vec::new(),
+        resources: &[],
+    }
+}
+
+/// A repository with one commit, and a change that is not in it.
+fn git(bin: &Path, folder: &Path) -> Result<Hosted> {
+    let repository = folder.join("repository");
+    fs::create_dir(&repository)?;
+    fs::write(repository.join("first"), "one\n")?;
+    let git = |args: &[&str]| {
+        cargo::check(Command::new("git").arg("-C").arg(&repository).args(args)).context("make a repository")
+    };
+    git(&["init", "--quiet", "--initial-branch=main"])?;
+    git(&["config", "user.name", "xtask"])?;
+    git(&["config", "user.email", "xtask@example.invalid"])?;
+    git(&["add", "first"])?;
+    git(&["commit", "--quiet", "--message=first commit"])?;
+    fs::write(repository.join("first"), "one\ntwo\n")?;
+    let path = repository.display().to_string();
+    let with = |more: Value| {
+        let mut arguments = json!({ "repo_path": path });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            arguments[name] = value.clone();
+        }
+        arguments
+    };
+    Ok(Hosted {
+        name: "mcp-server-git",
+        words: words(&bin.join("mcp-server-git"), &["--repository", &path]),
+        calls: vec![
+            call("git_status", with(json!({})), "first"),
+            call("git_diff_unstaged", with(json!({})), "+two"),
+            call("git_add", with(json!({ "files": ["first"] })), "staged"),
+            call("git_diff_staged", with(json!({})), "+two"),
+            call("git_reset", with(json!({})), ""),
+            call("git_diff", with(json!({ "target": "HEAD" })), "+two"),
+            call("git_add", with(json!({ "files": ["first"] })), "staged"),
+            call("git_commit", with(json!({ "message": "second commit" })), "committed"),
+            call("git_log", with(json!({ "max_count": 5 })), "second commit"),
+            call("git_show", with(json!({ "revision": "HEAD" })), "+two"),
+            call("git_create_branch", with(json!({ "branch_name": "side" })), "side"),
+            call("git_checkout", with(json!({ "branch_name": "side" })), "side"),
+            call("git_branch", with(json!({ "branch_type": "local" })), "main"),
+        ],
+        left_out: &[],
+        prompts: Vec::new(),
+        resources: &[],
+    })
+}
+
+fn everything(bin: &Path) -> Hosted {
+    Hosted {
+        name: "server-everything",
+        words: words(&bin.join("mcp-server-everything"), &["stdio"]),
+        calls: vec![
+            call("echo", json!({ "message": "through and back, wörtlich" }), "through and back, wörtlich"),
+            call("get-sum", json!({ "a": 17, "b": 25 }), "42"),
+            call("get-env", json!({}), "PATH"),
+            call("get-tiny-image", json!({}), "image/png"),
+            call("get-annotated-message", json!({ "messageType": "error", "includeImage": true }), "priority"),
+            call("get-resource-links", json!({ "count": 3 }), "resource_link"),
+            call("get-resource-reference", json!({ "resourceType": "Text", "resourceId": 1 }), "demo://"),
+            call("get-structured-content", json!({ "location": "New York" }), "structuredContent"),
+            call("gzip-file-as-resource", json!({ "name": "a.gz", "data": "data:text/plain,hello" }), "a.gz"),
+            call("trigger-long-running-operation", json!({ "duration": 1, "steps": 2 }), "completed"),
+            call("toggle-simulated-logging", json!({}), "simulated"),
+            call("toggle-simulated-logging", json!({}), "topped"),
+            call("toggle-subscriber-updates", json!({}), "updates"),
+            call("toggle-subscriber-updates", json!({}), "topped"),
+        ],
+        left_out: &[
+            ("get-roots-list", "asked of clients that have roots; see the bridge's own part"),
+            ("trigger-sampling-request", "asked of clients that can sample; see the bridge's own part"),
+            ("trigger-elicitation-request", "asked of clients that can ask their user; see the bridge's own part"),
+            ("trigger-url-elicitation", "for clients that open addresses"),
+            ("simulate-research-query", "runs only as a task, which is not of this version of MCP"),
+            ("trigger-sampling-request-async", "as above"),
+            ("trigger-elicitation-request-async", "as above"),
+        ],
+        prompts: vec![
+            ("simple-prompt", json!({})),
+            ("args-prompt", json!({ "city": "Bern", "state": "BE" })),
+            ("completable-prompt", json!({ "department": "Engineering", "name": "Alice" })),
+            ("resource-prompt", json!({ "resourceType": "Text", "resourceId": "1" })),
+        ],
+        resources: &["demo://resource/dynamic/text/7", "demo://resource/dynamic/blob/7"],
+    }
+}
+
+/// A folder with a few files, one of them larger than any buffer on the way.
+fn filesystem(bin: &Path, folder: &Path) -> Result<Hosted> {
+    let served = folder.join("served");
+    fs::create_dir_all(served.join("below"))?;
+    // The server names files by where they really are.
+    let served = served.canonicalize()?;
+    fs::write(served.join("text"), "one\ntwo\nthree\n")?;
+    fs::write(served.join("large"), "0123456789abcdef".repeat(100_000))?;
+    fs::write(served.join("below/picture.png"), [0x89, 0x50, 0x4e, 0x47])?;
+    let at = |name: &str| served.join(name).display().to_string();
+    let edits = json!([{ "oldText": "two", "newText": "zwei" }]);
+    Ok(Hosted {
+        name: "server-filesystem",
+        words: words(&bin.join("mcp-server-filesystem"), &[&served.display().to_string()]),
+        calls: vec![
+            call("list_allowed_directories", json!({}), "served"),
+            call("read_file", json!({ "path": at("text") }), "three"),
+            call("read_text_file", json!({ "path": at("text"), "head": 1 }), "one"),
+            call("read_text_file", json!({ "path": at("large") }), &"0123456789abcdef".repeat(99_999)),
+            call("read_media_file", json!({ "path": at("below/picture.png") }), "image/png"),
+            call("read_multiple_files", json!({ "paths": [at("text"), at("below/picture.png")] }), "three"),
+            call("write_file", json!({ "path": at("new"), "content": "two\n" }), "new"),
+            call("edit_file", json!({ "path": at("new"), "edits": edits }), "zwei"),
+            call("create_directory", json!({ "path": at("made") }), "made"),
+            call("move_file", json!({ "source": at("new"), "destination": at("made/moved") }), "moved"),
+            call("list_directory", json!({ "path": at("made") }), "moved"),
+            call("list_directory_with_sizes", json!({ "path": at("") }), "large"),
+            call("directory_tree", json!({ "path": at("") }), "picture.png"),
+            call("search_files", json!({ "path": at(""), "pattern": "**/*.png" }), "picture.png"),
+            call("get_file_info", json!({ "path": at("text") }), "size"),
+        ],
+        left_out: &[],
+        prompts: Vec::new(),
+        resources: &[],
+    })
+}
