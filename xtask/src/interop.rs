@@ -7,6 +7,7 @@ mod deploy;
 mod examples;
 mod far;
 mod install;
+mod mcp_serve;
 mod packages;
 mod readme;
 mod screen;
@@ -66,6 +67,12 @@ const PARTS: &[Part] = &[
         what: "the unit and the container of docs/deploy.md",
         needs: packages::DEPLOY,
         run: deploy::run,
+    },
+    Part {
+        name: "mcp-serve",
+        what: "the Python SDK's client and the MCP inspector on `mcp serve`",
+        needs: &[],
+        run: mcp_serve::run,
     },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
