@@ -34,7 +34,10 @@ def connect(way, folder, rest):
 
         return streamablehttp_client(url, headers=headers)
     except ImportError:
-        import httpx
+        try:
+            import httpx2 as httpx
+        except ImportError:
+            import httpx
         from mcp.client.streamable_http import streamable_http_client
 
         return streamable_http_client(url, http_client=httpx.AsyncClient(headers=headers, timeout=60))

@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The client in Python.
 const SCRIPT: &str = include_str!("mcp_serve.py");
 
-/// The inspector, whose command line this was written for.
-const INSPECTOR: &str = "@modelcontextprotocol/inspector";
+/// The inspector: its last release that runs on Node 20.
+const INSPECTOR: (&str, &str) = ("@modelcontextprotocol/inspector", "0.15.0");
 
 /// A tool with its arguments as the inspector takes them, and what its answer must hold. Each call is a session of its own.
 type Call = (&'static str, &'static [&'static str], &'static str);
@@ -78,10 +78,8 @@ fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&Serve
         let mut command = world.command(inspector);
         command.arg("--cli").current_dir(folder);
         match served {
-            Some(served) => {
-                command.args([&served.url, "--transport", "http", "--header"]);
-                command.arg(format!("Authorization: Bearer {}", served.token))
-            }
+            // As it is printed: this release sends no headers.
+            Some(served) => command.arg(format!("{}?token={}", served.url, served.token)).args(["--transport", "http"]),
             None => command.arg(&world.binary).args(["mcp", "serve"]),
         };
         let output = world::output_of(command.args(args), PATIENCE)?;
@@ -154,20 +152,17 @@ fn python() -> Result<PathBuf> {
 
 /// The inspector's program, installed once and never into the source tree.
 fn inspector() -> Result<PathBuf> {
+    let (name, version) = INSPECTOR;
     let folder = cargo::target_dir().join("interop/mcp-node");
     let program = folder.join("node_modules/.bin/mcp-inspector");
     if !program.exists() {
         fs::create_dir_all(&folder)?;
-        let package = format!(
-            r#"{{"name": "exec-server-interop-mcp", "private": true, "dependencies": {{"{INSPECTOR}": "*"}}}}"#
-        );
-        fs::write(folder.join("package.json"), package)?;
+        let package = serde_json::json!({"private": true, "dependencies": {name: version}});
+        fs::write(folder.join("package.json"), package.to_string())?;
         cargo::check(
             Command::new("npm").args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(&folder),
         )
-        .with_context(|| {
-            format!("install the Node package `{INSPECTOR}`; Debian and Ubuntu have `nodejs` and `npm`")
-        })?;
+        .with_context(|| format!("install the Node package `{name}`; Debian and Ubuntu have `nodejs` and `npm`"))?;
     }
     Ok(program)
 }

@@ -85,20 +85,19 @@ fn files_are_written_whole_and_edited_only_where_it_is_clear() {
 
 #[test]
 fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
-    let home = Home::new();
+    let (home, server) = (Home::new(), TestServer::start());
     let file = home.path().join("file");
     let slots =
         |word: &str| (0..4).flat_map(|who| (0..15).map(move |n| format!("{word} {who}.{n};\n"))).collect::<String>();
     fs::write(&file, slots("slot")).expect("write a file");
-    // Each server is an executor of its own: only the state of the file stands between them.
     thread::scope(|scope| {
         for who in 0..4 {
-            let home = &home;
+            let (home, file, url) = (&home, &file, server.url());
             scope.spawn(move || {
-                let mut mcp = Mcp::start(home, &[]);
+                let mut mcp = Mcp::start(home, &["--connect", url]);
                 for n in 0..15 {
                     let edit =
-                        json!({"path": "file", "old": format!("slot {who}.{n};"), "new": format!("done {who}.{n};")});
+                        json!({"path": file, "old": format!("slot {who}.{n};"), "new": format!("done {who}.{n};")});
                     // Others may be faster so often that it gives up; nothing is changed then.
                     let text = |result: &Value| result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
                     let mut result = mcp.call("edit_file", edit.clone());

@@ -199,7 +199,7 @@ fn tools_work_over_http_and_sessions_know_nothing_of_each_other() {
         other.ok("run_command", json!({"command": "touch go"}));
         assert_eq!(waits.join().expect("it does not panic")["stdout"], "went\n");
     });
-    assert_eq!(one.delete().status, 202);
+    assert_eq!(one.delete().status, 204);
     wait_gone("the process of the session that ended", &BTreeSet::from([pids[0]]));
     assert_eq!(one.post(&request(3, "tools/list", json!({}))).status, 404);
     assert_eq!(other.ok("list_processes", json!({}))["processes"][0]["exited"], false);

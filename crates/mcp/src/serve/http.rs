@@ -62,6 +62,9 @@ const BODY_WITHIN: Duration = Duration::from_secs(60);
 /// How long connections may take to close when the server ends.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long answers may take to reach their clients when the server ends.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
 /// Pause after an accept that failed, for want of descriptors most likely.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -136,6 +139,8 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
     }
     drop(listener);
     server.drained().await;
+    // Elapsed or done: a client that does not read its answer does not get it.
+    time::timeout(ANSWER_WITHIN, sessions.answered()).await.ok();
     sessions.end_all().await;
     streams.cancel();
     // Receivers are gone where all connections are.
@@ -215,7 +220,13 @@ impl Door {
             Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body could not be read"),
             Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
         };
-        self.service.handle(Request::from_parts(head, Full::new(collected))).await
+        let is_end = head.method == Method::DELETE;
+        let mut answer = self.service.handle(Request::from_parts(head, Full::new(collected))).await;
+        if is_end && answer.status() == StatusCode::ACCEPTED {
+            // It is done, and clients take another word for a failure.
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+        }
+        answer
     }
 }
 

@@ -19,7 +19,7 @@ use rmcp::{
         local::{LocalSessionManager, LocalSessionManagerError, SessionConfig},
     },
 };
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 /// How long answers stay for a client that lost them with its connection.
 const ANSWERS_FOR: Duration = Duration::from_secs(30);
@@ -31,6 +31,8 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 pub(super) struct Sessions {
     kept: LocalSessionManager,
     used: Arc<Mutex<HashMap<SessionId, Use>>>,
+    /// Answers that are waited for, or on their way to their clients.
+    answers: Arc<watch::Sender<usize>>,
     most: usize,
 }
 
@@ -61,6 +63,8 @@ pub(super) enum SessionsError {
 struct Open {
     used: Arc<Mutex<HashMap<SessionId, Use>>>,
     id: SessionId,
+    /// Where it is counted, if it carries an answer.
+    answers: Option<Arc<watch::Sender<usize>>>,
 }
 
 impl Sessions {
@@ -73,7 +77,7 @@ impl Sessions {
         config.completed_cache_ttl = ANSWERS_FOR;
         let mut kept = LocalSessionManager::default();
         kept.session_config = config;
-        Self { kept, used: Arc::default(), most }
+        Self { kept, used: Arc::default(), answers: Arc::new(watch::Sender::new(0)), most }
     }
 
     /// Whether there is no room for one more.
@@ -90,6 +94,12 @@ impl Sessions {
             tracing::info!("a session was idle for too long and is ended");
             self.end(&id).await;
         }
+    }
+
+    /// Waits until every answer has left.
+    pub(super) async fn answered(&self) {
+        // The sender is ours: it cannot be gone.
+        self.answers.subscribe().wait_for(|answers| *answers == 0).await.ok();
     }
 
     /// Ends all of them.
@@ -117,11 +127,16 @@ impl Sessions {
         &self,
         id: &SessionId,
         stream: S,
+        is_answer: bool,
     ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S> + 'static {
         if let Some(used) = lock(&self.used).get_mut(id) {
             used.streams += 1;
         }
-        let open = Open { used: Arc::clone(&self.used), id: id.clone() };
+        let answers = is_answer.then(|| Arc::clone(&self.answers));
+        if let Some(answers) = &answers {
+            answers.send_modify(|answers| *answers += 1);
+        }
+        let open = Open { used: Arc::clone(&self.used), id: id.clone(), answers };
         stream.map(move |message| {
             lock(&open.used).entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
             message
@@ -134,6 +149,9 @@ impl Drop for Open {
         if let Some(used) = lock(&self.used).get_mut(&self.id) {
             used.streams = used.streams.saturating_sub(1);
             used.last = Instant::now();
+        }
+        if let Some(answers) = &self.answers {
+            answers.send_modify(|answers| *answers = answers.saturating_sub(1));
         }
     }
 }
@@ -182,7 +200,7 @@ impl SessionManager for Sessions {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.touch(id);
         let stream = self.kept.create_stream(id, message).await?;
-        Ok(self.counted(id, stream))
+        Ok(self.counted(id, stream, true))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
@@ -196,7 +214,7 @@ impl SessionManager for Sessions {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.touch(id);
         let stream = self.kept.create_standalone_stream(id).await?;
-        Ok(self.counted(id, stream))
+        Ok(self.counted(id, stream, false))
     }
 
     async fn resume(
@@ -206,6 +224,6 @@ impl SessionManager for Sessions {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.touch(id);
         let stream = self.kept.resume(id, last_event_id).await?;
-        Ok(self.counted(id, stream))
+        Ok(self.counted(id, stream, false))
     }
 }

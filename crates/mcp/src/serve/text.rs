@@ -51,10 +51,6 @@ impl HeadTail {
     pub(super) fn lose(&mut self, bytes: u64) {
         self.total += bytes;
         self.lost += bytes;
-        // The head must not go on behind a hole.
-        if self.lost > 0 && self.tail.is_empty() {
-            self.head.shrink_to_fit();
-        }
     }
 
     /// Bytes so far.

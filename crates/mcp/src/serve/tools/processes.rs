@@ -68,6 +68,8 @@ struct Entry {
     started: Instant,
     /// The number of the last event that was read.
     cursor: u64,
+    /// Output bytes up to there, read or gone.
+    position: u64,
 }
 
 impl Table {
@@ -80,7 +82,7 @@ impl Table {
         let mut entries = self.lock();
         entries.last += 1;
         let number = entries.last;
-        entries.all.insert(number, Entry { process, command, started: Instant::now(), cursor: 0 });
+        entries.all.insert(number, Entry { process, command, started: Instant::now(), cursor: 0, position: 0 });
         number
     }
 
@@ -102,10 +104,12 @@ impl Table {
         }
     }
 
-    fn advance(&self, number: u64, cursor: u64) {
+    fn advance(&self, number: u64, cursor: u64, position: u64) {
         if let Some(entry) = self.lock().all.get_mut(&number) {
             // Of two reads at a time the one that got further counts.
-            entry.cursor = entry.cursor.max(cursor);
+            if cursor > entry.cursor {
+                (entry.cursor, entry.position) = (cursor, position);
+            }
         }
     }
 
@@ -213,7 +217,7 @@ pub(super) struct Heard {
     output: Vec<Piece>,
     /// Where this answer ends: `after` of a read that goes on from here.
     cursor: u64,
-    /// Bytes before this output that are no longer kept.
+    /// Bytes before this output that are no longer kept; with an `after` of one's own other than 0, so many at most.
     gap_bytes: u64,
     /// Whether it has ended, and all that was written before is read.
     exited: bool,
@@ -240,18 +244,39 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
     let (number, entry) = call.table.find(&arguments.process_id)?;
     let after = arguments.after.unwrap_or(entry.cursor);
     // Both are cancel safe: a read takes nothing away.
-    let read = tokio::select! {
-        read = entry.process.read(after, Some(most), Duration::from_millis(wait)) => read?,
+    let (read, more) = tokio::select! {
+        read = fetch(&entry.process, after, most, Duration::from_millis(wait)) => read?,
         why = call.called_off() => return Err(Failure::new(why)),
     };
     if let Some(failure) = &read.failure {
         return Err(Failure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
     }
-    let heard = hear(read, after);
-    if arguments.after.is_none() {
-        call.table.advance(number, heard.cursor);
+    let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
+    let mut heard = hear(read, after);
+    if more {
+        (heard.exited, heard.closed, heard.exit_code) = (false, false, None);
+    }
+    if after == entry.cursor {
+        // The executor counts what is gone from the beginning on.
+        heard.gap_bytes = heard.gap_bytes.saturating_sub(entry.position);
+        call.table.advance(number, heard.cursor, entry.position + heard.gap_bytes + bytes);
     }
     Ok(Reply::new(heard.text(&arguments.process_id), &heard))
+}
+
+/// One answer of the executor, and whether it has more output behind it. An end that is told beside output may lie far behind that.
+async fn fetch(
+    process: &Process,
+    after: u64,
+    most: u64,
+    wait: Duration,
+) -> Result<(Read, bool), exec_server_client::Error> {
+    let read = process.read(after, Some(most), wait).await?;
+    if !read.exited || read.chunks.is_empty() {
+        return Ok((read, false));
+    }
+    let behind = process.read(read.next_seq.saturating_sub(1), Some(1), Duration::ZERO).await?;
+    Ok((read, !behind.chunks.is_empty()))
 }
 
 /// One answer of the executor; what follows each other on one stream is one text, so that no character is torn.
