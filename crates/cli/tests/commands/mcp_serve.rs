@@ -419,24 +419,27 @@ fn output_that_nobody_reads_does_not_hold_a_process_up_and_its_loss_is_told() {
 
 #[test]
 fn processes_end_with_their_session_however_it_ends() {
-    for is_signalled in [false, true] {
+    for end in [None, Some(Signal::TERM), Some(Signal::KILL)] {
         let home = Home::new();
         let mut mcp = Mcp::start(&home, &[]);
         mcp.ok("start_process", json!({"command": "setsid sh -c 'echo $$ >pid; exec sleep 1000' & sleep 1000"}));
-        let running = mcp.begin_call("run_command", json!({"command": "echo $$ >other; exec sleep 1000"}));
-        let pids = BTreeSet::from([pid_in(&home.path().join("pid")), pid_in(&home.path().join("other"))]);
+        let mut pids = BTreeSet::from([pid_in(&home.path().join("pid"))]);
         let family = mcp.family();
-        match is_signalled {
-            true => {
-                signal(mcp.child.id(), Signal::TERM);
-                // Whoever waits is told, with what there is.
-                let answer = mcp.answer(running);
-                assert_eq!(answer["result"]["isError"], true, "{answer}");
-                assert!(answer.to_string().contains("shutting down"), "{answer}");
-            }
-            false => drop(mcp.input.take()),
+        let Some(end) = end else {
+            mcp.end();
+            wait_gone("the processes", &pids);
+            continue;
+        };
+        let running = mcp.begin_call("run_command", json!({"command": "echo $$ >other; exec sleep 1000"}));
+        pids.insert(pid_in(&home.path().join("other")));
+        signal(mcp.child.id(), end);
+        if end == Signal::TERM {
+            // Whoever waits is told, with what there is.
+            let answer = mcp.answer(running);
+            assert_eq!(answer["result"]["isError"], true, "{answer}");
+            assert!(answer.to_string().contains("shutting down"), "{answer}");
         }
-        assert!(end_of(&mut mcp.child).success());
+        assert_eq!(end_of(&mut mcp.child).success(), end == Signal::TERM);
         wait_gone("the processes", &pids);
         wait_gone("what held them", &family);
     }
@@ -521,6 +524,28 @@ fn the_executor_may_be_a_server() {
     assert_eq!(std::fs::read_to_string(file).expect("the file"), "by way of a server");
     mcp.end();
     wait_gone("the process at the server", &BTreeSet::from([pid]));
+}
+
+#[test]
+fn a_server_that_is_killed_costs_nothing_and_one_that_forgets_costs_only_what_it_forgot() {
+    let (home, mut server) = (Home::new(), TestServer::start());
+    let mut mcp = Mcp::start(&home, &["--connect", server.url()]);
+    mcp.ok("start_process", json!({"command": "while read x; do echo \"got $x\"; done"}));
+    server.kill();
+    server.restart();
+    mcp.ok("write_stdin", json!({"process_id": "p1", "text": "one\n"}));
+    let read = mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
+    assert_eq!(read["output"], json!([{"stream": "stdout", "text": "got one\n"}]));
+    // In order, with its sessions: the next server knows nothing of them.
+    server.signal(Signal::TERM);
+    server.wait();
+    server.restart();
+    assert_eq!(mcp.ok("run_command", json!({"command": "echo again"}))["stdout"], "again\n");
+    let text = mcp.failure("read_output", json!({"process_id": "p1"}));
+    assert!(text.contains("nothing more can be read of p1"), "{text}");
+    assert_eq!(mcp.ok("list_processes", json!({}))["processes"][0]["exited"], true);
+    assert_eq!(mcp.ok("start_process", json!({"command": "sleep 1000"}))["process_id"], "p2");
+    mcp.end();
 }
 
 #[test]

@@ -262,6 +262,31 @@ fn wrong_requests_are_answered_and_cost_nobody_else_anything() {
 }
 
 #[test]
+fn a_client_without_a_session_is_told_what_it_lacks() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let meta = |version: &str| {
+        let client = json!({"name": "by-hand", "version": "1"});
+        json!({
+            "io.modelcontextprotocol/protocolVersion": version,
+            "io.modelcontextprotocol/clientInfo": client,
+            "io.modelcontextprotocol/clientCapabilities": {},
+        })
+    };
+    let discover = request(1, "server/discover", json!({"_meta": meta("2026-07-28")}));
+    let reply = served.post("MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: server/discover\r\n", &discover);
+    assert_eq!(reply.status, 400, "{reply:?}");
+    assert!(reply.body.contains("2025-11-25"), "{reply:?}");
+    let start = json!({"name": "start_process", "arguments": {"command": "sleep 1000"}, "_meta": meta("2025-11-25")});
+    let reply = served.post("MCP-Protocol-Version: 2025-11-25\r\n", &request(2, "tools/call", start));
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let result = &answer(&reply)["result"];
+    assert_eq!(result["isError"], true, "{result}");
+    assert!(result.to_string().contains("needs a session to belong to"), "{result}");
+    served.end();
+}
+
+#[test]
 fn calls_under_way_are_told_when_the_server_ends() {
     let home = Home::new();
     let mut served = Served::start(&home, &[]);

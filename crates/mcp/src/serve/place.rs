@@ -18,7 +18,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Client, Error, Start, State,
+    Client, Error, ErrorKind, Process, Start, State,
     fs::{self, EntryKind, FileSystem as _, Links, Remote},
     protocol::{failure, path::PathArg, process::Inherit, sandbox::SandboxContext},
     transport::BoxFuture,
@@ -149,6 +149,19 @@ impl Place {
             *current = (self.open)().await?;
         }
         Ok(current.clone())
+    }
+
+    /// Starts a process, in the next session where the one before turns out to be lost: then nothing of it runs.
+    pub(super) async fn begin(&self, start: Start) -> Result<(Client, Process), Error> {
+        let client = self.client().await?;
+        match client.start(start.clone()).await {
+            Err(error) if error.kind() == ErrorKind::SessionLost => {
+                let client = self.client().await?;
+                let process = client.start(start).await?;
+                Ok((client, process))
+            }
+            started => Ok((client, started?)),
+        }
     }
 
     /// The files, within the root where there is one.

@@ -14,7 +14,7 @@ mod search;
 
 use std::sync::Arc;
 
-use exec_server_client::{fs, protocol::failure::Kind};
+use exec_server_client::{ErrorKind, fs, protocol::failure::Kind};
 use rmcp::{
     RoleServer,
     model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations},
@@ -67,8 +67,8 @@ impl Reply {
         Self { text: text.into(), data, is_error: false }
     }
 
-    /// The same, as something that did not do what was asked.
-    fn as_error(self, is_error: bool) -> Self {
+    /// The same, perhaps as something that did not do what was asked.
+    fn failed_if(self, is_error: bool) -> Self {
         Self { is_error, ..self }
     }
 }
@@ -93,6 +93,9 @@ impl From<exec_server_client::Error> for Failure {
             Some(Kind::ProgramNotFound) => "; check the name, or give an absolute path",
             Some(Kind::CwdNotFound) => "; check `cwd` with list_directory",
             Some(Kind::SandboxDenied) => "; only what is beneath the root of this server can be used",
+            _ if error.kind() == ErrorKind::SessionLost => {
+                "; its processes are gone, but the executor can be used again: call the tool once more"
+            }
             _ => "",
         };
         Self(format!("{error}{advice}"))

@@ -166,8 +166,8 @@ pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<
         start = start.env(name, value);
     }
     // The start is dropped only to call it off.
-    let process = tokio::select! {
-        started = client.start(start) => started?,
+    let (_, process) = tokio::select! {
+        started = place.begin(start) => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
     };
     let pid = process.pid();

@@ -109,12 +109,11 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
     for (name, value) in arguments.env {
         start = start.env(name, value);
     }
-    let client = place.client().await?;
     let begun = Instant::now();
     let until = begun + Duration::from_millis(timeout);
     // The start is dropped only to call it off.
-    let process = tokio::select! {
-        started = client.start(start) => started?,
+    let (client, process) = tokio::select! {
+        started = place.begin(start) => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
         () = time::sleep_until(until) => {
             return Err(Failure::new(format!("not started within {timeout} ms: the executor does not answer")));
@@ -132,7 +131,7 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
         standing: Standing::Runs,
         is_closed: false,
     };
-    watch.to_the_end(call, begun).await?;
+    watch.follow(call, begun).await?;
     watch.forget(client.server().capabilities.forget).await;
     Ok(watch.answer(begun.elapsed(), timeout))
 }
@@ -165,7 +164,7 @@ struct Watch {
 
 impl Watch {
     /// Watches it until nothing of it is left.
-    async fn to_the_end(&mut self, call: &Call<'_>, begun: Instant) -> Result<(), Failure> {
+    async fn follow(&mut self, call: &Call<'_>, begun: Instant) -> Result<(), Failure> {
         let token = call.context.meta.get_progress_token();
         let mut progress = time::interval_at(begun + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -271,7 +270,7 @@ impl Watch {
             stderr: stderr.text,
             note: note.map(str::to_owned),
         };
-        Reply::new(text, &ran).as_error(failed)
+        Reply::new(text, &ran).failed_if(failed)
     }
 }
 
