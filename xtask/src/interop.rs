@@ -8,6 +8,7 @@ mod examples;
 mod far;
 mod install;
 mod mcp_bridge;
+mod mcp_serve;
 mod mcp_servers;
 mod packages;
 mod readme;
@@ -78,6 +79,12 @@ const PARTS: &[Part] = &[
         what: "real MCP servers in Python and Node through `mcp bridge`",
         needs: packages::MCP,
         run: mcp_bridge::run,
+    },
+    Part {
+        name: "mcp-serve",
+        what: "the Python SDK's client and the MCP inspector on `mcp serve`",
+        needs: &[],
+        run: mcp_serve::run,
     },
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];

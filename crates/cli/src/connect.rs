@@ -50,10 +50,15 @@ enum Way {
 impl Server {
     /// The server that flags, variables and names lead to; `None` is this machine. Also begins to log, as the flags say.
     pub(crate) fn find(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Self>> {
+        Self::find_with(args, token.map(read_token).transpose()?)
+    }
+
+    /// The same, with a token that was read already.
+    pub(crate) fn find_with(args: &args::Connect, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
-        Self::find_as(args, args.connect.as_deref(), token.map(read_token).transpose()?)
+        Self::find_as(args, args.connect.as_deref(), token)
     }
 
     /// The servers of a copy, as `find` does: the source's and the target's, where they have one. Each gets the token of the

@@ -230,7 +230,7 @@ fn with_token(url: &ListenUrl, token: Option<&Token>) -> String {
 }
 
 /// Escapes what has a meaning in a query; generated tokens have nothing of it.
-fn percent_encode(text: &str) -> String {
+pub(crate) fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
@@ -285,7 +285,7 @@ fn raise_nofile() -> Option<(u64, u64)> {
 }
 
 /// The signals that end a server.
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     /// `None` where whoever started us wants it ignored, as `nohup` does.
@@ -293,13 +293,14 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    /// Begins to hear them.
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let hangup = if signals::ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())?, hangup })
     }
 
     /// Waits for the first signal; from then on the next one ends the program at once.
-    async fn first(&mut self) {
+    pub(crate) async fn first(&mut self) {
         self.next().await;
         let mut again = Self::new();
         // Owned by the process: it ends with it, one way or the other.

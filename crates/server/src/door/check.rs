@@ -63,6 +63,21 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<Verdict, Response> 
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, gate));
     }
+    let grant = admit(request, gate)?;
+    if request.path() == "/metrics" {
+        return metrics(request, &grant);
+    }
+    if request.path() != "/" {
+        return Err(Response::not_found());
+    }
+    if gate.draining {
+        return Err(Response::busy());
+    }
+    Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
+}
+
+/// Who may come in at all, whatever is asked for: by its own name for us, from no page, and with a proof.
+pub(super) fn admit(request: &Request<'_>, gate: &Gate<'_>) -> Result<Grant, Response> {
     if let Some(hosts) = &gate.hosts
         && !host::is_ours(request.values("host"), hosts)
     {
@@ -75,22 +90,12 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<Verdict, Response> 
     if request.values("sec-fetch-site").any(|site| !matches!(site.trim_ascii(), b"none" | b"same-origin")) {
         return Err(Response::forbidden());
     }
-    let grant = match &gate.proof {
-        Proof::Given(grant) => grant.clone(),
+    match &gate.proof {
+        Proof::Given(grant) => Ok(grant.clone()),
         Proof::Token(access) => {
-            auth::offered(request).and_then(|offered| access.by_tokens(&offered)).ok_or_else(Response::unauthorized)?
+            auth::offered(request).and_then(|offered| access.by_tokens(&offered)).ok_or_else(Response::unauthorized)
         }
-    };
-    if request.path() == "/metrics" {
-        return metrics(request, &grant);
     }
-    if request.path() != "/" {
-        return Err(Response::not_found());
-    }
-    if gate.draining {
-        return Err(Response::busy());
-    }
-    Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
 }
 
 /// Also while draining: the end of a server is worth watching.

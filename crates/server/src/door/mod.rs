@@ -105,6 +105,17 @@ impl Reporter {
     }
 }
 
+/// What the door says of a request that came in elsewhere; see [`Door::judge`].
+#[derive(Clone, Debug)]
+pub enum Judgement {
+    /// It may come in, and do this.
+    Admitted(Grant),
+    /// It calls us by a name that is not ours, or a page sent it.
+    Forbidden,
+    /// It does not prove who it is.
+    Unauthorized,
+}
+
 /// The gate of all listeners of a server.
 pub struct Door {
     config: DoorConfig,
@@ -127,6 +138,23 @@ impl Door {
     pub fn reporting(mut self, report: Arc<dyn Report>) -> Self {
         self.report = Reporter(Some(report));
         self
+    }
+
+    /// Judges a request for another protocol that came in over plain HTTP at `local`: the same rules about names, pages and tokens, in the
+    /// same order. What is asked for, the caller judges.
+    pub fn judge(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> Judgement {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
+        let request = http::Request { method: "POST", target, minor_version: 1, headers: &headers };
+        let hosts = Hosts { local, allowed: &self.config.allowed_hosts, certified: None };
+        let proof = match self.config.access.anybody() {
+            Some(grant) => Proof::Given(grant),
+            None => Proof::Token(&self.config.access),
+        };
+        match check::admit(&request, &Gate { hosts: Some(hosts), proof, draining: false }) {
+            Ok(grant) => Judgement::Admitted(grant),
+            Err(response) if response.status() == 401 => Judgement::Unauthorized,
+            Err(_) => Judgement::Forbidden,
+        }
     }
 
     /// From now on the server is not ready and nobody is let in any more.

@@ -126,7 +126,7 @@ impl Token {
     }
 
     /// Makes one from 256 bits of the system.
-    pub(crate) fn generate() -> Result<Self, TokenError> {
+    pub fn generate() -> Result<Self, TokenError> {
         let mut bytes = Zeroizing::new([0; GENERATED_BYTES]);
         getrandom::fill(bytes.as_mut_slice()).map_err(|_| TokenError::Random)?;
         let mut text = Zeroizing::new(String::with_capacity(GENERATED_BYTES * 2));

@@ -1,0 +1,286 @@
+//! The file tools of `mcp serve`, and the walls: `--read-only` and `--root`.
+
+use std::{fs, os::unix::fs::symlink, thread};
+
+use serde_json::{Value, json};
+
+use crate::{Home, common::TestServer, mcp_serve::Mcp, text};
+
+fn texts(listed: &Value, member: &str, of: &str) -> Vec<String> {
+    let all = listed[member].as_array().expect("an array").iter();
+    all.map(|entry| entry[of].as_str().expect("a text").to_owned()).collect()
+}
+
+#[test]
+fn a_file_is_read_by_lines() {
+    let home = Home::new();
+    let file = home.path().join("file");
+    fs::write(&file, (1..=5000).map(|n| format!("line {n}\n")).collect::<String>()).expect("write a file");
+    let mut mcp = Mcp::start(&home, &[]);
+    let result = mcp.call("read_file", json!({"path": "file", "offset": 4999}));
+    assert_eq!(result["content"][0]["text"], "  4999\tline 4999\n  5000\tline 5000\n");
+    let read = &result["structuredContent"];
+    assert_eq!(
+        (&read["content"], &read["more"], &read["lines"]),
+        (&json!("line 4999\nline 5000\n"), &json!(false), &json!(2))
+    );
+    let result = mcp.call("read_file", json!({"path": file, "limit": 2}));
+    assert_eq!(
+        result["content"][0]["text"],
+        "     1\tline 1\n     2\tline 2\n[the file goes on: read on with offset 3]\n"
+    );
+    let read = mcp.ok("read_file", json!({"path": "file"}));
+    assert_eq!((&read["lines"], &read["more"], &read["size_bytes"]), (&json!(2000), &json!(true), &json!(48_893)));
+    assert!(mcp.failure("read_file", json!({"path": "file", "offset": 5001})).contains("has fewer than 5001 lines"));
+    assert!(mcp.failure("read_file", json!({"path": "none"})).contains("list_directory"));
+    assert!(mcp.failure("read_file", json!({"path": "."})).contains("list_directory"));
+    fs::write(home.path().join("long"), format!("{}\nshort\r\n", "x".repeat(3_000_000))).expect("write a file");
+    let result = mcp.call("read_file", json!({"path": "long"}));
+    let shown = result["content"][0]["text"].as_str().expect("a text");
+    assert!(
+        shown.contains("[… 2998000 bytes of this line left out …]") && shown.contains("\tshort"),
+        "{}",
+        &shown[shown.len() - 300..]
+    );
+    assert!(shown.contains("1 lines are longer than 2000 bytes") && shown.contains("CR LF"));
+    fs::write(home.path().join("binary"), b"\x7fELF\0\0").expect("write a file");
+    assert!(mcp.failure("read_file", json!({"path": "binary"})).contains("is a binary file, 6 bytes"));
+    fs::write(home.path().join("empty"), "").expect("write a file");
+    assert_eq!(mcp.ok("read_file", json!({"path": "empty"}))["lines"], 0);
+    mcp.end();
+}
+
+#[test]
+fn files_are_written_whole_and_edited_only_where_it_is_clear() {
+    let home = Home::new();
+    let file = home.path().join("a/b/file.rs");
+    let on_disk = || fs::read_to_string(&file).expect("the file");
+    let mut mcp = Mcp::start(&home, &[]);
+    let written =
+        mcp.ok("write_file", json!({"path": "a/b/file.rs", "content": "fn one() {}\n\tfn two() {}\nfn one() {}\n"}));
+    assert_eq!((&written["created"], &written["bytes"], &written["atomic"]), (&json!(true), &json!(37), &json!(true)));
+    let edit = |old: &str, new: &str| json!({"path": "a/b/file.rs", "old": old, "new": new});
+    for (old, new, told) in [
+        ("fn one", "fn 1", "2 times, at lines 1, 3"),
+        ("fn three", "x", "is not in"),
+        ("  fn two() {}", "x", "differs from it only in blanks begins at line 2"),
+        ("", "x", "`old` is empty"),
+        ("fn two", "fn two", "the same"),
+    ] {
+        let text = mcp.failure("edit_file", edit(old, new));
+        assert!(text.contains(told), "{text}");
+    }
+    assert_eq!(on_disk(), "fn one() {}\n\tfn two() {}\nfn one() {}\n");
+    let edited = mcp.ok("edit_file", edit("\tfn two() {}\n", "fn 2() {}\n"));
+    assert_eq!((&edited["replacements"], &edited["first_line"]), (&json!(1), &json!(2)));
+    let mut all = edit("fn one", "fn 1");
+    all["replace_all"] = json!(true);
+    assert_eq!(mcp.ok("edit_file", all)["replacements"], 2);
+    assert_eq!(on_disk(), "fn 1() {}\nfn 2() {}\nfn 1() {}\n");
+    assert_eq!(mcp.ok("write_file", json!({"path": file, "content": ""}))["created"], false);
+    assert_eq!(on_disk(), "");
+    assert!(mcp.failure("write_file", json!({"path": "a/b", "content": ""})).contains("a/b"));
+    mcp.end();
+}
+
+#[test]
+fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
+    let (home, server) = (Home::new(), TestServer::start());
+    let file = home.path().join("file");
+    let slots =
+        |word: &str| (0..4).flat_map(|who| (0..15).map(move |n| format!("{word} {who}.{n};\n"))).collect::<String>();
+    fs::write(&file, slots("slot")).expect("write a file");
+    thread::scope(|scope| {
+        for who in 0..4 {
+            let (home, file, url) = (&home, &file, server.url());
+            scope.spawn(move || {
+                let mut mcp = Mcp::start(home, &["--connect", url]);
+                for n in 0..15 {
+                    let edit =
+                        json!({"path": file, "old": format!("slot {who}.{n};"), "new": format!("done {who}.{n};")});
+                    // Others may be faster so often that it gives up; nothing is changed then.
+                    let text = |result: &Value| result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
+                    let mut result = mcp.call("edit_file", edit.clone());
+                    while result["isError"] == true {
+                        assert!(text(&result).contains("changed by somebody else"), "{result}");
+                        result = mcp.call("edit_file", edit.clone());
+                    }
+                }
+                mcp.end();
+            });
+        }
+    });
+    assert_eq!(fs::read_to_string(&file).expect("the file"), slots("done"));
+}
+
+#[test]
+fn directories_are_listed_in_order_and_in_parts() {
+    let home = Home::new();
+    let dir = home.path().join("dir");
+    fs::create_dir_all(dir.join("sub")).expect("make a directory");
+    for name in ["b.txt", "a.txt", ".hidden"] {
+        fs::write(dir.join(name), "12345").expect("write a file");
+    }
+    symlink("a.txt", dir.join("link")).expect("make a link");
+    let mut mcp = Mcp::start(&home, &[]);
+    let result = mcp.call("list_directory", json!({"path": "dir"}));
+    assert_eq!(result["content"][0]["text"], ".hidden\t5 bytes\na.txt\t5 bytes\nb.txt\t5 bytes\nlink -> a.txt\nsub/\n");
+    let listed = mcp.ok("list_directory", json!({"path": "dir", "limit": 2}));
+    assert_eq!(
+        (texts(&listed, "entries", "name"), &listed["more"]),
+        (vec![".hidden".to_owned(), "a.txt".to_owned()], &json!(true))
+    );
+    let listed = mcp.ok("list_directory", json!({"path": "dir", "after": "a.txt"}));
+    assert_eq!(texts(&listed, "entries", "kind"), ["file", "symlink", "directory"]);
+    assert_eq!(listed["more"], false);
+    assert!(mcp.failure("list_directory", json!({"path": "dir/a.txt"})).contains("read_file"));
+    assert!(mcp.failure("list_directory", json!({"path": "nowhere"})).contains("nowhere"));
+    mcp.end();
+}
+
+#[test]
+fn trees_are_searched_for_lines_and_for_paths() {
+    let home = Home::new();
+    let tree = home.path().join("tree");
+    fs::create_dir_all(tree.join("src/deep")).expect("make a directory");
+    fs::write(tree.join("src/a.rs"), "fn main() {\n    needle(1);\n}\n").expect("write a file");
+    fs::write(tree.join("src/deep/b.rs"), "// Needle\nneedle(22);\n").expect("write a file");
+    fs::write(tree.join("src/c.txt"), "needle\n").expect("write a file");
+    fs::write(tree.join(".secret"), "needle\n").expect("write a file");
+    let mut mcp = Mcp::start(&home, &[]);
+    let found = mcp.ok("search_files", json!({"pattern": r"needle\(\d+\)", "path": "tree"}));
+    assert_eq!(texts(&found, "lines", "path"), ["tree/src/a.rs", "tree/src/deep/b.rs"]);
+    assert_eq!((&found["lines"][0]["line"], &found["lines"][0]["text"]), (&json!(2), &json!("    needle(1);")));
+    let found =
+        mcp.ok("search_files", json!({"pattern": "needle", "path": "tree", "glob": "**/*.rs", "ignore_case": true}));
+    assert_eq!(found["lines"].as_array().map(Vec::len), Some(3));
+    let found =
+        mcp.ok("search_files", json!({"pattern": "needle(", "literal": true, "path": "tree", "max_results": 1}));
+    assert_eq!((found["lines"].as_array().map(Vec::len), &found["truncated"]), (Some(1), &json!(true)));
+    let found = mcp.ok("search_files", json!({"pattern": "needle", "path": "tree", "all": true}));
+    assert!(texts(&found, "lines", "path").contains(&"tree/.secret".to_owned()), "{found}");
+    let found = mcp.ok("search_files", json!({"glob": "**/*.rs", "path": "tree"}));
+    assert_eq!(texts(&found, "paths", "path"), ["tree/src/a.rs", "tree/src/deep/b.rs"]);
+    let result = mcp.call("search_files", json!({"pattern": "nowhere at all", "path": "tree"}));
+    assert_eq!(result["content"][0]["text"], "no line matches\n");
+    assert!(mcp.failure("search_files", json!({"pattern": "(", "path": "tree"})).contains('('));
+    mcp.end();
+}
+
+#[test]
+fn a_read_only_server_offers_no_way_to_change_anything() {
+    let home = Home::new();
+    fs::write(home.path().join("file"), "text\n").expect("write a file");
+    let mut mcp = Mcp::start(&home, &["--read-only"]);
+    assert_eq!(
+        mcp.tools().iter().map(|tool| tool["name"].clone()).collect::<Vec<_>>(),
+        ["read_file", "list_directory", "search_files"]
+    );
+    assert_eq!(mcp.ok("read_file", json!({"path": "file"}))["content"], "text\n");
+    for tool in [
+        "run_command",
+        "start_process",
+        "read_output",
+        "write_stdin",
+        "signal_process",
+        "list_processes",
+        "write_file",
+        "edit_file",
+    ] {
+        let answer = mcp.request(
+            "tools/call",
+            json!({"name": tool, "arguments": {"path": "file", "content": "", "command": "rm file"}}),
+        );
+        assert_eq!(answer["error"]["code"], -32602, "{answer}");
+        assert!(answer.to_string().contains("read-only"), "{answer}");
+    }
+    assert_eq!(fs::read_to_string(home.path().join("file")).expect("the file"), "text\n");
+    mcp.end();
+}
+
+/// A root with a way out by a link, and something outside of it.
+fn rooted() -> Home {
+    let home = Home::new();
+    fs::create_dir_all(home.path().join("root/sub")).expect("make a directory");
+    fs::create_dir(home.path().join("outside")).expect("make a directory");
+    fs::write(home.path().join("outside/secret"), "secret\n").expect("write a file");
+    fs::write(home.path().join("root/file"), "inner\n").expect("write a file");
+    symlink("../outside", home.path().join("root/way-out")).expect("make a link");
+    symlink(home.path().join("outside/secret"), home.path().join("root/secret")).expect("make a link");
+    home
+}
+
+fn nothing_leads_out(home: &Home, mcp: &mut Mcp) {
+    let outside = home.path().join("outside/secret");
+    let paths = [json!("secret"), json!("way-out/secret"), json!("../outside/secret"), json!(outside)];
+    for path in &paths {
+        let text = mcp.failure("read_file", json!({"path": path}));
+        assert!(text.contains("beneath the root") || text.contains("no such file"), "{text}");
+        mcp.failure("list_directory", json!({"path": path}));
+    }
+    mcp.failure("list_directory", json!({"path": "way-out"}));
+    mcp.failure("list_directory", json!({"path": ".."}));
+    let found = mcp.ok("search_files", json!({"pattern": "secret", "all": true}));
+    assert_eq!(found["lines"], json!([]), "{found}");
+    assert_eq!(mcp.ok("read_file", json!({"path": "file"}))["content"], "inner\n");
+}
+
+#[test]
+fn nothing_leads_out_of_a_root() {
+    let home = rooted();
+    let mut mcp = Mcp::start(&home, &["--root", "root"]);
+    nothing_leads_out(&home, &mut mcp);
+    for path in ["secret", "way-out/new", "../outside/new"] {
+        mcp.failure("write_file", json!({"path": path, "content": "changed"}));
+        mcp.failure("edit_file", json!({"path": path, "old": "secret", "new": "changed"}));
+    }
+    mcp.ok("write_file", json!({"path": "sub/new/file", "content": "fine"}));
+    mcp.ok("edit_file", json!({"path": "sub/new/file", "old": "fine", "new": "better"}));
+    let outside = home.path().join("outside").display().to_string();
+    let command = format!(
+        "pwd; cat file; echo made >made; cat way-out/secret || echo unseen; echo x >{outside}/new || echo unwritten"
+    );
+    let ran = mcp.ok("run_command", json!({"command": command}));
+    let root = home.path().join("root");
+    assert_eq!(ran["stdout"], format!("{}\ninner\nunseen\nunwritten\n", root.display()), "{ran}");
+    mcp.ok("run_command", json!({"command": "mkdir -p .git && echo x >.git/config"}));
+    mcp.ok("start_process", json!({"command": format!("echo x >{outside}/new || echo unwritten >late")}));
+    crate::common::wait_for("the process has tried", || root.join("late").exists());
+    let text = mcp.failure("run_command", json!({"command": "pwd", "cwd": outside}));
+    assert!(text.contains("outside"), "{text}");
+    mcp.end();
+    assert_eq!(fs::read_to_string(root.join("made")).expect("the file"), "made\n");
+    assert_eq!(fs::read_to_string(root.join("sub/new/file")).expect("the file"), "better");
+    assert_eq!(fs::read_to_string(home.path().join("outside/secret")).expect("the file"), "secret\n");
+    assert_eq!(fs::read_dir(home.path().join("outside")).expect("the directory").count(), 1);
+}
+
+#[test]
+fn a_root_at_a_server_holds_and_may_be_read_only_and_others_may_be_read_by_name() {
+    let (home, server) = (rooted(), TestServer::start());
+    let root = home.path().join("root").display().to_string();
+    let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--root", &root, "--read-only"]);
+    nothing_leads_out(&home, &mut mcp);
+    mcp.end();
+    let outside = home.path().join("outside").display().to_string();
+    let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--root", &root, "--readable", &outside]);
+    let ran = mcp.ok("run_command", json!({"command": "cat way-out/secret; echo x >way-out/new || echo unwritten"}));
+    assert_eq!(ran["stdout"], "secret\nunwritten\n", "{ran}");
+    // What a process may read, the file tools may not.
+    mcp.failure("read_file", json!({"path": "secret"}));
+    mcp.end();
+}
+
+#[test]
+fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
+    let home = Home::new();
+    fs::write(home.path().join("file"), "").expect("write a file");
+    for (root, told) in [("missing", "missing"), ("file", "is not a directory")] {
+        let mut command = home.command(&["mcp", "serve", "--root", root]);
+        command.current_dir(home.path());
+        let output = crate::finish(command);
+        assert_eq!(output.status.code(), Some(255), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "");
+    }
+}

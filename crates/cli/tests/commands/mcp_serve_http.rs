@@ -1,0 +1,353 @@
+//! `mcp serve --http`: its door, its sessions and their end, by requests that are written by hand.
+
+use std::{collections::BTreeSet, fs, io::Read as _, net::TcpStream, process::Stdio, thread};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    Home, Running,
+    common::{Reply, descendants, http, wait_for, wait_gone},
+    end_of, finish,
+    mcp_serve::{initialize, pid_in},
+    read_until, signal, spawn, text,
+};
+
+/// A server, and how it is reached.
+struct Served {
+    child: Running,
+    address: String,
+    token: String,
+}
+
+/// One session with it.
+struct Session<'a> {
+    served: &'a Served,
+    id: String,
+}
+
+impl Served {
+    fn start(home: &Home, args: &[&str]) -> Self {
+        let mut command = home.command(&[&["mcp", "serve", "--http", "127.0.0.1:0"][..], args].concat());
+        let mut child = spawn(command.current_dir(home.path()).stderr(Stdio::inherit()));
+        let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
+        let (address, token) = line
+            .trim_end()
+            .strip_prefix("http://")
+            .and_then(|rest| rest.split_once("/mcp?token="))
+            .unwrap_or_else(|| panic!("not a URL with a token: {line}"));
+        Self { child, address: address.to_owned(), token: token.to_owned() }
+    }
+
+    /// A request as it is written, but for what every request has.
+    fn raw(&self, method: &str, headers: &str, body: &str) -> Reply {
+        let head =
+            format!("{method} /mcp HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+        http(&self.address, &format!("{head}{body}"))
+    }
+
+    fn host(&self) -> String {
+        format!("Host: {}\r\n", self.address)
+    }
+
+    /// What a good client sends with each request.
+    fn good(&self) -> String {
+        let json = "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n";
+        format!("{}{json}Authorization: Bearer {}\r\n", self.host(), self.token)
+    }
+
+    fn post(&self, more: &str, message: &Value) -> Reply {
+        self.raw("POST", &format!("{}{more}", self.good()), &message.to_string())
+    }
+
+    fn begin(&self) -> Session<'_> {
+        let reply = self.post("", &request(0, "initialize", initialize()));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let line = reply.head.lines().find(|line| line.to_ascii_lowercase().starts_with("mcp-session-id:"));
+        let id = line.and_then(|line| line.split_once(": ")).expect("a session").1.trim().to_owned();
+        let session = Session { served: self, id };
+        let notified = session.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        assert_eq!(notified.status, 202, "{notified:?}");
+        session
+    }
+
+    /// Ends it in order; nothing of it may be left.
+    fn end(mut self) {
+        let family = descendants(&BTreeSet::from([self.child.id()]));
+        signal(self.child.id(), Signal::TERM);
+        let status = end_of(&mut self.child);
+        assert!(status.success(), "{status}");
+        wait_gone("what `mcp serve` has started", &family);
+    }
+}
+
+impl Session<'_> {
+    fn header(&self) -> String {
+        format!("Mcp-Session-Id: {}\r\nMCP-Protocol-Version: 2025-06-18\r\n", self.id)
+    }
+
+    fn post(&self, message: &Value) -> Reply {
+        self.served.post(&self.header(), message)
+    }
+
+    /// The data of a tool that did what was asked.
+    fn ok(&self, tool: &str, arguments: Value) -> Value {
+        let result = self.call(tool, arguments);
+        assert_eq!(result["isError"], false, "{tool}: {result}");
+        result["structuredContent"].clone()
+    }
+
+    fn call(&self, tool: &str, arguments: Value) -> Value {
+        let reply = self.post(&request(7, "tools/call", json!({"name": tool, "arguments": arguments})));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        answer(&reply)["result"].clone()
+    }
+
+    fn delete(&self) -> Reply {
+        self.served.raw("DELETE", &format!("{}{}", self.served.good(), self.header()), "")
+    }
+}
+
+fn request(id: u64, method: &str, params: Value) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+}
+
+/// The answer in a stream of events, whose chunks are put together again.
+fn answer(reply: &Reply) -> Value {
+    let mut whole = String::new();
+    let mut rest = reply.body.as_str();
+    while let Some((size, behind)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).expect("the size of a chunk");
+        whole.push_str(&behind[..size]);
+        rest = behind[size..].trim_start_matches("\r\n");
+    }
+    let data =
+        whole.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim).filter(|data| !data.is_empty());
+    let messages: Vec<Value> = data.map(|data| serde_json::from_str(data).expect("JSON")).collect();
+    messages.into_iter().find(|message| !message["id"].is_null()).expect("an answer")
+}
+
+#[test]
+fn only_bearers_of_the_token_come_in_by_our_name_and_no_page_does() {
+    let home = Home::new();
+    let served = Served::start(&home, &["--allow-host", "box.example"]);
+    assert_eq!(served.token.len(), 64);
+    let hello = request(1, "initialize", initialize()).to_string();
+    let (host, token) = (served.host(), format!("Authorization: Bearer {}\r\n", served.token));
+    let json = "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n";
+    let wrong = format!("Authorization: Bearer {}\r\n", "0".repeat(64));
+    for (headers, status) in [
+        (format!("{host}{json}"), 401),
+        (format!("{host}{json}{wrong}"), 401),
+        (format!("{host}{json}{token}{wrong}"), 401),
+        (format!("{host}{json}Authorization: Basic {}\r\n", served.token), 401),
+        (format!("{host}{json}{token}Origin: http://evil.example\r\n"), 403),
+        (format!("{host}{json}{token}Origin: http://{}\r\n", served.address), 403),
+        (format!("{host}{json}{token}Origin: null\r\n"), 403),
+        (format!("{host}{json}{token}Sec-Fetch-Site: cross-site\r\n"), 403),
+        (format!("Host: evil.example\r\n{json}{token}"), 403),
+        (format!("{json}{token}"), 403),
+        (format!("Host: 127.0.0.1:1\r\n{json}{token}"), 403),
+        (format!("{host}{json}{token}"), 200),
+        (format!("Host: box.example\r\n{json}{token}"), 200),
+        (format!("Host: localhost:{}\r\n{json}{token}", served.address.rsplit_once(':').expect("a port").1), 200),
+    ] {
+        let reply = served.raw("POST", &headers, &hello);
+        assert_eq!(reply.status, status, "{headers}{reply:?}");
+        let head = reply.head.to_ascii_lowercase();
+        assert_eq!(head.contains("www-authenticate: bearer"), status == 401, "{head}");
+        if status != 200 {
+            assert!(!reply.body.contains("jsonrpc"), "{reply:?}");
+        }
+    }
+    // Also as part of the URL, as it was printed; elsewhere there is nothing.
+    let length = hello.len();
+    let with = |target: String| {
+        http(
+            &served.address,
+            &format!(
+                "POST {target} HTTP/1.1\r\n{host}{json}Connection: close\r\nContent-Length: {length}\r\n\r\n{hello}"
+            ),
+        )
+    };
+    assert_eq!(with(format!("/mcp?token={}", served.token)).status, 200);
+    assert_eq!(with("/mcp?token=x".to_owned()).status, 401);
+    assert_eq!(with(format!("/?token={}", served.token)).status, 404);
+    assert_eq!(with("/healthz".to_owned()).status, 401);
+    served.end();
+}
+
+#[test]
+fn tools_work_over_http_and_sessions_know_nothing_of_each_other() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let (one, other) = (served.begin(), served.begin());
+    assert_ne!(one.id, other.id);
+    let tools = answer(&one.post(&request(2, "tools/list", json!({}))));
+    assert_eq!(tools["result"]["tools"].as_array().map(Vec::len), Some(11));
+    assert_eq!(one.ok("run_command", json!({"command": "echo over http"}))["stdout"], "over http\n");
+    one.ok("start_process", json!({"command": "echo $$ >one; echo mine; exec sleep 1000"}));
+    other.ok("start_process", json!({"command": "echo $$ >other; exec sleep 1000"}));
+    let pids = ["one", "other"].map(|name| pid_in(&home.path().join(name)));
+    assert_eq!(one.ok("list_processes", json!({}))["processes"].as_array().map(Vec::len), Some(1));
+    let heard = one.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
+    assert_eq!(heard["output"], json!([{"stream": "stdout", "text": "mine\n"}]));
+    // Both at a time: neither waits for the other.
+    thread::scope(|scope| {
+        let waits = scope
+            .spawn(|| one.ok("run_command", json!({"command": "until test -e go; do sleep 0.02; done; echo went"})));
+        other.ok("run_command", json!({"command": "touch go"}));
+        assert_eq!(waits.join().expect("it does not panic")["stdout"], "went\n");
+    });
+    assert_eq!(one.delete().status, 204);
+    wait_gone("the process of the session that ended", &BTreeSet::from([pids[0]]));
+    assert_eq!(one.post(&request(3, "tools/list", json!({}))).status, 404);
+    assert_eq!(other.ok("list_processes", json!({}))["processes"][0]["exited"], false);
+    served.end();
+    wait_gone("the process of the other session", &BTreeSet::from([pids[1]]));
+}
+
+#[test]
+fn a_session_that_nobody_uses_is_ended_with_its_processes_and_one_with_a_call_under_way_is_not() {
+    let home = Home::new();
+    let served = Served::start(&home, &["--session-idle", "300ms"]);
+    let session = served.begin();
+    session.ok("start_process", json!({"command": "echo $$ >pid; exec sleep 1000"}));
+    let pid = pid_in(&home.path().join("pid"));
+    // Far longer than the bound, in one call.
+    session.ok("run_command", json!({"command": "sleep 1.2"}));
+    assert_eq!(session.ok("list_processes", json!({}))["processes"][0]["exited"], false);
+    wait_gone("the process of a session that nobody used", &BTreeSet::from([pid]));
+    wait_for("the session is gone", || session.post(&request(3, "tools/list", json!({}))).status == 404);
+    served.end();
+}
+
+#[test]
+fn wrong_requests_are_answered_and_cost_nobody_else_anything() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let session = served.begin();
+    let good = served.good();
+    let cases = [
+        ("POST", format!("{good}{}", session.header()), "no JSON", 400..=422),
+        (
+            "POST",
+            format!("{good}Mcp-Session-Id: nobody\r\n"),
+            r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#,
+            404..=404,
+        ),
+        ("POST", good.clone(), r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#, 400..=422),
+        ("PUT", good.clone(), "", 405..=405),
+        ("GET", good.replace("application/json, text/event-stream", "text/html"), "", 406..=406),
+        ("POST", good.replace("Content-Type: application/json", "Content-Type: text/plain"), "{}", 415..=415),
+    ];
+    for (method, headers, body, expected) in cases {
+        let reply = served.raw(method, &headers, body);
+        assert!(expected.contains(&reply.status), "{method} {headers}{reply:?}");
+    }
+    // Half a head, and a body that never comes: both wait for themselves alone.
+    let mut half = TcpStream::connect(&served.address).expect("connect");
+    std::io::Write::write_all(&mut half, b"POST /mcp HTTP/1.1\r\nHo").expect("write");
+    let huge = http(
+        &served.address,
+        &format!(
+            "POST /mcp HTTP/1.1\r\n{good}Content-Length: 999999999\r\nConnection: close\r\n\r\n{}",
+            "x".repeat(17 << 20)
+        ),
+    );
+    assert!(matches!(huge.status, 413 | 0), "{huge:?}");
+    assert_eq!(session.ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
+    drop(half);
+    served.end();
+}
+
+#[test]
+fn a_client_without_a_session_is_told_what_it_lacks() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let meta = |version: &str| {
+        let client = json!({"name": "by-hand", "version": "1"});
+        json!({
+            "io.modelcontextprotocol/protocolVersion": version,
+            "io.modelcontextprotocol/clientInfo": client,
+            "io.modelcontextprotocol/clientCapabilities": {},
+        })
+    };
+    let discover = request(1, "server/discover", json!({"_meta": meta("2026-07-28")}));
+    let reply = served.post("MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: server/discover\r\n", &discover);
+    assert_eq!(reply.status, 400, "{reply:?}");
+    assert!(reply.body.contains("2025-11-25"), "{reply:?}");
+    let start = json!({"name": "start_process", "arguments": {"command": "sleep 1000"}, "_meta": meta("2025-11-25")});
+    let reply = served.post("MCP-Protocol-Version: 2025-11-25\r\n", &request(2, "tools/call", start));
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let result = &answer(&reply)["result"];
+    assert_eq!(result["isError"], true, "{result}");
+    assert!(result.to_string().contains("needs a session to belong to"), "{result}");
+    served.end();
+}
+
+#[test]
+fn calls_under_way_are_told_when_the_server_ends() {
+    let home = Home::new();
+    let mut served = Served::start(&home, &[]);
+    let child = served.child.id();
+    let session = served.begin();
+    let result = thread::scope(|scope| {
+        let waits = scope.spawn(|| session.call("run_command", json!({"command": "echo $$ >pid; exec sleep 1000"})));
+        let pid = pid_in(&home.path().join("pid"));
+        signal(child, Signal::INT);
+        wait_gone("the command", &BTreeSet::from([pid]));
+        waits.join().expect("it does not panic")
+    });
+    assert_eq!(result["isError"], true, "{result}");
+    assert!(result.to_string().contains("shutting down"), "{result}");
+    assert!(end_of(&mut served.child).success());
+}
+
+#[test]
+fn the_token_comes_from_where_it_is_said_and_reaches_no_child() {
+    let home = Home::new();
+    let file = home.path().join("token");
+    fs::write(&file, "from-a-file\n").expect("write a file");
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("make it private");
+    for flag in ["--http-token-file", "--token-file"] {
+        let served = Served::start(&home, &[flag, &file.display().to_string()]);
+        assert_eq!(served.token, "from-a-file");
+        served.begin();
+        served.end();
+    }
+    let mut command = home.command(&["mcp", "serve", "--http", "127.0.0.1:0"]);
+    command.env("EXEC_SERVER_TOKEN", "from-the-environment").current_dir(home.path()).stderr(Stdio::inherit());
+    let mut child = spawn(&mut command);
+    let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
+    let (address, token) =
+        line.trim_end().strip_prefix("http://").and_then(|rest| rest.split_once("/mcp?token=")).expect("a URL");
+    let served = Served { address: address.to_owned(), token: token.to_owned(), child };
+    assert_eq!(served.token, "from-the-environment");
+    let ran = served.begin().ok("run_command", json!({"command": "env; cat /proc/$PPID/environ | tr '\\0' '\\n'"}));
+    assert!(!ran["stdout"].as_str().expect("a text").contains("from-the-environment"));
+    let shown = fs::read(format!("/proc/{}/environ", served.child.id())).unwrap_or_default();
+    assert!(!text(&shown).contains("from-the-environment"));
+    served.end();
+}
+
+#[test]
+fn beyond_loopback_it_is_not_served_by_accident() {
+    let home = Home::new();
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
+        let output = finish(home.command(&["mcp", "serve", "--http", address]));
+        assert_eq!(output.status.code(), Some(255));
+        assert!(text(&output.stderr).contains("--insecure-plaintext"), "{}", text(&output.stderr));
+    }
+    let output = finish(home.command(&["mcp", "serve", "--http-token-file", "x"]));
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let mut served = home.command(&["mcp", "serve", "--http", "0.0.0.0:0", "--insecure-plaintext"]);
+    let mut child = spawn(served.stderr(Stdio::inherit()));
+    let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
+    assert!(line.starts_with("http://0.0.0.0:"), "{line}");
+    signal(child.id(), Signal::TERM);
+    assert!(end_of(&mut child).success());
+    let mut rest = String::new();
+    child.stdout.as_mut().expect("stdout is a pipe").read_to_string(&mut rest).expect("read the rest");
+    assert_eq!(rest, "");
+}

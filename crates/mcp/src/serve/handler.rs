@@ -1,0 +1,133 @@
+//! One MCP session: what it answers, the processes it has started, and how many calls it may have under way.
+//!
+//! Dropping it is the end of the session: the table goes, and with each handle its process and everything that it started.
+//! Must not know transports, nor what a tool does.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, Implementation, InitializeRequestParams, InitializeResult,
+        ListToolsResult, PaginatedRequestParams, ProtocolVersion, ServerCapabilities, ServerConfig, Tool,
+    },
+    service::RequestContext,
+};
+use tokio::sync::Semaphore;
+
+use super::{
+    Server,
+    tools::{self, Call, Table},
+};
+
+/// Calls of one session that are under way at once: more than any model makes.
+const CALLS_OF_SESSION: usize = 64;
+
+/// How a client is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    /// Standard streams: the connection is the session.
+    Streams,
+    /// Streamable HTTP: a session begins with `initialize`.
+    Http,
+}
+
+/// One MCP session.
+pub(super) struct Handler {
+    server: Arc<Server>,
+    over: Over,
+    table: Table,
+    calls: Semaphore,
+    /// The client has begun a session. Over HTTP newer clients may ask without one, and what they start would have no owner.
+    has_begun: AtomicBool,
+}
+
+impl Handler {
+    /// A session that has not begun.
+    pub(super) fn new(server: Arc<Server>, over: Over) -> Self {
+        Self {
+            server,
+            over,
+            table: Table::default(),
+            calls: Semaphore::new(CALLS_OF_SESSION),
+            has_begun: AtomicBool::new(false),
+        }
+    }
+
+    fn has_session(&self) -> bool {
+        self.over == Over::Streams || self.has_begun.load(Ordering::Acquire)
+    }
+}
+
+impl ServerHandler for Handler {
+    async fn initialize(
+        &self,
+        request: InitializeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        context.peer.set_peer_info(request.clone());
+        self.has_begun.store(true, Ordering::Release);
+        self.negotiate_initialize(&request)
+    }
+
+    fn get_info(&self) -> ServerConfig {
+        let implementation = Implementation::new("exec-server", env!("CARGO_PKG_VERSION")).with_title("exec-server");
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(implementation)
+            .with_instructions(&*self.server.instructions)
+    }
+
+    /// Over HTTP the versions that have sessions: processes belong to one.
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(match self.over {
+            Over::Streams => ProtocolVersion::KNOWN_VERSIONS,
+            Over::Http => ProtocolVersion::known_up_to(&ProtocolVersion::V_2025_11_25),
+        })
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(self.server.tools.clone()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        self.server.tools.iter().find(|tool| tool.name == name).cloned()
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        // A name that was not listed is a mistake of the client, not of the model.
+        let Some(tool) = self.server.tools.iter().find(|tool| tool.name == request.name) else {
+            return Err(ErrorData::invalid_params(unknown(&request.name, self.server.read_only), None));
+        };
+        let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
+            let text = format!("{CALLS_OF_SESSION} calls are under way already; wait for the answer to one of them");
+            return Ok(tools::Failure::new(text).into_result().into());
+        };
+        let call =
+            Call { server: &self.server, table: &self.table, context: &context, has_session: self.has_session() };
+        let arguments = request.arguments.unwrap_or_default();
+        Ok(tools::dispatch(&tool.name, &call, arguments).await.into())
+    }
+}
+
+/// A name that is not there may be one that is not offered here.
+fn unknown(name: &str, read_only: bool) -> String {
+    let name: String = name.chars().take(64).collect();
+    match read_only && tools::exists(&name) {
+        true => format!("the tool `{name}` is not offered: this server was started read-only"),
+        false => format!("unknown tool `{name}`; `tools/list` names those that there are"),
+    }
+}

@@ -1,0 +1,245 @@
+//! Streamable HTTP: the door in front of the sessions, and its bounds.
+//!
+//! ```text
+//!  socket ──▶ connection (bounded number, head in time) ──▶ path? ──▶ gate: Host, Origin, token ──▶ body (bounded) ──▶ rmcp ──▶ session
+//! ```
+//!
+//! Nothing of a request is read beyond its head before the [`Gate`] has let it in, and whoever is refused is also disconnected. The token is taken out of the
+//! request behind the gate: neither a tool nor a log ever sees it.
+//!
+//! Failure paths: a body that is too large or too slow ends its request; sessions beyond the bound are refused with 503; a connection that fails ends
+//! alone. When the server ends, calls under way are told, then sessions and connections are closed.
+//!
+//! Must not decide who may come in.
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{AUTHORIZATION, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE},
+    request::Parts,
+};
+use http_body_util::{BodyExt as _, Full, Limited, combinators::BoxBody};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time,
+};
+
+use super::{
+    MESSAGE_BYTES, Server,
+    handler::{Handler, Over},
+    said,
+    sessions::Sessions,
+};
+
+/// Where the server is below its address.
+pub const PATH: &str = "/mcp";
+
+/// Sessions at once.
+const SESSIONS: usize = 64;
+
+/// Connections at once; others wait to be accepted. A client has about three.
+const CONNECTIONS: usize = 256;
+
+/// Bytes of a request's head, as at the door of `serve`.
+const HEAD_BYTES: usize = 8 << 10;
+
+/// Headers of a request.
+const HEADERS: usize = 64;
+
+/// For the head of a request, the first or the next on the same connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+
+/// For the body of a request.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long connections may take to close when the server ends.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long answers may take to reach their clients when the server ends.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+/// Pause after an accept that failed, for want of descriptors most likely.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// The header that names a session.
+const SESSION_HEADER: &str = "mcp-session-id";
+
+/// Who may come in.
+pub trait Gate: Send + Sync {
+    /// Judges the head of a request that came in at this address.
+    fn judge(&self, head: &Parts, local: SocketAddr) -> Verdict;
+}
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It comes in.
+    Admitted,
+    /// It calls us by a name that is not ours, or comes from a page.
+    Forbidden,
+    /// It has not the right token.
+    Unauthorized,
+}
+
+type Answer = Response<BoxBody<Bytes, Infallible>>;
+type Service = StreamableHttpService<Handler, Sessions>;
+
+/// What all connections share.
+struct Door {
+    gate: Arc<dyn Gate>,
+    sessions: Arc<Sessions>,
+    service: Service,
+    local: SocketAddr,
+}
+
+/// Serves until [`Server::end`]. Sessions that nobody was at for `idle` are ended.
+pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Gate>, idle: Duration) -> io::Result<()> {
+    let sessions = Arc::new(Sessions::new(SESSIONS));
+    let mut config = StreamableHttpServerConfig::default().with_max_request_body_bytes(MESSAGE_BYTES);
+    // Host and Origin are the gate's business, which knows the names.
+    config = config.disable_allowed_hosts();
+    let streams = config.cancellation_token.clone();
+    let made_from = Arc::clone(server);
+    let service =
+        Service::new(move || Ok(Handler::new(Arc::clone(&made_from), Over::Http)), Arc::clone(&sessions), config);
+    let door = Arc::new(Door { gate, sessions: Arc::clone(&sessions), service, local: listener.local_addr()? });
+    let (closing_tx, closing_rx) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut ending = server.ending.subscribe();
+    let mut look = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        // All are cancel safe: a connection that was not returned waits to be accepted.
+        tokio::select! {
+            accepted = accept(&listener, &places) => match accepted {
+                Ok((socket, place)) => {
+                    let (door, closing) = (Arc::clone(&door), closing_rx.clone());
+                    connections.spawn(async move {
+                        attend(socket, door, closing).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    time::sleep(ACCEPT_AGAIN).await;
+                }
+            },
+            // Those that have ended are let go here, so that the set does not grow.
+            Some(_) = connections.join_next() => {}
+            _ = look.tick() => sessions.expire(idle).await,
+            () = said(&mut ending) => break,
+        }
+    }
+    drop(listener);
+    server.drained().await;
+    // Elapsed or done: a client that does not read its answer does not get it.
+    time::timeout(ANSWER_WITHIN, sessions.answered()).await.ok();
+    sessions.end_all().await;
+    streams.cancel();
+    // Receivers are gone where all connections are.
+    closing_tx.send(true).ok();
+    let closed = async { while connections.join_next().await.is_some() {} };
+    // Elapsed or done: what is left is cut.
+    time::timeout(CLOSE_WITHIN, closed).await.ok();
+    connections.shutdown().await;
+    Ok(())
+}
+
+/// A connection, and its place among those that there may be.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.expect("nobody closes the places");
+    let (socket, _) = listener.accept().await?;
+    Ok((socket, place))
+}
+
+/// Serves one connection to its end.
+async fn attend(socket: TcpStream, door: Arc<Door>, mut closing: watch::Receiver<bool>) {
+    // An answer must not wait for the next one.
+    socket.set_nodelay(true).ok();
+    let service = service_fn(move |request| {
+        let door = Arc::clone(&door);
+        async move { Ok::<_, Infallible>(door.answer(request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_BYTES)
+        .max_headers(HEADERS)
+        .serve_connection(TokioIo::new(socket), service);
+    tokio::pin!(connection);
+    let done = tokio::select! {
+        done = connection.as_mut() => done,
+        () = said(&mut closing) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = done {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+impl Door {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let (mut head, body) = request.into_parts();
+        match self.gate.judge(&head, self.local) {
+            Verdict::Admitted => {}
+            Verdict::Forbidden => return refusal(StatusCode::FORBIDDEN, ""),
+            Verdict::Unauthorized => {
+                let mut answer = refusal(StatusCode::UNAUTHORIZED, "");
+                answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                return answer;
+            }
+        }
+        // Only for those who came in: whether there is anything here.
+        if head.uri.path() != PATH {
+            return refusal(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp");
+        }
+        forget_token(&mut head);
+        if head.method == Method::POST && !head.headers.contains_key(SESSION_HEADER) && self.sessions.is_full() {
+            let mut answer =
+                refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions; end one with DELETE");
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
+            return answer;
+        }
+        let collected = match time::timeout(BODY_WITHIN, Limited::new(body, MESSAGE_BYTES).collect()).await {
+            Ok(Ok(collected)) => collected.to_bytes(),
+            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+                return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the message has more than 16 MiB");
+            }
+            Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body could not be read"),
+            Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+        };
+        let is_end = head.method == Method::DELETE;
+        let mut answer = self.service.handle(Request::from_parts(head, Full::new(collected))).await;
+        if is_end && answer.status() == StatusCode::ACCEPTED {
+            // It is done, and clients take another word for a failure.
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+        }
+        answer
+    }
+}
+
+/// Takes what was proven out of a request.
+fn forget_token(head: &mut Parts) {
+    head.headers.remove(AUTHORIZATION);
+    head.uri = http::Uri::from_static(PATH);
+}
+
+/// An answer that ends the connection: whoever is refused begins anew.
+fn refusal(status: StatusCode, text: &'static str) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())).boxed());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
+}

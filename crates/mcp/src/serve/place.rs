@@ -1,0 +1,270 @@
+//! The executor as the tools see it: a session that is opened again when it is lost, the directory that relative paths begin
+//! at, and the walls of a root.
+//!
+//! ```text
+//! Place ── client() ──▶ the session of the moment ──lost──▶ open() ──▶ the next one
+//!   └── base, root ──▶ sandbox: sent with every file call and every start, enforced by the executor's server
+//! ```
+//!
+//! Failure paths: a root that the executor cannot enforce is an error before the first tool is offered. A session that is lost takes its
+//! processes with it; their handles say so, and the next call begins anew.
+//!
+//! Must not know MCP.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use exec_server_client::{
+    Client, Error, ErrorKind, Process, Start, State,
+    fs::{self, EntryKind, FileSystem as _, Links, Remote},
+    protocol::{failure, path::PathArg, process::Inherit, sandbox::SandboxContext},
+    transport::BoxFuture,
+};
+use serde_json::{
+    json,
+    value::{RawValue, to_raw_value},
+};
+use tokio::{sync::Mutex, time};
+
+/// Opens a session with the executor; asked again when the one before is lost.
+pub type Open = Box<dyn Fn() -> BoxFuture<'static, Result<Client, Error>> + Send + Sync>;
+
+/// How long the trial of a root may take: the start of one small program.
+const TRIAL: Duration = Duration::from_secs(20);
+
+/// Shells that take what models write; with any other, `sh` does.
+const SHELLS: [&str; 5] = ["bash", "sh", "dash", "zsh", "ksh"];
+
+/// What is served, and within which bounds.
+pub struct Config {
+    /// The way to the executor.
+    pub open: Open,
+    /// Offers only what changes nothing: no processes, no writing.
+    pub read_only: bool,
+    /// Keeps files and processes beneath this directory of the executor.
+    pub root: Option<PathBuf>,
+    /// Directories that processes may read besides, where there is a root.
+    pub readable: Vec<PathBuf>,
+    /// Which variables of the executor processes inherit.
+    pub inherit: Inherit,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config").field("read_only", &self.read_only).field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// Why an executor cannot be offered.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The executor cannot be reached, or does not say what it is.
+    #[error("reach the executor")]
+    Executor(#[source] Error),
+    /// The root cannot be used.
+    #[error("use the root `{}`", root.display())]
+    Root {
+        /// The root.
+        root: PathBuf,
+        /// What is wrong with it.
+        source: fs::Error,
+    },
+    /// The root is a file.
+    #[error("the root `{}` is not a directory", root.display())]
+    NotADirectory {
+        /// The root.
+        root: PathBuf,
+    },
+    /// The walls of the root would not hold.
+    #[error(
+        "the root `{}` cannot be enforced at {address}: {missing}; `exec-server doctor` on that machine says what to do, \
+         and read-only serving needs less of it",
+        root.display()
+    )]
+    NotEnforceable {
+        /// The root.
+        root: PathBuf,
+        /// The executor.
+        address: String,
+        /// What is missing, in the words of the executor.
+        missing: String,
+    },
+}
+
+/// An executor with everything that tools have to know of it.
+pub(super) struct Place {
+    open: Open,
+    current: Mutex<Client>,
+    /// Where relative paths begin: absolute, at the executor.
+    pub(super) base: PathBuf,
+    /// What runs commands that are one text.
+    pub(super) shell: String,
+    /// The executor's address, without a token.
+    pub(super) address: String,
+    walls: Option<Walls>,
+    inherit: Inherit,
+}
+
+/// What keeps files and processes beneath a root.
+struct Walls {
+    files: Box<RawValue>,
+    processes: SandboxContext,
+}
+
+impl Place {
+    /// Goes there and looks; a root is tried out.
+    pub(super) async fn find(config: Config) -> Result<Self, ServeError> {
+        let client = (config.open)().await.map_err(ServeError::Executor)?;
+        let info = match client.environment_info().await {
+            Ok(info) => Some(info),
+            // An older server, which does not know the question.
+            Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. } | Error::Protocol(_)) => None,
+            Err(error) => return Err(ServeError::Executor(error)),
+        };
+        let cwd = info.as_ref().and_then(|info| info.cwd.clone());
+        let cwd = cwd.and_then(|cwd| PathArg::new(cwd).resolve().ok()).unwrap_or_else(|| PathBuf::from("/"));
+        let shell = info.and_then(|info| info.shell).filter(|shell| SHELLS.contains(&shell.name.as_str()));
+        let mut place = Self {
+            address: client.address(),
+            open: config.open,
+            current: Mutex::new(client),
+            base: cwd,
+            shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
+            walls: None,
+            inherit: config.inherit,
+        };
+        if let Some(root) = config.root {
+            place.confine(root, &config.readable, config.read_only).await?;
+        }
+        Ok(place)
+    }
+
+    /// The session of the moment, or the next one where that is lost.
+    pub(super) async fn client(&self) -> Result<Client, Error> {
+        let mut current = self.current.lock().await;
+        if matches!(current.state(), State::Lost { .. }) {
+            *current = (self.open)().await?;
+        }
+        Ok(current.clone())
+    }
+
+    /// Starts a process, in the next session where the one before turns out to be lost: then nothing of it runs.
+    pub(super) async fn begin(&self, start: Start) -> Result<(Client, Process), Error> {
+        let client = self.client().await?;
+        match client.start(start.clone()).await {
+            Err(error) if error.kind() == ErrorKind::SessionLost => {
+                let client = self.client().await?;
+                let process = client.start(start).await?;
+                Ok((client, process))
+            }
+            started => Ok((client, started?)),
+        }
+    }
+
+    /// The files, within the root where there is one.
+    pub(super) async fn files(&self) -> Result<Remote, Error> {
+        let remote = Remote::new(self.client().await?);
+        Ok(match &self.walls {
+            Some(walls) => remote.sandboxed(walls.files.clone()),
+            None => remote,
+        })
+    }
+
+    /// The sandbox of file calls that are made without [`Remote`].
+    pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
+        self.walls.as_ref().map(|walls| walls.files.clone())
+    }
+
+    /// An absolute path at the executor. Where it leads is not judged here but by the executor, link by link.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.base.join(path).components().collect()
+    }
+
+    /// A path as it is shown: relative where it is below the base.
+    pub(super) fn show(&self, path: &Path) -> String {
+        let shown = path.strip_prefix(&self.base).ok().filter(|rest| !rest.as_os_str().is_empty());
+        shown.unwrap_or(path).display().to_string()
+    }
+
+    /// A process of this place: its directory, environment and walls.
+    pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>) -> Start {
+        let dir = cwd.map_or_else(|| self.base.clone(), |cwd| self.path(cwd));
+        let start = Start::new(argv).cwd(dir).inherit(self.inherit).terminate_on_drop(true);
+        match &self.walls {
+            Some(walls) => start.sandbox(walls.processes.clone()),
+            None => start,
+        }
+    }
+
+    /// Puts the walls up, and tries whether they hold.
+    async fn confine(&mut self, root: PathBuf, readable: &[PathBuf], read_only: bool) -> Result<(), ServeError> {
+        let client = self.client().await.map_err(ServeError::Executor)?;
+        let root = self.base.join(root);
+        let address = self.address.clone();
+        let not_enforceable =
+            |missing: String| ServeError::NotEnforceable { root: root.clone(), address: address.clone(), missing };
+        if !client.server().capabilities.sandbox {
+            return Err(not_enforceable("its server knows no sandbox".to_owned()));
+        }
+        let failed = |source| ServeError::Root { root: root.clone(), source };
+        let bare = Remote::new(client.clone());
+        let real = bare.canonicalize(&root).await.map_err(failed)?;
+        if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
+            return Err(ServeError::NotADirectory { root: root.clone() });
+        }
+        let readable: Vec<PathBuf> = readable.iter().map(|dir| self.base.join(dir)).collect();
+        let walls = match Walls::new(&real, &readable, read_only) {
+            Ok(walls) => walls,
+            Err(error) => return Err(not_enforceable(error.to_string())),
+        };
+        let within = bare.sandboxed(walls.files.clone());
+        self.base = real;
+        self.walls = Some(walls);
+        if let Err(error) = within.metadata(&self.base, Links::Follow).await {
+            return Err(not_enforceable(error.reason));
+        }
+        if !read_only && let Err(missing) = self.try_process(&client).await {
+            return Err(not_enforceable(missing));
+        }
+        Ok(())
+    }
+
+    /// Starts the shell within the walls and lets it do nothing.
+    async fn try_process(&self, client: &Client) -> Result<(), String> {
+        let start = self.start(vec![self.shell.clone(), "-c".to_owned(), ":".to_owned()], None);
+        let trial = async { client.start(start).await?.wait().await };
+        match time::timeout(TRIAL, trial).await {
+            Ok(Ok(exit)) if exit.code == 0 => Ok(()),
+            Ok(Ok(exit)) => Err(format!("`{} -c :` ends with {} within it", self.shell, exit.code)),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("`{} -c :` does not end within it", self.shell)),
+        }
+    }
+}
+
+impl Walls {
+    /// Files: the root alone. Processes: the root, what programs need to run, and what was named; the network stays as it is.
+    fn new(root: &Path, readable: &[PathBuf], read_only: bool) -> Result<Self, serde_json::Error> {
+        let entry = |path: &Path, access: &str| {
+            let path = exec_server_client::protocol::path::to_uri(path);
+            json!({"path": {"type": "path", "path": path}, "access": access})
+        };
+        let access = if read_only { "read" } else { "write" };
+        let mut own = vec![entry(root, access)];
+        if !read_only {
+            // A policy keeps it read-only unless it is named; whoever may write here may commit here.
+            own.push(entry(&root.join(".git"), "write"));
+        }
+        let mut wide = own.clone();
+        wide.push(json!({"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"}));
+        wide.extend(readable.iter().map(|dir| entry(dir, "read")));
+        let policy = |entries: &[serde_json::Value]| {
+            let files = json!({"type": "restricted", "entries": entries});
+            json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}})
+        };
+        Ok(Self { files: to_raw_value(&policy(&own))?, processes: serde_json::from_value(policy(&wide))? })
+    }
+}

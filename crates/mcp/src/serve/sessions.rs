@@ -1,0 +1,229 @@
+//! The sessions of streamable HTTP: how many there may be, and which of them nobody uses any more.
+//!
+//! The library's own manager keeps them; here it is counted who is at them. A session is idle while no stream of it is open (an answer that
+//! is waited for is a stream) and no request comes. Its own clock would end sessions in the middle of a long call.
+//!
+//! Must not know tools, HTTP or tokens.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{Stream, StreamExt as _};
+use rmcp::{
+    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
+    transport::streamable_http_server::session::{
+        ServerSseMessage, SessionId, SessionManager,
+        local::{LocalSessionManager, LocalSessionManagerError, SessionConfig},
+    },
+};
+use tokio::{sync::watch, time::Instant};
+
+/// How long answers stay for a client that lost them with its connection.
+const ANSWERS_FOR: Duration = Duration::from_secs(30);
+
+/// How long a session may take to begin.
+const BEGIN_WITHIN: Duration = Duration::from_secs(10);
+
+/// All sessions.
+pub(super) struct Sessions {
+    kept: LocalSessionManager,
+    used: Arc<Mutex<HashMap<SessionId, Use>>>,
+    /// Answers that are waited for, or on their way to their clients.
+    answers: Arc<watch::Sender<usize>>,
+    most: usize,
+}
+
+/// Who is at a session.
+#[derive(Debug, Clone, Copy)]
+struct Use {
+    /// Streams that are open.
+    streams: usize,
+    /// When somebody was last at it.
+    last: Instant,
+}
+
+/// Why a session could not be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionsError {
+    /// There are as many as there may be.
+    #[error("there are {most} sessions already")]
+    TooMany {
+        /// The bound.
+        most: usize,
+    },
+    /// What the library says.
+    #[error("use a session")]
+    Kept(#[from] LocalSessionManagerError),
+}
+
+/// A stream of a session that is open; dropping it closes it.
+struct Open {
+    used: Arc<Mutex<HashMap<SessionId, Use>>>,
+    id: SessionId,
+    /// Where it is counted, if it carries an answer.
+    answers: Option<Arc<watch::Sender<usize>>>,
+}
+
+impl Sessions {
+    /// None yet, and so many at most.
+    pub(super) fn new(most: usize) -> Self {
+        let mut config = SessionConfig::default();
+        // Ended by `expire` instead.
+        config.keep_alive = None;
+        config.init_timeout = Some(BEGIN_WITHIN);
+        config.completed_cache_ttl = ANSWERS_FOR;
+        let mut kept = LocalSessionManager::default();
+        kept.session_config = config;
+        Self { kept, used: Arc::default(), answers: Arc::new(watch::Sender::new(0)), most }
+    }
+
+    /// Whether there is no room for one more.
+    pub(super) fn is_full(&self) -> bool {
+        lock(&self.used).len() >= self.most
+    }
+
+    /// Ends those that nobody was at for so long.
+    pub(super) async fn expire(&self, idle: Duration) {
+        let is_idle = |used: &Use| used.streams == 0 && used.last.elapsed() >= idle;
+        let ids: Vec<SessionId> =
+            lock(&self.used).iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
+        for id in ids {
+            tracing::info!("a session was idle for too long and is ended");
+            self.end(&id).await;
+        }
+    }
+
+    /// Waits until every answer has left.
+    pub(super) async fn answered(&self) {
+        // The sender is ours: it cannot be gone.
+        self.answers.subscribe().wait_for(|answers| *answers == 0).await.ok();
+    }
+
+    /// Ends all of them.
+    pub(super) async fn end_all(&self) {
+        let ids: Vec<SessionId> = lock(&self.used).keys().cloned().collect();
+        for id in ids {
+            self.end(&id).await;
+        }
+    }
+
+    async fn end(&self, id: &SessionId) {
+        if let Err(error) = self.close_session(id).await {
+            tracing::debug!(%error, "a session had ended already");
+        }
+    }
+
+    fn touch(&self, id: &SessionId) {
+        if let Some(used) = lock(&self.used).get_mut(id) {
+            used.last = Instant::now();
+        }
+    }
+
+    /// Counts a stream until it is dropped.
+    fn counted<S: Stream<Item = ServerSseMessage> + Send + Sync + 'static>(
+        &self,
+        id: &SessionId,
+        stream: S,
+        is_answer: bool,
+    ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S> + 'static {
+        if let Some(used) = lock(&self.used).get_mut(id) {
+            used.streams += 1;
+        }
+        let answers = is_answer.then(|| Arc::clone(&self.answers));
+        if let Some(answers) = &answers {
+            answers.send_modify(|answers| *answers += 1);
+        }
+        let open = Open { used: Arc::clone(&self.used), id: id.clone(), answers };
+        stream.map(move |message| {
+            lock(&open.used).entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
+            message
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(used) = lock(&self.used).get_mut(&self.id) {
+            used.streams = used.streams.saturating_sub(1);
+            used.last = Instant::now();
+        }
+        if let Some(answers) = &self.answers {
+            answers.send_modify(|answers| *answers = answers.saturating_sub(1));
+        }
+    }
+}
+
+fn lock(used: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
+    // No code under the lock can panic half-way through a change.
+    used.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SessionManager for Sessions {
+    type Error = SessionsError;
+    type Transport = <LocalSessionManager as SessionManager>::Transport;
+
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
+        // Asked before as well, where it can be answered in better words; here two that come at once are told apart.
+        if self.is_full() {
+            return Err(SessionsError::TooMany { most: self.most });
+        }
+        let (id, transport) = self.kept.create_session().await?;
+        lock(&self.used).insert(id.clone(), Use { streams: 0, last: Instant::now() });
+        Ok((id, transport))
+    }
+
+    async fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<ServerJsonRpcMessage, Self::Error> {
+        self.touch(id);
+        Ok(self.kept.initialize_session(id, message).await?)
+    }
+
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
+        Ok(self.kept.has_session(id).await?)
+    }
+
+    async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        lock(&self.used).remove(id);
+        Ok(self.kept.close_session(id).await?)
+    }
+
+    async fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.touch(id);
+        let stream = self.kept.create_stream(id, message).await?;
+        Ok(self.counted(id, stream, true))
+    }
+
+    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
+        self.touch(id);
+        Ok(self.kept.accept_message(id, message).await?)
+    }
+
+    async fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.touch(id);
+        let stream = self.kept.create_standalone_stream(id).await?;
+        Ok(self.counted(id, stream, false))
+    }
+
+    async fn resume(
+        &self,
+        id: &SessionId,
+        last_event_id: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.touch(id);
+        let stream = self.kept.resume(id, last_event_id).await?;
+        Ok(self.counted(id, stream, false))
+    }
+}

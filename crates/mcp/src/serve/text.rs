@@ -1,0 +1,194 @@
+//! Bytes of programs and files as text for a model: bounded, with what is left out said in its place.
+//! Must not know whose bytes they are.
+
+use std::collections::VecDeque;
+
+/// The beginning and the end of a stream of bytes, each up to half of a bound; what lies between is counted.
+///
+/// Memory is the bound, however much comes.
+#[derive(Debug)]
+pub(super) struct HeadTail {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    half: usize,
+    /// Bytes in all, those included that never reached us.
+    total: u64,
+    /// Bytes that were lost between head and here, besides those that do not fit.
+    lost: u64,
+}
+
+/// What is kept of a stream, as text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// The text, with a line in it that says what is left out.
+    pub(super) text: String,
+    /// Bytes in all.
+    pub(super) bytes: u64,
+    /// Bytes that are not in the text.
+    pub(super) omitted: u64,
+}
+
+impl HeadTail {
+    /// Keeps so many bytes at most.
+    pub(super) fn new(most: usize) -> Self {
+        Self { head: Vec::new(), tail: VecDeque::new(), half: most.div_ceil(2), total: 0, lost: 0 }
+    }
+
+    /// Takes more bytes.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        // What follows a loss belongs to the end.
+        let room = if self.lost > 0 { 0 } else { self.half - self.head.len() };
+        let (first, rest) = bytes.split_at(room.min(bytes.len()));
+        self.head.extend_from_slice(first);
+        let kept = &rest[rest.len().saturating_sub(self.half)..];
+        let over = (self.tail.len() + kept.len()).saturating_sub(self.half);
+        self.tail.drain(..over);
+        self.tail.extend(kept);
+    }
+
+    /// Takes note of bytes that nobody has any more.
+    pub(super) fn lose(&mut self, bytes: u64) {
+        self.total += bytes;
+        self.lost += bytes;
+    }
+
+    /// Bytes so far.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The last line so far, as far as it is kept.
+    pub(super) fn last_line(&self, most: usize) -> String {
+        let all: Vec<u8> = self.head.iter().chain(&self.tail).copied().collect();
+        let text = String::from_utf8_lossy(&all[all.len().saturating_sub(4 * most)..]).into_owned();
+        let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        line.chars().take(most).collect()
+    }
+
+    /// All that is kept.
+    pub(super) fn finish(self) -> Kept {
+        let mut tail: Vec<u8> = self.tail.into();
+        let mut head = self.head;
+        let missing = self.total - (head.len() + tail.len()) as u64;
+        if missing == 0 {
+            head.append(&mut tail);
+            return Kept { text: lossy(&head), bytes: self.total, omitted: 0 };
+        }
+        // A character that was cut in two is left out as a whole.
+        head.truncate(head.len() - torn_end(&head));
+        let torn = tail.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
+        tail.drain(..torn);
+        let omitted = self.total - (head.len() + tail.len()) as u64;
+        let line_end = if head.is_empty() || head.ends_with(b"\n") { "" } else { "\n" };
+        let text = format!("{}{line_end}[… {omitted} bytes left out …]\n{}", lossy(&head), lossy(&tail));
+        Kept { text, bytes: self.total, omitted }
+    }
+}
+
+/// Text with every byte that is not UTF-8 replaced.
+pub(super) fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A line of a file, cut where it is too long; whether it was.
+pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
+    if line.len() <= most {
+        return (line.to_owned(), false);
+    }
+    let end = (0..=most).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
+    (format!("{}[… {} bytes of this line left out …]", &line[..end], line.len() - end), true)
+}
+
+/// Whether bytes are not meant for people: a NUL is in none of their texts.
+pub(super) fn is_binary(bytes: &[u8]) -> bool {
+    bytes.iter().take(8 << 10).any(|byte| *byte == 0)
+}
+
+/// Bytes at the end that begin a character and do not complete it.
+fn torn_end(bytes: &[u8]) -> usize {
+    for back in 1..=3.min(bytes.len()) {
+        let byte = bytes[bytes.len() - back];
+        if is_continuation(byte) {
+            continue;
+        }
+        let needs = match byte {
+            0xc0..=0xdf => 2,
+            0xe0..=0xef => 3,
+            0xf0..=0xf7 => 4,
+            _ => 1,
+        };
+        return if needs > back { back } else { 0 };
+    }
+    0
+}
+
+fn is_continuation(byte: u8) -> bool {
+    byte & 0xc0 == 0x80
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(most: usize, parts: &[&str]) -> Kept {
+        let mut all = HeadTail::new(most);
+        for part in parts {
+            all.push(part.as_bytes());
+        }
+        all.finish()
+    }
+
+    #[test]
+    fn what_fits_is_whole_however_it_comes() {
+        let whole = Kept { text: "abcdefgh".to_owned(), bytes: 8, omitted: 0 };
+        assert_eq!(kept(8, &["abcdefgh"]), whole);
+        assert_eq!(kept(8, &["a", "bcd", "", "efgh"]), whole);
+        assert_eq!(kept(9, &["abc", "defgh"]), whole);
+        assert_eq!(kept(8, &[]), Kept { text: String::new(), bytes: 0, omitted: 0 });
+    }
+
+    #[test]
+    fn of_more_the_beginning_and_the_end_stay_and_the_rest_is_counted() {
+        let text = "0123\n[… 6 bytes left out …]\nabcd";
+        for parts in [&["01234567", "89abcd"][..], &["0123456789abcd"], &["01", "23456789ab", "c", "d"]] {
+            assert_eq!(kept(8, parts), Kept { text: text.to_owned(), bytes: 14, omitted: 6 }, "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn a_character_is_never_cut_in_two() {
+        // Four bytes are kept of either side; `ä` has two.
+        let kept = kept(8, &["abcääääääxyz"]);
+        assert_eq!(kept.text, "abc\n[… 12 bytes left out …]\nxyz");
+        assert_eq!((kept.bytes, kept.omitted), (18, 12));
+    }
+
+    #[test]
+    fn what_was_lost_on_the_way_is_counted_and_parts_what_is_around_it() {
+        let mut all = HeadTail::new(100);
+        all.push(b"before\n");
+        all.lose(1000);
+        all.push(b"after\n");
+        let kept = all.finish();
+        assert_eq!(kept.text, "before\n[… 1000 bytes left out …]\nafter\n");
+        assert_eq!((kept.bytes, kept.omitted), (1013, 1000));
+    }
+
+    #[test]
+    fn a_flood_takes_no_more_memory_than_the_bound() {
+        let mut all = HeadTail::new(1 << 10);
+        for _ in 0..1000 {
+            all.push(&[b'x'; 64 << 10]);
+        }
+        assert!(all.head.capacity() <= 2 << 10 && all.tail.capacity() <= 4 << 10);
+        assert_eq!(all.total(), 1000 * (64 << 10));
+        assert_eq!(all.last_line(5), "xxxxx");
+    }
+
+    #[test]
+    fn long_lines_are_cut_at_a_character() {
+        assert_eq!(cut_line("short", 5), ("short".to_owned(), false));
+        assert_eq!(cut_line("äääää", 3), ("ä[… 8 bytes of this line left out …]".to_owned(), true));
+    }
+}

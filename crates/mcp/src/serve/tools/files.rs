@@ -1,0 +1,434 @@
+//! Files and directories: `read_file`, `write_file`, `list_directory`.
+//! Must not judge paths: the executor does, within the root where there is one.
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+};
+
+use bytes::Bytes;
+use exec_server_client::{
+    fs::{EntryKind, ErrorKind, FileSystem as _, Links, Page, Remote, WriteOptions},
+    protocol::{
+        base64,
+        failure::Kind,
+        fs::{Lines, ReadFileParams, ReadFileResult},
+        path::{PathArg, to_uri},
+    },
+    requests,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Call, Failure, Reply, within};
+use crate::serve::text::{cut_line, is_binary, lossy};
+
+/// Lines of one answer where nothing is said.
+const LINES: u64 = 2000;
+
+/// Lines that may be asked for.
+const LINES_MAX: u64 = 20_000;
+
+/// Bytes of a line that are shown.
+const LINE_BYTES: usize = 2000;
+
+/// Bytes of lines in one answer.
+const ANSWER_BYTES: usize = 256 << 10;
+
+/// Read first, whatever is asked for from the first line on: it tells whether a file is text, and holds most files.
+const FIRST_BYTES: u64 = 1 << 20;
+
+/// Entries of a directory in one answer where nothing is said.
+const ENTRIES: u64 = 1000;
+
+/// Entries that may be asked for.
+const ENTRIES_MAX: u64 = 10_000;
+
+/// Arguments of `read_file`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReadArguments {
+    /// The file; relative to the server's own directory.
+    path: String,
+    /// The first line, counted from 1; default 1.
+    #[schemars(range(min = 1))]
+    offset: Option<u64>,
+    /// How many lines, default 2000.
+    #[schemars(range(min = 1, max = 20_000))]
+    limit: Option<u64>,
+}
+
+/// Result of `read_file`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Read {
+    /// The file, absolute.
+    path: String,
+    /// The number of the first line.
+    first_line: u64,
+    /// How many lines there are in `content`.
+    lines: u64,
+    /// The lines, as they are in the file but for those that were cut.
+    content: String,
+    /// Bytes of the whole file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    /// Whether the file goes on behind these lines.
+    more: bool,
+    /// Lines that were too long and are cut.
+    cut_lines: u64,
+}
+
+/// Reads lines of a file.
+pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
+    let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
+    let limit = within("limit", arguments.limit, LINES, (1, LINES_MAX))?;
+    let path = call.server.place.path(&arguments.path);
+    let reading = fetch(call, &path, first, limit);
+    let (bytes, size, at_end) = tokio::select! {
+        read = reading => read?,
+        why = call.called_off() => return Err(Failure::new(why)),
+    };
+    let shown = path.display().to_string();
+    if is_binary(&bytes) {
+        let size = size.map_or_else(String::new, |size| format!(", {size} bytes"));
+        let text =
+            format!("`{shown}` is a binary file{size}, not text; look at it with run_command (file, xxd, strings)");
+        return Err(Failure::new(text));
+    }
+    let taken = take_lines(&bytes, limit);
+    if taken.lines == 0 && first > 1 {
+        return Err(Failure::new(format!("`{shown}` has fewer than {first} lines; read it from a lower `offset`")));
+    }
+    let more = taken.more || !at_end;
+    let read = Read {
+        path: shown,
+        first_line: first,
+        lines: taken.lines,
+        content: taken.content,
+        size_bytes: size,
+        more,
+        cut_lines: taken.cut,
+    };
+    Ok(Reply::new(read.text(taken.is_crlf, taken.is_replaced), &read))
+}
+
+/// Bytes that begin with the first line, the size of the file, and whether they reach its end.
+async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(Bytes, Option<u64>, bool), Failure> {
+    if first == 1 {
+        let (bytes, result) = part(call, path, Some(FIRST_BYTES), None).await?;
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let at_end = result.eof.unwrap_or(true);
+        if at_end || lines >= limit || is_binary(&bytes) {
+            return Ok((bytes, result.size, at_end));
+        }
+    }
+    let (bytes, result) = part(call, path, None, Some(Lines { first, count: limit })).await?;
+    match result.eof {
+        Some(at_end) => Ok((bytes, result.size, at_end)),
+        // A server that knows no lines has sent all of them.
+        None => {
+            let size = bytes.len() as u64;
+            let skipped =
+                bytes.split_inclusive(|byte| *byte == b'\n').take(usize::try_from(first - 1).unwrap_or(usize::MAX));
+            let skipped: usize = skipped.map(<[u8]>::len).sum();
+            Ok((bytes.slice(skipped..), Some(size), true))
+        }
+    }
+}
+
+/// A part of a file as the executor tells it.
+pub(super) async fn part(
+    call: &Call<'_>,
+    path: &Path,
+    len: Option<u64>,
+    lines: Option<Lines>,
+) -> Result<(Bytes, ReadFileResult), Failure> {
+    let place = &call.server.place;
+    let params = ReadFileParams {
+        path: PathArg::new(path.to_str().map_or_else(|| to_uri(path), str::to_owned)),
+        follow_symlinks: None,
+        sandbox: place.sandbox(),
+        offset: None,
+        len,
+        lines,
+    };
+    let read = place.client().await?.request::<requests::FsReadFile>(&params).await;
+    let mut result = read.map_err(|error| unread(path, &error))?;
+    let bytes = base64::decode(&std::mem::take(&mut result.data_base64))
+        .map_err(|_| Failure::new(format!("read `{}`: the answer of the executor is not base64", path.display())))?;
+    Ok((Bytes::from(bytes), result))
+}
+
+/// Why a file was not read, with what to do instead.
+fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
+    let (shown, reason) = (path.display().to_string(), error.to_string());
+    let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
+    let advice = match error.server_kind() {
+        Some(Kind::NotFound) => "; check the path with list_directory or search_files",
+        Some(Kind::SandboxDenied) => "; only what is beneath the root of this server can be used",
+        Some(Kind::IsADirectory) => "; use list_directory",
+        Some(Kind::NotRegularFile) => "; a directory is listed with list_directory",
+        Some(Kind::FileTooLarge) => "; look at parts of it with run_command (head, sed, grep)",
+        _ => "",
+    };
+    Failure::new(format!("{text}{advice}"))
+}
+
+/// Lines that fit an answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Taken {
+    content: String,
+    lines: u64,
+    cut: u64,
+    more: bool,
+    is_crlf: bool,
+    is_replaced: bool,
+}
+
+fn take_lines(bytes: &[u8], limit: u64) -> Taken {
+    let mut taken = Taken::default();
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        if taken.lines == limit || taken.content.len() >= ANSWER_BYTES {
+            taken.more = true;
+            break;
+        }
+        taken.is_crlf |= line.ends_with(b"\r\n");
+        taken.is_replaced |= std::str::from_utf8(line).is_err();
+        let text = lossy(line);
+        let (body, end) = text.strip_suffix('\n').map_or((text.as_str(), ""), |body| (body, "\n"));
+        let (body, is_cut) = cut_line(body, LINE_BYTES);
+        taken.content.push_str(&body);
+        taken.content.push_str(end);
+        taken.cut += u64::from(is_cut);
+        taken.lines += 1;
+    }
+    taken
+}
+
+impl Read {
+    fn text(&self, is_crlf: bool, is_replaced: bool) -> String {
+        if self.lines == 0 {
+            return format!("`{}` is empty", self.path);
+        }
+        let numbered =
+            self.content.lines().zip(self.first_line..).map(|(line, number)| format!("{number:>6}\t{line}\n"));
+        let mut text: String = numbered.collect();
+        let next = self.first_line + self.lines;
+        if self.more {
+            text.push_str(&format!("[the file goes on: read on with offset {next}]\n"));
+        }
+        if self.cut_lines > 0 {
+            text.push_str(&format!("[{} lines are longer than {LINE_BYTES} bytes and cut]\n", self.cut_lines));
+        }
+        if is_crlf {
+            text.push_str("[lines end with CR LF]\n");
+        }
+        if is_replaced {
+            text.push_str("[bytes that are not UTF-8 are shown as \u{fffd}]\n");
+        }
+        text
+    }
+}
+
+/// Arguments of `write_file`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WriteArguments {
+    /// The file; relative to the server's own directory.
+    path: String,
+    /// All of its content.
+    content: String,
+}
+
+/// Result of `write_file`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Written {
+    /// The file, absolute.
+    path: String,
+    /// Bytes that it has now.
+    bytes: u64,
+    /// Whether it was not there before.
+    created: bool,
+    /// Whether nobody could see it half written.
+    atomic: bool,
+}
+
+/// Writes a file.
+pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
+    let path = call.server.place.path(&arguments.path);
+    let files = call.server.place.files().await?;
+    let bytes = Bytes::from(arguments.content);
+    let size = bytes.len() as u64;
+    // Not called off half-way: what was begun is done, or fails as a whole.
+    let created = match files.metadata(&path, Links::Follow).await {
+        Ok(_) => false,
+        Err(error) if error.kind == ErrorKind::NotFound => true,
+        Err(error) => return Err(error.into()),
+    };
+    let written = match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
+        Err(error) if error.kind == ErrorKind::NotFound => {
+            make_parents(&files, &path).await?;
+            files.write_file(&path, bytes, WriteOptions::default()).await?
+        }
+        done => done?,
+    };
+    let shown = path.display().to_string();
+    let text = format!("{} `{shown}`, {size} bytes", if created { "made" } else { "replaced" });
+    Ok(Reply::new(text, &Written { path: shown, bytes: size, created, atomic: written.atomic }))
+}
+
+async fn make_parents(files: &Remote, path: &Path) -> Result<(), Failure> {
+    match path.parent() {
+        Some(parent) => Ok(files.create_directory(parent, true, Links::Follow, None).await?),
+        None => Ok(()),
+    }
+}
+
+/// Arguments of `list_directory`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListArguments {
+    /// The directory; relative to the server's own, which is the default.
+    path: Option<String>,
+    /// How many entries, default 1000.
+    #[schemars(range(min = 1, max = 10_000))]
+    limit: Option<u64>,
+    /// Only entries with names after this one: the last name of the answer before.
+    after: Option<String>,
+}
+
+/// Result of `list_directory`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Listing {
+    /// The directory, absolute.
+    path: String,
+    /// Its entries, in the order of their names.
+    entries: Vec<Row>,
+    /// Whether there are more behind the last one.
+    more: bool,
+}
+
+/// One entry.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Row {
+    /// Its name.
+    name: String,
+    /// `file`, `directory`, `symlink` or `other`.
+    kind: &'static str,
+    /// Bytes of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    /// Where a link points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+}
+
+/// Lists a directory.
+pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Reply, Failure> {
+    let limit = within("limit", arguments.limit, ENTRIES, (1, ENTRIES_MAX))?;
+    let path = call.server.place.path(arguments.path.as_deref().unwrap_or("."));
+    let files = call.server.place.files().await?;
+    let after = arguments.after.map(OsString::from);
+    let (mut rows, mut more) = tokio::select! {
+        page = page(&files, &path, after) => page?,
+        why = call.called_off() => return Err(Failure::new(why)),
+    };
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    more |= rows.len() > limit;
+    rows.truncate(limit);
+    let listing = Listing { path: path.display().to_string(), entries: rows, more };
+    Ok(Reply::new(listing.text(), &listing))
+}
+
+async fn page(files: &Remote, path: &Path, after: Option<OsString>) -> Result<(Vec<Row>, bool), Failure> {
+    match files.list(path, after.clone(), Links::Follow).await {
+        Ok(Page { entries, more }) => {
+            let row = |entry: exec_server_client::fs::Entry| Row {
+                name: entry.name.display().to_string(),
+                kind: word(entry.kind),
+                size_bytes: (entry.kind == EntryKind::File).then_some(entry.size),
+                target: entry.target.map(|target| target.display().to_string()),
+            };
+            Ok((entries.into_iter().map(row).collect(), more))
+        }
+        // An older server tells less.
+        Err(error) if error.kind == ErrorKind::Unsupported => {
+            let mut all = files.read_directory(path).await?;
+            all.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));
+            all.sort_by(|one, other| one.name.cmp(&other.name));
+            let kind = |is_directory, is_file| match (is_directory, is_file) {
+                (true, _) => "directory",
+                (_, true) => "file",
+                _ => "other",
+            };
+            let row =
+                |name: &OsStr, kind| Row { name: name.display().to_string(), kind, size_bytes: None, target: None };
+            Ok((all.iter().map(|entry| row(&entry.name, kind(entry.is_directory, entry.is_file))).collect(), false))
+        }
+        Err(error) if error.kind == ErrorKind::NotADirectory => {
+            Err(Failure::new(format!("{error}; it is no directory: use read_file")))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(super) fn word(kind: EntryKind) -> &'static str {
+    match kind {
+        EntryKind::File => "file",
+        EntryKind::Directory => "directory",
+        EntryKind::Symlink => "symlink",
+        EntryKind::Other => "other",
+    }
+}
+
+impl Listing {
+    fn text(&self) -> String {
+        if self.entries.is_empty() {
+            return format!("`{}` is empty", self.path);
+        }
+        let mut text = String::new();
+        for row in &self.entries {
+            let line = match (row.kind, &row.target, row.size_bytes) {
+                ("directory", ..) => format!("{}/\n", row.name),
+                (_, Some(target), _) => format!("{} -> {target}\n", row.name),
+                (_, None, Some(size)) => format!("{}\t{size} bytes\n", row.name),
+                (kind, None, None) => format!("{}\t({kind})\n", row.name),
+            };
+            text.push_str(&line);
+        }
+        if let (true, Some(last)) = (self.more, self.entries.last()) {
+            text.push_str(&format!("[there are more: go on with after {:?}]\n", last.name));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_taken_as_they_are() {
+        let taken = take_lines(b"a\nb\r\nc", 2);
+        assert_eq!(
+            taken,
+            Taken { content: "a\nb\r\n".to_owned(), lines: 2, more: true, is_crlf: true, ..Taken::default() }
+        );
+        let taken = take_lines(b"a\nb", 2);
+        assert_eq!(taken, Taken { content: "a\nb".to_owned(), lines: 2, ..Taken::default() });
+        assert_eq!(take_lines(b"", 2), Taken::default());
+        assert!(take_lines(b"\xff\n", 2).is_replaced);
+    }
+
+    #[test]
+    fn long_lines_are_cut_and_long_files_end_early() {
+        let line = format!("{}\n", "x".repeat(10_000));
+        let taken = take_lines(line.as_bytes(), 2);
+        assert_eq!((taken.lines, taken.cut, taken.more), (1, 1, false));
+        assert!(taken.content.ends_with("[… 8000 bytes of this line left out …]\n"), "{}", taken.content);
+        let many = "0123456789\n".repeat(100_000);
+        let taken = take_lines(many.as_bytes(), 1_000_000);
+        assert!(taken.more && taken.content.len() < ANSWER_BYTES + LINE_BYTES);
+        assert_eq!(taken.content.lines().count() as u64, taken.lines);
+    }
+}

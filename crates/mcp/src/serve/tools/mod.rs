@@ -1,0 +1,461 @@
+//! What a session offers: one table of tools with their words and schemas, and the way from a name to its file.
+//!
+//! A tool takes arguments of its own type and ends in a [`Reply`] or a [`Failure`]; both are results of the call, the second with `isError`
+//! and a text that says what to do next. `run` runs commands, `processes` has what outlives a call, `files` and `edit` the files,
+//! `search` the trees.
+//!
+//! Must not know transports.
+
+mod edit;
+mod files;
+mod processes;
+mod run;
+mod search;
+
+use std::sync::Arc;
+
+use exec_server_client::{ErrorKind, fs, protocol::failure::Kind};
+use rmcp::{
+    RoleServer,
+    model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations},
+    service::RequestContext,
+};
+use schemars::{JsonSchema, generate::SchemaSettings};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+pub(super) use processes::Table;
+
+use super::{Server, said};
+
+/// Bytes of a command and its arguments: what an operating system takes.
+const COMMAND_BYTES: usize = 128 << 10;
+
+/// One call, and everything that it may touch.
+pub(super) struct Call<'a> {
+    pub(super) server: &'a Server,
+    pub(super) table: &'a Table,
+    pub(super) context: &'a RequestContext<RoleServer>,
+    /// Whether there is a session that processes can belong to.
+    pub(super) has_session: bool,
+}
+
+impl Call<'_> {
+    /// Returns when nobody waits for the answer any more: the client called it off, or the server ends.
+    async fn called_off(&self) -> &'static str {
+        let mut ending = self.server.ending.subscribe();
+        // Both are cancel safe.
+        tokio::select! {
+            () = self.context.ct.cancelled() => "the call was cancelled",
+            () = said(&mut ending) => "the server is shutting down",
+        }
+    }
+}
+
+/// What a tool answers: a text for the model, and the same as data.
+#[derive(Debug)]
+pub(super) struct Reply {
+    text: String,
+    data: Value,
+    is_error: bool,
+}
+
+impl Reply {
+    fn new(text: impl Into<String>, data: &impl Serialize) -> Self {
+        // Our own types are objects with names that are texts: nothing in them can fail.
+        let data = serde_json::to_value(data).expect("a result is JSON");
+        Self { text: text.into(), data, is_error: false }
+    }
+
+    /// The same, perhaps as something that did not do what was asked.
+    fn failed_if(self, is_error: bool) -> Self {
+        Self { is_error, ..self }
+    }
+}
+
+/// Why a tool could not do it, in words that a model can act on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure(String);
+
+impl Failure {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(super) fn into_result(self) -> CallToolResult {
+        CallToolResult::error(vec![ContentBlock::text(self.0)])
+    }
+}
+
+impl From<exec_server_client::Error> for Failure {
+    fn from(error: exec_server_client::Error) -> Self {
+        let advice = match error.server_kind() {
+            Some(Kind::ProgramNotFound) => "; check the name, or give an absolute path",
+            Some(Kind::CwdNotFound) => "; check `cwd` with list_directory",
+            Some(Kind::SandboxDenied) => "; only what is beneath the root of this server can be used",
+            _ if error.kind() == ErrorKind::SessionLost => {
+                "; its processes are gone, but the executor can be used again: call the tool once more"
+            }
+            _ => "",
+        };
+        Self(format!("{error}{advice}"))
+    }
+}
+
+impl From<fs::Error> for Failure {
+    fn from(error: fs::Error) -> Self {
+        let advice = match error.kind {
+            fs::ErrorKind::NotFound => "; check the path with list_directory or search_files",
+            fs::ErrorKind::SandboxDenied => "; only what is beneath the root of this server can be used",
+            fs::ErrorKind::IsADirectory => "; it is a directory: use list_directory",
+            fs::ErrorKind::Disconnected => "; look before you do it again, it may have happened",
+            _ => "",
+        };
+        Self(format!("{error}{advice}"))
+    }
+}
+
+/// A command: one text for the shell, or a program and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+#[schemars(untagged, inline)]
+enum Command {
+    Shell(String),
+    Program(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Command {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wrong = "`command` must be a string for the shell, or an array of strings: the program and its arguments";
+        match Value::deserialize(deserializer)? {
+            Value::String(text) => Ok(Self::Shell(text)),
+            Value::Array(words) => {
+                let words = words.into_iter().map(|word| match word {
+                    Value::String(word) => Ok(word),
+                    _ => Err(serde::de::Error::custom(wrong)),
+                });
+                words.collect::<Result<_, _>>().map(Self::Program)
+            }
+            _ => Err(serde::de::Error::custom(wrong)),
+        }
+    }
+}
+
+impl Command {
+    /// What is started for it.
+    fn argv(self, shell: &str) -> Result<Vec<String>, Failure> {
+        let argv = match self {
+            Self::Shell(text) if text.trim().is_empty() => return Err(Failure::new("`command` is empty")),
+            Self::Shell(text) => vec![shell.to_owned(), "-c".to_owned(), text],
+            Self::Program(words) => words,
+        };
+        if argv.first().is_none_or(|program| program.is_empty()) {
+            return Err(Failure::new("`command` is empty: its first element is the program"));
+        }
+        if argv.iter().map(String::len).sum::<usize>() > COMMAND_BYTES {
+            let text =
+                format!("`command` has more than {COMMAND_BYTES} bytes; write a script with write_file and run that");
+            return Err(Failure::new(text));
+        }
+        Ok(argv)
+    }
+
+    /// As it is shown in a list.
+    fn show(&self) -> String {
+        let text = match self {
+            Self::Shell(text) => text.clone(),
+            Self::Program(words) => words.join(" "),
+        };
+        super::text::cut_line(&text, 200).0
+    }
+}
+
+/// A number within its bounds, or the default.
+fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, Failure> {
+    match value.unwrap_or(default) {
+        value if value >= least && value <= most => Ok(value),
+        value => Err(Failure::new(format!("`{name}` must be from {least} to {most}, not {value}"))),
+    }
+}
+
+/// What a tool may do to the world; hints for whoever asks the user.
+#[derive(Clone, Copy)]
+enum Effect {
+    /// It changes nothing.
+    Reads,
+    /// It changes something, which a second time would not.
+    Sets,
+    /// It changes something each time.
+    Changes,
+    /// It may do whatever a program can.
+    Anything,
+}
+
+/// One row of the table.
+struct Row {
+    name: &'static str,
+    title: &'static str,
+    description: &'static str,
+    effect: Effect,
+    input: fn() -> Arc<JsonObject>,
+    output: fn() -> Arc<JsonObject>,
+}
+
+const ROWS: &[Row] = &[
+    Row {
+        name: "run_command",
+        title: "Run a command",
+        description: "Runs a command to its end and returns its exit code, standard output and standard error. `command` is one \
+            text for the shell, or an array of program and arguments, which needs no quoting. Nothing can be typed into it: its \
+            standard input is empty. Of long output the beginning and the end are returned, and how many bytes are left out. When \
+            `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
+            returned. What it leaves running in the background is ended, too: use start_process for servers and watchers.",
+        effect: Effect::Anything,
+        input: schema::<run::Arguments>,
+        output: schema::<run::Ran>,
+    },
+    Row {
+        name: "start_process",
+        title: "Start a process",
+        description: "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns at once with \
+            its `process_id`. Read what it writes with read_output, write to it with write_stdin, end it with signal_process. It \
+            ends with this session at the latest.",
+        effect: Effect::Anything,
+        input: schema::<processes::StartArguments>,
+        output: schema::<processes::Started>,
+    },
+    Row {
+        name: "read_output",
+        title: "Read what a process wrote",
+        description: "Returns what a process wrote since the last read_output (or after `after`, a cursor from an earlier answer), and \
+            whether it has ended. With `wait_ms` it waits for something new. Output that is no longer kept is told as \
+            `gap_bytes`.",
+        effect: Effect::Reads,
+        input: schema::<processes::ReadArguments>,
+        output: schema::<processes::Heard>,
+    },
+    Row {
+        name: "write_stdin",
+        title: "Write to a process",
+        description: "Writes a text to the standard input of a process that start_process has started, and closes it with `close`. Lines need \
+            their line end: a program that reads lines waits for it.",
+        effect: Effect::Changes,
+        input: schema::<processes::WriteArguments>,
+        output: schema::<processes::Wrote>,
+    },
+    Row {
+        name: "signal_process",
+        title: "End or signal a process",
+        description: "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
+            help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.",
+        effect: Effect::Changes,
+        input: schema::<processes::SignalArguments>,
+        output: schema::<processes::Signalled>,
+    },
+    Row {
+        name: "list_processes",
+        title: "List processes",
+        description: "Lists the processes that start_process has started in this session, with how they are.",
+        effect: Effect::Reads,
+        input: schema::<processes::ListArguments>,
+        output: schema::<processes::Listed>,
+    },
+    Row {
+        name: "read_file",
+        title: "Read a file",
+        description: "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
+            Long lines are cut, and that is said in them. The numbers and the tab behind them are not part of the file.",
+        effect: Effect::Reads,
+        input: schema::<files::ReadArguments>,
+        output: schema::<files::Read>,
+    },
+    Row {
+        name: "write_file",
+        title: "Write a file",
+        description: "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that nobody sees it half \
+            written. To change a part of a file use edit_file.",
+        effect: Effect::Sets,
+        input: schema::<files::WriteArguments>,
+        output: schema::<files::Written>,
+    },
+    Row {
+        name: "edit_file",
+        title: "Edit a file",
+        description: "Replaces `old` by `new` in a file. `old` must be in the file exactly once, with all its blanks and line ends: take \
+            enough of the lines around it to make it unique, or set `replace_all`. Nothing is changed if it is not found, found more than \
+            once, or if somebody else changes the file at the same time.",
+        effect: Effect::Changes,
+        input: schema::<edit::Arguments>,
+        output: schema::<edit::Edited>,
+    },
+    Row {
+        name: "list_directory",
+        title: "List a directory",
+        description: "Lists the entries of a directory in the order of their names: kind, size, and where links lead.",
+        effect: Effect::Reads,
+        input: schema::<files::ListArguments>,
+        output: schema::<files::Listing>,
+    },
+    Row {
+        name: "search_files",
+        title: "Search files",
+        description: "Searches a tree. With `pattern`, a regular expression, it returns the lines that match, in files whose paths match `glob` \
+            where that is given; with `glob` alone, the paths that match. What .gitignore leaves out is not searched, nor are hidden \
+            files, unless `all` is set.",
+        effect: Effect::Reads,
+        input: schema::<search::Arguments>,
+        output: schema::<search::Found>,
+    },
+];
+
+/// Tools that only read, but only of processes.
+const OF_PROCESSES: [&str; 2] = ["read_output", "list_processes"];
+
+/// The tools of a server.
+pub(super) fn offered(read_only: bool) -> Vec<Tool> {
+    let is_offered =
+        |row: &&Row| !read_only || (matches!(row.effect, Effect::Reads) && !OF_PROCESSES.contains(&row.name));
+    ROWS.iter().filter(is_offered).map(tool).collect()
+}
+
+/// Whether there is such a tool, offered or not.
+pub(super) fn exists(name: &str) -> bool {
+    ROWS.iter().any(|row| row.name == name)
+}
+
+/// Calls a tool that was offered.
+pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject) -> CallToolResult {
+    let done = match name {
+        "run_command" => with(arguments, |arguments| run::run(call, arguments)).await,
+        "start_process" => with(arguments, |arguments| processes::start(call, arguments)).await,
+        "read_output" => with(arguments, |arguments| processes::read(call, arguments)).await,
+        "write_stdin" => with(arguments, |arguments| processes::write(call, arguments)).await,
+        "signal_process" => with(arguments, |arguments| processes::signal(call, arguments)).await,
+        "list_processes" => with(arguments, |arguments| processes::list(call, arguments)).await,
+        "read_file" => with(arguments, |arguments| files::read(call, arguments)).await,
+        "write_file" => with(arguments, |arguments| files::write(call, arguments)).await,
+        "edit_file" => with(arguments, |arguments| edit::edit(call, arguments)).await,
+        "list_directory" => with(arguments, |arguments| files::list(call, arguments)).await,
+        "search_files" => with(arguments, |arguments| search::search(call, arguments)).await,
+        other => Err(Failure::new(format!("the tool `{other}` is not there"))),
+    };
+    match done {
+        Ok(Reply { text, data, is_error }) => {
+            let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
+            result.structured_content = Some(data);
+            result.is_error = Some(is_error);
+            result
+        }
+        Err(failure) => failure.into_result(),
+    }
+}
+
+/// Reads the arguments and calls the tool. Wrong ones are told to the model, which has written them.
+async fn with<A: DeserializeOwned, F: Future<Output = Result<Reply, Failure>>>(
+    arguments: JsonObject,
+    tool: impl FnOnce(A) -> F,
+) -> Result<Reply, Failure> {
+    match serde_json::from_value(Value::Object(arguments)) {
+        Ok(arguments) => tool(arguments).await,
+        Err(error) => Err(Failure::new(format!("the arguments cannot be used: {error}"))),
+    }
+}
+
+fn tool(row: &Row) -> Tool {
+    let hints = ToolAnnotations::with_title(row.title);
+    let hints = match row.effect {
+        Effect::Reads => hints.read_only(true).destructive(false).idempotent(true).open_world(false),
+        Effect::Sets => hints.read_only(false).destructive(true).idempotent(true).open_world(false),
+        Effect::Changes => hints.read_only(false).destructive(true).idempotent(false).open_world(false),
+        Effect::Anything => hints.read_only(false).destructive(true).idempotent(false).open_world(true),
+    };
+    Tool::new(row.name, row.description, (row.input)())
+        .with_title(row.title)
+        .with_raw_output_schema((row.output)())
+        .with_annotations(hints)
+}
+
+/// The schema of a type, without references and without formats that only we know: some clients read neither.
+fn schema<T: JsonSchema>() -> Arc<JsonObject> {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    strip(&mut schema);
+    match schema {
+        Value::Object(mut object) => {
+            object.remove("title");
+            object.remove("description");
+            Arc::new(object)
+        }
+        _ => unreachable!("the arguments and results of tools are structs"),
+    }
+}
+
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            let is_ours = |format: &Value| format.as_str().is_some_and(|format| format.contains("int"));
+            if object.get("format").is_some_and(is_ours) {
+                object.remove("format");
+            }
+            object.values_mut().for_each(strip);
+        }
+        Value::Array(values) => values.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tool_is_described_for_a_model() {
+        let all = offered(false);
+        assert_eq!(all.len(), 11);
+        for tool in &all {
+            let text = serde_json::to_string(tool).unwrap();
+            assert!(!text.contains("$ref") && !text.contains("uint"), "{text}");
+            assert_eq!(tool.input_schema["type"], "object", "{text}");
+            assert_eq!(tool.input_schema["additionalProperties"], false, "{text}");
+            assert_eq!(tool.output_schema.as_ref().unwrap()["type"], "object", "{text}");
+            let described = |schema: &JsonObject| {
+                let all = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+                all.filter(|(_, property)| property.get("description").is_none()).count()
+            };
+            assert_eq!(described(&tool.input_schema), 0, "{text}");
+            assert_eq!(described(tool.output_schema.as_ref().unwrap()), 0, "{text}");
+            let hints = tool.annotations.as_ref().unwrap();
+            assert!(hints.read_only_hint.is_some() && hints.open_world_hint.is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_read_only_server_offers_nothing_that_changes_or_runs() {
+        let names: Vec<String> = offered(true).iter().map(|tool| tool.name.to_string()).collect();
+        assert_eq!(names, ["read_file", "list_directory", "search_files"]);
+        for tool in offered(true) {
+            assert_eq!(tool.annotations.unwrap().read_only_hint, Some(true));
+        }
+    }
+
+    #[test]
+    fn a_command_is_a_text_or_words_and_nothing_else() {
+        let read = |value: Value| serde_json::from_value::<Command>(value).map_err(|error| error.to_string());
+        let argv = |value| read(value).unwrap().argv("/bin/sh");
+        assert_eq!(argv("a | b".into()), Ok(["/bin/sh", "-c", "a | b"].map(str::to_owned).to_vec()));
+        assert_eq!(argv(serde_json::json!(["a", "b c"])), Ok(["a", "b c"].map(str::to_owned).to_vec()));
+        assert!(argv(" \n".into()).is_err());
+        assert!(argv(serde_json::json!([])).is_err());
+        assert!(argv(serde_json::json!([""])).is_err());
+        assert!(argv("x".repeat(COMMAND_BYTES + 1).into()).is_err());
+        for wrong in [serde_json::json!(7), serde_json::json!({}), serde_json::json!([1]), Value::Null] {
+            assert!(read(wrong).unwrap_err().contains("must be a string for the shell, or an array of strings"));
+        }
+    }
+
+    #[test]
+    fn numbers_are_held_to_their_bounds() {
+        assert_eq!(within("n", None, 7, (1, 9)), Ok(7));
+        assert_eq!(within("n", Some(9), 7, (1, 9)), Ok(9));
+        assert_eq!(within("n", Some(10), 7, (1, 9)), Err(Failure::new("`n` must be from 1 to 9, not 10")));
+    }
+}

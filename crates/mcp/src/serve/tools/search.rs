@@ -1,0 +1,237 @@
+//! `search_files`: lines that match in the files of a tree, or paths that match. The executor goes through the tree; bytes of files that do not
+//! match never travel.
+//! Must not read a file itself.
+
+use std::path::Path;
+
+use exec_server_client::{
+    fs::{ErrorKind, GlobParams, Remote, ScanParams, ScanSummary, SearchParams},
+    protocol::path::PathArg,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Call, Failure, Reply, files::word, within};
+use crate::serve::text::lossy;
+
+/// Matches in one answer where nothing is said.
+const RESULTS: u64 = 200;
+
+/// Matches that may be asked for.
+const RESULTS_MAX: u64 = 5000;
+
+/// Lines around a match that may be asked for.
+const CONTEXT_MAX: u64 = 20;
+
+/// Bytes of a line that are returned.
+const LINE_BYTES: u64 = 400;
+
+/// Bytes of lines in one answer.
+const ANSWER_BYTES: usize = 256 << 10;
+
+/// How long a search may take, in milliseconds.
+const WITHIN_MS: u64 = 30_000;
+
+/// A search ends with its connection; it is begun anew so often.
+const ATTEMPTS: usize = 3;
+
+/// Arguments of `search_files`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    /// A regular expression, matched within lines; without it the paths that `glob` matches are returned.
+    pattern: Option<String>,
+    /// Only files whose paths below `path` match, such as `**/*.rs` or `src/*.py`.
+    glob: Option<String>,
+    /// The directory to search, or one file; relative to the server's own directory, which is the default.
+    path: Option<String>,
+    /// `pattern` is a plain text, not an expression.
+    #[serde(default)]
+    literal: bool,
+    /// Letters match in either case.
+    #[serde(default)]
+    ignore_case: bool,
+    /// Also hidden files, and what .gitignore leaves out.
+    #[serde(default)]
+    all: bool,
+    /// Lines before and after each match that are returned, too.
+    #[schemars(range(min = 0, max = 20))]
+    context: Option<u64>,
+    /// How many matches, default 200.
+    #[schemars(range(min = 1, max = 5000))]
+    max_results: Option<u64>,
+}
+
+/// Result of `search_files`.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub(super) struct Found {
+    /// Lines that match, or are beside one that does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lines: Option<Vec<Line>>,
+    /// Paths that match.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paths: Option<Vec<Entry>>,
+    /// Whether there may be more than is told here.
+    truncated: bool,
+    /// What could not be looked at.
+    errors: u64,
+}
+
+/// A line.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Line {
+    /// The file; relative to the server's own directory where it is below it.
+    path: String,
+    /// The number of the line.
+    line: u64,
+    /// The line, or a part of it around the match.
+    text: String,
+    /// Whether it is only beside a match.
+    context: bool,
+}
+
+/// A path.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Entry {
+    /// The path; relative to the server's own directory where it is below it.
+    path: String,
+    /// `file`, `directory`, `symlink` or `other`.
+    kind: &'static str,
+    /// Bytes.
+    size_bytes: u64,
+}
+
+/// Searches.
+pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
+    let most = within("max_results", arguments.max_results, RESULTS, (1, RESULTS_MAX))?;
+    let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
+    let place = &call.server.place;
+    let path = place.path(arguments.path.as_deref().unwrap_or("."));
+    let files = place.files().await?;
+    let scan = ScanParams {
+        hidden: arguments.all,
+        ignore_rules: arguments.all.then_some(false),
+        timeout_ms: Some(WITHIN_MS),
+        ..ScanParams::default()
+    };
+    // The client's call names path, handle and sandbox itself.
+    let unset = || PathArg::new("/");
+    let looking = async {
+        match (arguments.pattern, arguments.glob) {
+            (None, None) => Err(Failure::new("give `pattern` to search in files, or `glob` to find paths")),
+            (Some(pattern), _) if pattern.is_empty() => {
+                Err(Failure::new("`pattern` is empty, and would match every line"))
+            }
+            (None, Some(glob)) => {
+                let params = GlobParams { scan, max_results: Some(most), ..GlobParams::new(unset(), glob) };
+                paths(call, &files, &path, params).await
+            }
+            (Some(pattern), glob) => {
+                let params = SearchParams {
+                    literal: arguments.literal,
+                    ignore_case: arguments.ignore_case,
+                    include: glob.into_iter().collect(),
+                    scan,
+                    before: Some(context),
+                    after: Some(context),
+                    max_matches: Some(most),
+                    max_line_bytes: Some(LINE_BYTES),
+                    ..SearchParams::new(unset(), pattern)
+                };
+                lines(call, &files, &path, &params).await
+            }
+        }
+    };
+    // Dropping a search calls it off.
+    tokio::select! {
+        found = looking => found,
+        why = call.called_off() => Err(Failure::new(why)),
+    }
+}
+
+async fn paths(call: &Call<'_>, files: &Remote, path: &Path, params: GlobParams) -> Result<Reply, Failure> {
+    let glob = files.glob(path, params).await?;
+    let place = &call.server.place;
+    let entries: Vec<Entry> = glob
+        .entries
+        .iter()
+        .map(|(path, kind, size, _)| Entry { path: place.show(path), kind: word(*kind), size_bytes: *size })
+        .collect();
+    let mut text: String = entries
+        .iter()
+        .map(|entry| format!("{}{}\n", entry.path, if entry.kind == "directory" { "/" } else { "" }))
+        .collect();
+    if entries.is_empty() {
+        text.push_str("no path matches\n");
+    }
+    remark(&mut text, &glob.summary);
+    let (truncated, errors) = (glob.summary.truncated, glob.summary.error_count);
+    Ok(Reply::new(text, &Found { paths: Some(entries), truncated, errors, ..Found::default() }))
+}
+
+async fn lines(call: &Call<'_>, files: &Remote, path: &Path, params: &SearchParams) -> Result<Reply, Failure> {
+    let mut attempt = 1;
+    loop {
+        match matching(call, files, path, params).await {
+            // Gone with its connection; nothing of it was told yet.
+            Err(error) if error.kind == ErrorKind::Closed && attempt < ATTEMPTS => attempt += 1,
+            done => return Ok(done?),
+        }
+    }
+}
+
+async fn matching(
+    call: &Call<'_>,
+    files: &Remote,
+    path: &Path,
+    params: &SearchParams,
+) -> Result<Reply, exec_server_client::fs::Error> {
+    let place = &call.server.place;
+    let mut search = files.search(path, params.clone()).await?;
+    let (mut found, mut text) = (Vec::new(), String::new());
+    let mut is_full = false;
+    while !is_full && let Some(page) = search.next().await? {
+        for line in page {
+            is_full = text.len() >= ANSWER_BYTES;
+            if is_full {
+                break;
+            }
+            let (path, shown) = (place.show(&line.path), lossy(&line.text));
+            let mark = if line.is_context { '-' } else { ':' };
+            let cut = if line.cut.is_some() { " […]" } else { "" };
+            text.push_str(&format!("{path}{mark}{}{mark} {shown}{cut}\n", line.line));
+            found.push(Line { path, line: line.line, text: shown, context: line.is_context });
+        }
+    }
+    if found.is_empty() {
+        text.push_str("no line matches\n");
+    }
+    let (mut truncated, mut errors) = (is_full, 0);
+    if let Some(summary) = search.summary() {
+        truncated |= summary.scan.truncated;
+        errors = summary.scan.error_count;
+        remark(&mut text, &summary.scan);
+        if summary.binary > 0 {
+            text.push_str(&format!("[{} binary files were passed over]\n", summary.binary));
+        }
+    } else {
+        text.push_str("[there are more: narrow the search]\n");
+    }
+    Ok(Reply::new(text, &Found { lines: Some(found), truncated, errors, ..Found::default() }))
+}
+
+/// What of the tree was not looked at.
+fn remark(text: &mut String, summary: &ScanSummary) {
+    if summary.truncated {
+        let why: Vec<String> = summary.truncated_by.iter().map(|cut| format!("{cut:?}").to_lowercase()).collect();
+        text.push_str(&format!("[there may be more; bound met: {}. Narrow the search]\n", why.join(", ")));
+    }
+    if let Some(first) = summary.errors.first() {
+        text.push_str(&format!(
+            "[{} could not be looked at, such as {}: {}]\n",
+            summary.error_count,
+            first.path.as_str(),
+            first.message
+        ));
+    }
+}

@@ -1,0 +1,168 @@
+//! MCP clients that others wrote against `mcp serve`: the official Python SDK's and the inspector's command line, over stdio and HTTP.
+//!
+//! Owns a Python environment and a folder for Node's package under the target folder. Needs Python 3 with `venv`, Node 20 with npm, and their package
+//! indexes once. Must not know the protocol: that is the clients' part.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::world::{self, World};
+use crate::cargo;
+
+/// For one client, on a busy machine: it starts an interpreter, and waits for one time limit.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The client in Python.
+const SCRIPT: &str = include_str!("mcp_serve.py");
+
+/// The inspector: its last release that runs on Node 20.
+const INSPECTOR: (&str, &str) = ("@modelcontextprotocol/inspector", "0.15.0");
+
+/// A tool with its arguments as the inspector takes them, and what its answer must hold. Each call is a session of its own.
+type Call = (&'static str, &'static [&'static str], &'static str);
+
+const CALLS: &[Call] = &[
+    ("run_command", &["command=echo by the inspector"], "by the inspector"),
+    ("start_process", &["command=sleep 1000"], "p1"),
+    ("list_processes", &[], "no processes"),
+    ("read_output", &["process_id=p1"], "no process `p1`"),
+    ("write_stdin", &["process_id=p1", "text=x"], "no process `p1`"),
+    ("signal_process", &["process_id=p1"], "no process `p1`"),
+    ("write_file", &["path=inspected.txt", "content=one two"], "inspected.txt"),
+    ("edit_file", &["path=inspected.txt", "old=two", "new=2"], "changed 1 place"),
+    ("read_file", &["path=inspected.txt"], "one 2"),
+    ("list_directory", &["path=."], "inspected.txt"),
+    ("search_files", &["pattern=one", "path=."], "inspected.txt:1: one 2"),
+];
+
+pub(super) fn run(world: &World) -> Result<Vec<String>> {
+    let (python, inspector) = (python()?, inspector()?);
+    let script = world.folder("mcp-serve")?.join("client.py");
+    fs::write(&script, SCRIPT)?;
+    let mut passed = Vec::new();
+    for way in ["stdio", "http"] {
+        let folder = world.folder(&format!("mcp-serve-{way}"))?;
+        let served = if way == "http" { Some(Served::start(world, &folder)?) } else { None };
+        let mut client = world.command(&python);
+        client.arg(&script).arg(way).arg(&folder);
+        match &served {
+            Some(served) => client.args([&served.url, &served.token]),
+            None => client.arg(&world.binary).args(["mcp", "serve"]),
+        };
+        let output = world::output_of(&mut client, PATIENCE)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let expected = format!("python: 11 tools over {way}");
+        ensure!(output.status.success() && said.trim_end() == expected, "{said}{}", world::describe(&output));
+        passed.push(format!("the Python SDK's client lists and calls all tools over {way}"));
+        inspect(world, &inspector, &folder, served.as_ref())?;
+        passed.push(format!("the MCP inspector lists and calls all tools over {way}"));
+        if let Some(served) = served {
+            served.stop()?;
+        }
+    }
+    Ok(passed)
+}
+
+/// Lists the tools and calls each by the inspector's command line.
+fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&Served>) -> Result<()> {
+    let ask = |args: &[&str]| -> Result<Value> {
+        let mut command = world.command(inspector);
+        command.arg("--cli").current_dir(folder);
+        match served {
+            // As it is printed: this release sends no headers.
+            Some(served) => command.arg(format!("{}?token={}", served.url, served.token)).args(["--transport", "http"]),
+            None => command.arg(&world.binary).args(["mcp", "serve"]),
+        };
+        let output = world::output_of(command.args(args), PATIENCE)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{said}{}", world::describe(&output));
+        serde_json::from_str(&said).with_context(|| format!("the inspector said: {said}"))
+    };
+    let listed = ask(&["--method", "tools/list"])?;
+    let tools = listed["tools"].as_array().context("a list of tools")?.len();
+    ensure!(tools == CALLS.len(), "{tools} tools");
+    for (tool, arguments, told) in CALLS {
+        let mut args = vec!["--method", "tools/call", "--tool-name", tool];
+        for argument in *arguments {
+            args.extend(["--tool-arg", argument]);
+        }
+        let result = ask(&args).with_context(|| format!("call `{tool}`"))?;
+        let text = result["content"][0]["text"].as_str().context("a text")?;
+        ensure!(text.contains(told), "`{tool}` answered: {text}");
+    }
+    Ok(())
+}
+
+/// `mcp serve` over HTTP.
+struct Served {
+    child: Child,
+    url: String,
+    token: String,
+}
+
+impl Served {
+    fn start(world: &World, folder: &Path) -> Result<Self> {
+        let mut command = world.exec_server(&["mcp", "serve", "--http", "127.0.0.1:0"]);
+        let mut child = command.current_dir(folder).stdout(Stdio::piped()).spawn().context("start `mcp serve`")?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
+        let (url, token) = line.trim_end().split_once("?token=").with_context(|| format!("it printed: {line}"))?;
+        Ok(Self { url: url.to_owned(), token: token.to_owned(), child })
+    }
+
+    fn stop(mut self) -> Result<()> {
+        world::kill(self.child.id(), Signal::TERM);
+        let status = self.child.wait()?;
+        ensure!(status.success(), "`mcp serve` ended with {status}");
+        Ok(())
+    }
+}
+
+/// A Python with the package `mcp`, made once.
+fn python() -> Result<PathBuf> {
+    let venv = cargo::target_dir().join("interop/mcp-venv");
+    let python = venv.join("bin/python3");
+    let installed = Command::new(&python).args(["-c", "import mcp.client.streamable_http"]).output();
+    if installed.is_ok_and(|output| output.status.success()) {
+        return Ok(python);
+    }
+    fs::create_dir_all(cargo::target_dir().join("interop"))?;
+    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
+    cargo::check(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "mcp>=1.12",
+    ]))
+    .context("install the Python package `mcp`")?;
+    Ok(python)
+}
+
+/// The inspector's program, installed once and never into the source tree.
+fn inspector() -> Result<PathBuf> {
+    let (name, version) = INSPECTOR;
+    let folder = cargo::target_dir().join("interop/mcp-node");
+    let program = folder.join("node_modules/.bin/mcp-inspector");
+    if !program.exists() {
+        fs::create_dir_all(&folder)?;
+        let package = serde_json::json!({"private": true, "dependencies": {name: version}});
+        fs::write(folder.join("package.json"), package.to_string())?;
+        cargo::check(
+            Command::new("npm").args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(&folder),
+        )
+        .with_context(|| format!("install the Node package `{name}`; Debian and Ubuntu have `nodejs` and `npm`"))?;
+    }
+    Ok(program)
+}
