@@ -8,6 +8,7 @@ mod examples;
 mod far;
 mod install;
 mod mcp_bridge;
+mod mcp_manager;
 mod mcp_serve;
 mod mcp_servers;
 mod packages;
@@ -79,6 +80,12 @@ const PARTS: &[Part] = &[
         what: "real MCP servers in Python and Node through `mcp bridge`",
         needs: packages::MCP,
         run: mcp_bridge::run,
+    },
+    Part {
+        name: "mcp-manager",
+        what: "the same servers, all at once, by the manager",
+        needs: packages::MCP,
+        run: mcp_manager::run,
     },
     Part {
         name: "mcp-serve",
