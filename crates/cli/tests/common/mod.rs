@@ -5,6 +5,7 @@
 
 mod client;
 mod data;
+mod elsewhere;
 mod http;
 mod leak;
 mod proxy;
@@ -15,6 +16,8 @@ mod tls;
 pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use data::{assert_same, pattern, random};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use elsewhere::Elsewhere;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
