@@ -4,3 +4,4 @@
 //! message is lost or repeated, and nothing is left behind. [`config`] says which servers there are and where they run.
 
 pub mod config;
+pub mod http;

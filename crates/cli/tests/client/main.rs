@@ -12,6 +12,8 @@ mod both;
 mod cuts;
 mod elsewhere;
 mod files;
+mod http;
+mod mcp_http;
 mod other_host;
 mod place;
 mod recovery;

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::{assert_error, common::TestServer, process, sh};
 
 /// Methods and the family's word in the texts that peers compare.
-const GATED: [(&str, &str); 13] = [
+const GATED: [(&str, &str); 15] = [
     ("process/start", "exec"),
     ("process/read", "exec"),
     ("process/write", "exec"),
@@ -18,13 +18,15 @@ const GATED: [(&str, &str); 13] = [
     ("process/subscribe", "exec"),
     ("process/unsubscribe", "exec"),
     ("process/forget", "exec"),
+    ("http/request", "http"),
+    ("http/cancel", "http"),
     ("environment/info", "environment info"),
     ("environment/status", "environment status"),
 ];
 
 /// Methods of the reference that this release does not serve.
 const UNSERVED: [&str; 7] = [
-    "http/request",
+    "http/noSuch",
     "environmentConfig/read",
     "capabilityRoots/discoverV1",
     "network/policyRequest",
@@ -74,6 +76,10 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "limitsHit",
         "sandbox",
         "sandboxedFileStreaming",
+        "http",
+        "httpCancel",
+        "httpWindow",
+        "httpHeaderEnvVars",
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }
@@ -81,7 +87,6 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "networkProxyLaunch",
         "capabilityDiscoverySandbox",
         "environmentConfigRead",
-        "httpHeaderEnvVars",
         "shellSnapshotV2",
     ] {
         assert_eq!(capabilities[name], false, "{name}");

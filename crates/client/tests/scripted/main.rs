@@ -12,6 +12,7 @@ mod events;
 mod flood;
 mod foreign;
 mod handshake;
+mod http;
 mod hostile;
 mod hostile_files;
 mod hostile_numbers;

@@ -98,7 +98,9 @@ pub(super) struct Delta {
 }
 
 /// A place for a piece of an HTTP body.
-pub(crate) struct DeltaPlace(Option<OwnedSemaphorePermit>);
+pub(crate) struct DeltaPlace {
+    _permit: Option<OwnedSemaphorePermit>,
+}
 
 /// What the pump is asked to do, in order.
 pub(crate) enum Order {
@@ -137,7 +139,7 @@ impl Mailbox {
     /// keeps another from its turn.
     pub(crate) async fn place_for_delta(&self) -> DeltaPlace {
         // Nobody closes it.
-        DeltaPlace(self.deltas.clone().acquire_owned().await.ok())
+        DeltaPlace { _permit: self.deltas.clone().acquire_owned().await.ok() }
     }
 
     /// Sends a piece of an HTTP body, behind the answers.

@@ -31,7 +31,7 @@ use self::{
 };
 pub(crate) use self::{
     feed::{Follow, Role, Start},
-    mailbox::{DeltaPlace, Mailbox, Order, Reply, Watch, encode_failure},
+    mailbox::{Mailbox, Order, Reply, Watch, encode_failure},
     read::ReadOrder,
     words::{limits_hit, wire_cause},
 };
