@@ -22,8 +22,8 @@ mod promises {
     mod s07_a_rebound_name_is_refused;
     mod s08_a_unix_socket_is_the_owner_s;
     mod s09_certificates_say_who_it_is;
-    mod s10_scopes_come_from_the_record;
     mod s10_http_alone_reaches_no_private_target;
+    mod s10_scopes_come_from_the_record;
     mod s11_a_session_id_alone_resumes_nothing;
     mod s12_limits_before_and_behind_the_door;
     mod s13_nothing_is_compressed;

@@ -153,8 +153,9 @@ impl Client {
         let mut calling = Calling { handle: self.handle(), request_id: &id, is_asked: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
-        // Answered: there is nothing to call off.
-        calling.is_asked = matches!(&answered, Err(error) if !matches!(error, Error::Server { .. }));
+        // Answered, or gone with its link: there is nothing to call off. What took too long is under way.
+        let is_late = self.handle().session().options.call_timeout.is_some();
+        calling.is_asked = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
         let body = base64::decode(&result.body_base64).map_err(|error| unreadable(&error.to_string()))?;
         Ok(Response { status: result.status, headers: result.headers, body: body.into() })

@@ -301,7 +301,8 @@ impl StreamableHttpClient for ExecutorHttp {
                 Ok(StreamableHttpPostResponse::Sse(events(response.body, max_sse_event_size), session))
             }
             kind => {
-                let body = response.body.collect_up_to(max_sse_event_size).await.map_err(StreamableHttpError::Client)?;
+                let body =
+                    response.body.collect_up_to(max_sse_event_size).await.map_err(StreamableHttpError::Client)?;
                 whole(&message, kind, &body, session)
             }
         }
@@ -488,7 +489,7 @@ enum EventError {
 }
 
 impl Bounded {
-    fn count(&mut self, bytes: &[u8]) -> Result<(), EventError> {
+    fn measure(&mut self, bytes: &[u8]) -> Result<(), EventError> {
         for byte in bytes {
             match (*byte, self.line) {
                 // Carriage returns end a line together with what follows them.
@@ -518,7 +519,8 @@ impl Stream for Bounded {
             return Poll::Ready(None);
         }
         let Poll::Ready(next) = self.body.poll_next_unpin(cx) else { return Poll::Pending };
-        let item = next.map(|piece| piece.map_err(EventError::from).and_then(|piece| self.count(&piece).map(|()| piece)));
+        let item =
+            next.map(|piece| piece.map_err(EventError::from).and_then(|piece| self.measure(&piece).map(|()| piece)));
         self.is_over = !matches!(item, Some(Ok(_)));
         Poll::Ready(item)
     }

@@ -122,7 +122,9 @@ pub(crate) enum Failure {
     WrongHandle { id: String, used: Use },
     #[error("HTTP request to `{host}`: {source}")]
     Http { host: String, source: FetchError },
-    #[error("`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}")]
+    #[error(
+        "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
+    )]
     HttpTarget { principal: String, source: FetchError },
     #[error("HTTP request to `{host}`: not done within {ms} ms")]
     HttpTimeout { host: String, ms: u64 },

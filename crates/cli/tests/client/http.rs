@@ -49,7 +49,8 @@ async fn http_request_buffers_response_body(place: &Place) {
         let headers = [("x-reply", "one"), ("x-reply", "two")];
         target::respond(stream, "201 Created", &headers, &[b"got ", asked.body.as_slice()].concat());
     });
-    let request = Request::new("POST", target.url("/path?q#fragment")).header("x-n", "1").header("x-n", "2").body("body");
+    let request =
+        Request::new("POST", target.url("/path?q#fragment")).header("x-n", "1").header("x-n", "2").body("body");
     let response = soon("an answer", place.client().http_request(&request)).await.expect("an answer");
     assert_eq!((response.status, &*response.body), (201, b"got body".as_slice()));
     let replies = response.headers.iter().filter(|header| header.name == "x-reply").map(|header| header.value.as_str());
@@ -139,7 +140,7 @@ async fn http_request_failures_are_told_apart(place: &Place) {
 
 async fn a_slow_reader_of_a_large_body_gets_all_of_it(place: &Place) {
     // Three times what a client keeps of a server that cannot wait.
-    let bytes = Arc::new(pattern(3 * limits::HTTP_BYTES_KEPT));
+    let bytes = Arc::new(pattern(7, 3 * limits::HTTP_BYTES_KEPT));
     let sent = Arc::new(AtomicUsize::new(0));
     let target = Target::start({
         let (bytes, sent) = (bytes.clone(), sent.clone());
@@ -166,7 +167,7 @@ async fn a_slow_reader_of_a_large_body_gets_all_of_it(place: &Place) {
     while let Some(piece) = soon("a piece", body.chunk()).await.expect("a piece") {
         all.extend_from_slice(&piece);
     }
-    assert_same("the body", &bytes, &all);
+    assert_same("the body", &all, &bytes);
 }
 
 async fn a_dropped_body_or_request_ends_the_download(place: &Place) {

@@ -17,7 +17,7 @@ use exec_server_mcp::{
 };
 use rmcp::{
     RoleClient, ServiceExt as _,
-    model::{CallToolRequestParams, ClientInfo},
+    model::{CallToolRequestParams, ClientConfig},
     service::RunningService,
 };
 use serde_json::{Value, json};
@@ -155,7 +155,8 @@ fn answer(stream: &mut TcpStream, message: &Value, result: &Value, headers: &[(&
 
 fn events(stream: &mut TcpStream, message: &Value, result: &Value) {
     target::begin(stream, "text/event-stream");
-    let note = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}});
+    let note =
+        json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}});
     let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result});
     for part in [": sign of life\n\n".to_owned(), format!("data: {note}\n\n"), format!("data: {answer}\r\n\r\n")] {
         // Cut where no event ends.
@@ -166,11 +167,11 @@ fn events(stream: &mut TcpStream, message: &Value, result: &Value) {
     target::chunk(stream, b"");
 }
 
-type Running = RunningService<RoleClient, ClientInfo>;
+type Running = RunningService<RoleClient, ClientConfig>;
 
 async fn connect(place: &Place, endpoint: &Endpoint) -> Result<Running, HttpError> {
     let transport = endpoint.transport(place.client().clone())?;
-    let started = soon("the handshake", ClientInfo::default().serve(transport)).await;
+    let started = soon("the handshake", ClientConfig::default().serve(transport)).await;
     started.map_err(|error| HttpError::of_start(&error))
 }
 
@@ -272,7 +273,8 @@ async fn streamable_http_non_session_failure_does_not_trigger_recovery(place: &P
     service.cancel().await.expect("it ends");
     // Nobody there at all.
     let gone = Target::saying("").url("/mcp");
-    let error = connect(place, &Endpoint { url: gone, ..Endpoint::default() }).await.map(drop).expect_err("nobody there");
+    let error =
+        connect(place, &Endpoint { url: gone, ..Endpoint::default() }).await.map(drop).expect_err("nobody there");
     assert!(matches!(&error, HttpError::Failed { reason } if reason.contains("127.0.0.1")), "{error}");
 }
 
@@ -287,7 +289,7 @@ async fn streamable_http_handshake_timeout_unblocks_remote_executor(place: &Plac
     });
     let endpoint = Endpoint { url: silent.url("/mcp"), ..Endpoint::default() };
     let transport = endpoint.transport(place.client().clone()).expect("a transport");
-    let shaking = ClientInfo::default().serve(transport);
+    let shaking = ClientConfig::default().serve(transport);
     let timed = tokio::time::timeout(Duration::from_millis(200), shaking).await;
     assert!(timed.is_err(), "nobody answers");
     until("the executor lets go of it", async || gone.load(Ordering::Relaxed) == 1).await;

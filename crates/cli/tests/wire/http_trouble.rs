@@ -18,6 +18,10 @@ use crate::{
     common::{Client, Target, TestServer, decode_base64, encode_base64, target, wait_for},
 };
 
+fn decoded(text: &Value) -> Vec<u8> {
+    decode_base64(text.as_str().expect("base64 is text"))
+}
+
 fn stream(url: &str, id: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": id, "streamResponse": true})
 }
@@ -71,7 +75,8 @@ fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
     assert_eq!(end(&mut client, "s")["error"], "the HTTP request was called off");
     assert_eq!(client.ok("http/cancel", json!({"requestId": "s"})), json!({"cancelled": false}));
     // A whole answer, too.
-    let whole = client.send_request("http/request", json!({"method": "GET", "url": target.url("/quiet"), "requestId": "w"}));
+    let whole =
+        client.send_request("http/request", json!({"method": "GET", "url": target.url("/quiet"), "requestId": "w"}));
     wait_for("the target to be asked", || target.asked().len() == 2);
     assert_eq!(client.ok("http/cancel", json!({"requestId": "w"})), json!({"cancelled": true}));
     is_gone(&gone);
@@ -109,7 +114,7 @@ fn a_body_is_read_no_faster_than_the_peer_takes_it() {
     let mut bytes = 0;
     while bytes < 2 * last {
         let note = client.next_notification();
-        bytes += decode_base64(&note["params"]["deltaBase64"]).len() as u64;
+        bytes += decoded(&note["params"]["deltaBase64"]).len() as u64;
     }
     client.ok("http/cancel", json!({"requestId": "f"}));
     is_gone(&gone);
@@ -183,13 +188,13 @@ fn a_large_body_comes_whole_both_ways() {
     let mut params =
         json!({"method": "PUT", "url": target.url("/"), "bodyBase64": encode_base64(&bytes), "requestId": "r"});
     let result = client.ok("http/request", params.clone());
-    assert!(decode_base64(&result["bodyBase64"]) == bytes);
+    assert!(decoded(&result["bodyBase64"]) == bytes);
     params["streamResponse"] = json!(true);
     client.ok("http/request", params);
     let mut streamed = Vec::new();
     loop {
         let note = client.next_notification();
-        streamed.extend(decode_base64(&note["params"]["deltaBase64"]));
+        streamed.extend(decoded(&note["params"]["deltaBase64"]));
         if note["params"]["done"] == true {
             break;
         }

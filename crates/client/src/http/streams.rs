@@ -88,11 +88,15 @@ impl Streams {
     /// A piece came. One that nobody waits for is none of our business; one that breaks the rules fails its stream, or ends the link
     /// where no rule-abiding server could have sent it.
     pub(crate) fn hear(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
-        // Before anything is made of it.
+        const TOO_LARGE: Closed = Closed::Protocol("a piece of an HTTP body is larger than 1 MiB");
+        // Before anything is made of it; the text alone may be of two bytes more.
         if delta.delta_base64.len() > base64::encoded_len(limits::HTTP_DELTA_BYTES) {
-            return Err(Closed::Protocol("a piece of an HTTP body is larger than 1 MiB"));
+            return Err(TOO_LARGE);
         }
         let bytes = base64::decode(&delta.delta_base64);
+        if bytes.as_ref().is_ok_and(|bytes| bytes.len() > limits::HTTP_DELTA_BYTES) {
+            return Err(TOO_LARGE);
+        }
         let mut table = self.lock();
         let Table { streams, kept } = &mut *table;
         let Some(entry) = streams.get_mut(&delta.request_id).filter(|entry| entry.end.is_none()) else { return Ok(()) };
@@ -196,10 +200,16 @@ impl Entry {
                 "HTTP body: the server sends more than the window allows".to_owned()
             }
             None if self.pieces.len() >= limits::HTTP_PIECES_KEPT => {
-                format!("HTTP body: more than {} pieces were not taken in time, the rest is lost", limits::HTTP_PIECES_KEPT)
+                format!(
+                    "HTTP body: more than {} pieces were not taken in time, the rest is lost",
+                    limits::HTTP_PIECES_KEPT
+                )
             }
             None if kept + bytes.len() > limits::HTTP_BYTES_KEPT => {
-                format!("HTTP body: more than {} bytes were not taken in time, the rest is lost", limits::HTTP_BYTES_KEPT)
+                format!(
+                    "HTTP body: more than {} bytes were not taken in time, the rest is lost",
+                    limits::HTTP_BYTES_KEPT
+                )
             }
             Some(_) | None => return Ok(()),
         };

@@ -390,17 +390,14 @@ async fn a_body_that_breaks_the_rules_or_breaks_off_fails_alone() {
 #[tokio::test(start_paused = true)]
 async fn what_an_older_server_would_ignore_is_refused() {
     let (client, mut peer, _door) = connect(Kind::S).await;
-    for request in [get().redirect(RedirectPolicy::Stop), get().header_from_server("x", "", "Y")] {
-        let answering = async {
-            let asked = peer.any_request().await;
-            peer.answer_info(&asked).await;
-        };
-        // It is asked once what it can.
-        let refused = tokio::select! {
-            biased;
-            refused = client.http_request(&request) => refused,
-            () = answering => within(client.http_request(&request)).await,
-        };
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Protocol);
-    }
+    let (stopping, secret) = (get().redirect(RedirectPolicy::Stop), get().header_from_server("x", "", "Y"));
+    // It is asked once what it can.
+    let answering = async {
+        let asked = peer.any_request().await;
+        peer.answer_info(&asked).await;
+    };
+    let (refused, ()) = both(client.http_request(&stopping), answering).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(within(client.http_stream(&secret)).await.unwrap_err().kind(), ErrorKind::Protocol);
+    assert!(peer.is_silent().await);
 }

@@ -27,7 +27,11 @@ use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs::default_provider};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 use self::{proxies::Proxies, target::PublicOnly};
-pub(crate) use self::{proxies::ProxyError, target::Private, under_way::{Fetches, UnderWay}};
+pub(crate) use self::{
+    proxies::ProxyError,
+    target::Private,
+    under_way::{Fetches, UnderWay},
+};
 use crate::error::Failure;
 
 /// Room for bodies is counted in these.

@@ -44,7 +44,8 @@ impl Proxies {
                 value.to_str().map(str::trim).filter(|value| !value.is_empty()).map(|value| (name.clone(), value))
             })
         };
-        let proxy = |name: &str| variable(name).or_else(|| variable("all_proxy")).map(|(name, value)| parse(name, value));
+        let proxy =
+            |name: &str| variable(name).or_else(|| variable("all_proxy")).map(|(name, value)| parse(name, value));
         let direct = variable("no_proxy").map_or_else(Vec::new, |(_, list)| {
             list.split([',', ' ']).map(str::trim).filter(|item| !item.is_empty()).map(parse_direct).collect()
         });
@@ -137,7 +138,7 @@ mod tests {
 
     use reqwest::Url;
 
-    use super::{ProxyError, Proxies};
+    use super::{Proxies, ProxyError};
 
     fn proxies(variables: &[(&str, &str)]) -> Proxies {
         let variables: Vec<(OsString, OsString)> =
@@ -151,7 +152,8 @@ mod tests {
 
     #[test]
     fn each_scheme_has_its_proxy_and_all_the_rest() {
-        let some = proxies(&[("http_proxy", "http://small:1"), ("HTTP_PROXY", "http://large:1"), ("ALL_PROXY", "rest:2")]);
+        let some =
+            proxies(&[("http_proxy", "http://small:1"), ("HTTP_PROXY", "http://large:1"), ("ALL_PROXY", "rest:2")]);
         assert_eq!(through(&some, "http://a/").as_deref(), Some("http://small:1/"));
         assert_eq!(through(&some, "https://a/").as_deref(), Some("http://rest:2/"));
         assert_eq!(through(&proxies(&[("http_proxy", " ")]), "http://a/"), None);

@@ -108,7 +108,8 @@ fn url(text: &str) -> Result<Url, Failure> {
 }
 
 fn name(text: &str) -> Result<HeaderName, Failure> {
-    let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| invalid(format!("`{text}` is no name of a header")))?;
+    let name =
+        HeaderName::from_bytes(text.as_bytes()).map_err(|_| invalid(format!("`{text}` is no name of a header")))?;
     if OF_THE_CONNECTION.contains(&name.as_str()) {
         return Err(invalid(format!("the header `{name}` is of a connection, which the server makes itself")));
     }
@@ -129,7 +130,8 @@ pub(crate) async fn request(context: Context, request: Request, reply: Reply) {
     context.record(&context.session, None, Record { target: Some(target), ..Record::of("http.request") });
     let begun = Instant::now();
     let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
-    let sent = clock.run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
+    let sent =
+        clock.run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
     let response = match sent.await {
         Ok(response) => response,
         Err(failure) => return refuse(&context, &request, &failure, reply),
@@ -227,9 +229,9 @@ fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply)
 async fn whole(context: &Context, request: &Request, mut response: Response) -> Result<(String, impl Sized), Failure> {
     context.peer.mailbox.room_for_answers().await;
     let too_large = || Failure::HttpTooLarge { host: host(&request.url) };
-    let expected = response.content_length().map_or(limits::HTTP_BODY_BYTES, |length| {
-        usize::try_from(length).unwrap_or(usize::MAX)
-    });
+    let expected = response
+        .content_length()
+        .map_or(limits::HTTP_BODY_BYTES, |length| usize::try_from(length).unwrap_or(usize::MAX));
     if expected > limits::HTTP_BODY_BYTES {
         return Err(too_large());
     }
