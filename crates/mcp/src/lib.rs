@@ -3,7 +3,7 @@
 //! An MCP server on standard streams is a process like any other, so the promise of the executor is its promise too: no
 //! message is lost or repeated, and nothing is left behind. [`config`] says which servers there are and where they run, [`env`]
 //! which variables each gets, and [`names`] what a model calls their tools. [`launch`] starts one, [`transport`] speaks with
-//! it, and [`manager`] keeps many of them:
+//! it, [`http`] with one over HTTP, and [`manager`] keeps many of them:
 //!
 //! ```no_run
 //! use exec_server_client::{environment::choose, local::LocalConfig};
@@ -26,6 +26,7 @@
 
 pub mod config;
 pub mod env;
+pub mod http;
 pub mod launch;
 pub mod manager;
 pub mod names;

@@ -11,6 +11,8 @@ pub(crate) mod behaviours;
 mod both;
 mod cuts;
 mod files;
+mod http;
+mod mcp_http;
 mod other_host;
 mod place;
 mod recovery;

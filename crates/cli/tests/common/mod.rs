@@ -10,6 +10,7 @@ mod http;
 mod leak;
 mod proxy;
 mod server;
+pub(crate) mod target;
 mod tls;
 
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
@@ -26,6 +27,8 @@ pub(crate) use leak::{descendants, marked, wait_gone};
 pub(crate) use proxy::Proxy;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use server::{Builder, TestServer, binary};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use target::{Asked, Target};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use tls::{Authority, Identity, Shown, http_tls, secure};
 
