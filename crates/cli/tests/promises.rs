@@ -22,6 +22,7 @@ mod promises {
     mod s07_a_rebound_name_is_refused;
     mod s08_a_unix_socket_is_the_owner_s;
     mod s09_certificates_say_who_it_is;
+    mod s10_http_alone_reaches_no_private_target;
     mod s10_scopes_come_from_the_record;
     mod s11_a_session_id_alone_resumes_nothing;
     mod s12_limits_before_and_behind_the_door;
@@ -33,6 +34,7 @@ mod promises {
     mod s17_only_its_own_terminal_controls_a_child;
     mod s18_a_confined_process_cannot_move_its_walls;
     mod s18_a_sandbox_holds_or_nothing_starts;
+    mod s18_a_sandbox_without_network_makes_no_http_request;
     mod s19_a_confined_child_reaches_no_secret;
     mod s19_children_cannot_look_into_what_holds_them;
     mod s20_what_a_command_starts_is_bounded_and_ends_with_it;

@@ -9,6 +9,7 @@ use exec_server_protocol::{
     Empty, ProcessId, SessionId, command, environment,
     failure::{self, Kind},
     fs::CloseParams,
+    http::CancelParams,
     initialize::Ttl,
     path::{Form, PathArg},
     process as wire,
@@ -287,6 +288,10 @@ impl Client {
         });
     }
 
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.handle.session
     }
@@ -319,6 +324,18 @@ impl Handle {
             if let Err(error) = process::terminate(&handle.session, &key, None).await {
                 tracing::warn!(process = key.process_id.as_str(), %error, "a process could not be ended");
             }
+        });
+    }
+
+    /// Calls an HTTP request off that nobody waits for any more, in the background.
+    pub(crate) fn cancel_http(self: &Arc<Self>, request_id: &str) {
+        if !self.session.peer.server.capabilities.http_cancel || self.session.lost().is_some() {
+            return;
+        }
+        let (handle, params) = (Arc::clone(self), CancelParams { request_id: request_id.to_owned() });
+        behind(async move {
+            // It ends with the connection at the latest.
+            handle.session.call::<requests::HttpCancel>(&params).await.ok();
         });
     }
 

@@ -1,4 +1,5 @@
-//! Hears a server's notifications and takes each to the log of its process, in the reader's own turn.
+//! Hears a server's notifications and takes each to the log of its process, or to the body that it is a piece of, in the
+//! reader's own turn.
 //!
 //! A notification that cannot be read ends the link, as a cut would: whatever it said, a resume says it again. An event that
 //! breaks the rules fails its process alone. Nothing queues here.
@@ -13,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     error::Error,
+    http::Streams,
     process::{
         event::{Event, Exit, Totals},
         log::{Heard, Log},
@@ -26,12 +28,13 @@ const UNREADABLE: Closed = Closed::Protocol("a notification cannot be read");
 /// The listener of one link.
 pub(crate) struct Ear {
     routes: Arc<Routes>,
+    streams: Arc<Streams>,
     acks: Arc<Notify>,
 }
 
 impl Ear {
-    pub(crate) fn new(routes: Arc<Routes>, acks: Arc<Notify>) -> Self {
-        Self { routes, acks }
+    pub(crate) fn new(routes: Arc<Routes>, streams: Arc<Streams>, acks: Arc<Notify>) -> Self {
+        Self { routes, streams, acks }
     }
 
     /// Gives an event to its log, and waits where a reference server is too far ahead of a reader.
@@ -82,6 +85,7 @@ impl Listener for Ear {
                     self.tell(&log, gap_event(missing.gap)).await;
                 }
             }
+            method::HTTP_BODY_DELTA => self.streams.hear(read(params)?)?,
             // V0 counts nothing: the order of arrival is the order.
             method::COMMAND_OUTPUT_DELTA => {
                 let output: command::OutputDeltaParams = read(params)?;

@@ -277,6 +277,7 @@ pub mod environment;
 pub mod error;
 pub mod fs;
 mod hearing;
+pub mod http;
 mod link;
 mod links;
 #[cfg(feature = "local")]

@@ -4,7 +4,7 @@
 //! connections.
 
 use exec_server_protocol::{
-    Empty, command, environment, fs,
+    Empty, command, environment, fs, http,
     initialize::{InitializeParams, InitializeResult},
     process, session,
 };
@@ -96,6 +96,10 @@ methods! {
     // Both end with their connection: whoever goes on has to look at everything anyway.
     FsWatch "fs/watch" Harmful fs::WatchParams => fs::WatchResult;
     FsWatchNext "fs/watchNext" Harmful fs::WatchNextParams => fs::WatchNextResult;
+    // What it does to its target may happen twice.
+    HttpRequest "http/request" Harmful http::RequestParams => http::RequestResult;
+    // What it is about ends with its connection.
+    HttpCancel "http/cancel" Harmful http::CancelParams => http::CancelResult;
     CommandExec "command/exec" Harmful command::ExecParams => command::ExecResult;
     CommandExecWrite "command/exec/write" Harmful command::WriteParams<'static> => command::WriteResult;
     CommandExecTerminate "command/exec/terminate" Harmless command::TerminateParams => command::TerminateResult;

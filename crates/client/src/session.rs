@@ -37,6 +37,7 @@ use crate::{
     backoff::Backoff,
     error::{Error, chain},
     hearing::Ear,
+    http::Streams,
     link::{self, Link, PING_EVERY, Plain, Refused, Sending, WithBytes},
     links::{Links, Standing, Status},
     process::{log::Discipline, recovery},
@@ -148,6 +149,8 @@ pub(crate) struct Session {
     standing: Standing,
     state: watch::Sender<State>,
     pub(crate) routes: Arc<Routes>,
+    /// Bodies of HTTP answers.
+    pub(crate) streams: Arc<Streams>,
     /// Logs have something to acknowledge.
     pub(crate) acks: Arc<Notify>,
     /// Background work: writes of stdin, cleaning up. Ends with the session.
@@ -162,11 +165,11 @@ impl Session {
     /// Connects for the first time, and starts the keeper.
     pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
-        let acks = Arc::new(Notify::new());
+        let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
         let retry_until = Instant::now() + options.connect_retry_for.min(FOREVER);
         let mut backoff = options.backoff.clone();
         let (link, result) = loop {
-            let ear = Ear::new(Arc::clone(&routes), Arc::clone(&acks));
+            let ear = Ear::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
             match link::dial(&*connect, &options, options.resume.clone(), options.takeover, ear, 1).await {
                 Ok(opened) => break opened,
                 Err(refused) => {
@@ -199,6 +202,7 @@ impl Session {
             standing: Standing::new(Status::Up(Arc::clone(&link))),
             state: watch::Sender::new(State::Connected),
             routes,
+            streams,
             acks,
             tasks: Mutex::new(JoinSet::new()),
             ending: tokio::sync::Mutex::new(()),
@@ -262,7 +266,7 @@ impl Session {
     }
 
     /// A call within the time that the caller has given to calls.
-    async fn bounded<T>(
+    pub(crate) async fn bounded<T>(
         &self,
         method: &'static str,
         calling: impl Future<Output = Result<T, Error>>,
@@ -366,6 +370,8 @@ impl Session {
         loop {
             let since = Instant::now();
             let closed = self.attend(&link).await;
+            // Bodies end with the link that they came by; whoever reads them has to begin anew.
+            self.streams.fail(link.epoch, &Error::Disconnected { reason: Some(chain(&*closed)) });
             drop(link);
             drop(self.ending.lock().await);
             if self.lost().is_some() {
@@ -413,6 +419,9 @@ impl Session {
     async fn send_acks(&self, link: &Link) -> Result<(), Error> {
         for params in self.routes.due_acks() {
             link.notify(method::PROCESS_ACK, &params).await?;
+        }
+        for params in self.streams.due_acks(link.epoch) {
+            link.notify(method::HTTP_ACK, &params).await?;
         }
         Ok(())
     }
@@ -466,7 +475,7 @@ impl Session {
 
     /// One attempt to get the session back, and everything that was missed with it.
     async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<Link>, Refused> {
-        let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.acks));
+        let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
         let capabilities = &self.peer.server.capabilities;
         // Our own old connection may not have been missed by the server yet.
         let takeover = takeover && capabilities.takeover;
@@ -520,6 +529,7 @@ impl Session {
     /// Gives the session up: every call and every process ends with this error.
     pub(crate) fn lose(&self, error: Error) {
         self.set(Status::Lost(error.clone()));
+        self.streams.fail(u64::MAX, &error);
         for log in self.routes.logs() {
             log.fail(error.clone());
         }

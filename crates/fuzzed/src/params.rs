@@ -1,7 +1,7 @@
 //! The typed contents of every method, request and answer: what can be read is written and read again as the same. Knows no
 //! envelope.
 
-use exec_server_protocol::{Empty, command, environment, initialize, message, method, process, session};
+use exec_server_protocol::{Empty, command, environment, http, initialize, message, method, process, session};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -33,6 +33,8 @@ pub(crate) fn check_params(name: &str, text: &RawValue) {
         "process/forget" => owned::<process::ForgetParams>(text),
         "session/end" => owned::<session::EndParams>(text),
         "environment/info" | "environment/status" | method::INITIALIZED => owned::<Empty>(text),
+        "http/request" => owned::<http::RequestParams>(text),
+        "http/cancel" => owned::<http::CancelParams>(text),
         "command/exec" => owned::<command::ExecParams>(text),
         "command/exec/write" => borrowing!(text, command::WriteParams),
         "command/exec/terminate" => owned::<command::TerminateParams>(text),
@@ -41,6 +43,8 @@ pub(crate) fn check_params(name: &str, text: &RawValue) {
         method::PROCESS_EXITED => owned::<process::ExitedParams>(text),
         method::PROCESS_CLOSED => owned::<process::ClosedParams>(text),
         method::PROCESS_GAP => owned::<process::GapParams>(text),
+        method::HTTP_ACK => owned::<http::AckParams>(text),
+        method::HTTP_BODY_DELTA => borrowing!(text, http::BodyDeltaParams),
         method::COMMAND_OUTPUT_DELTA => owned::<command::OutputDeltaParams>(text),
         method::COMMAND_EXITED => owned::<command::ExitedParams>(text),
         other => assert!(
@@ -70,6 +74,8 @@ pub(crate) fn check_result(text: &RawValue) {
     owned::<process::SubscribeResult>(text);
     owned::<environment::InfoResult>(text);
     owned::<environment::StatusResult>(text);
+    owned::<http::RequestResult>(text);
+    owned::<http::CancelResult>(text);
     owned::<command::ExecResult>(text);
     owned::<command::WriteResult>(text);
     owned::<command::TerminateResult>(text);

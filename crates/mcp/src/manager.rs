@@ -180,6 +180,12 @@ impl Manager {
         if failed.is_empty() { Ok(summary) } else { Err(Error::Required { failed }) }
     }
 
+    /// Starts a server again that has failed, or wanted authentication, as if it had never been started; returns at once.
+    pub fn restart(&self, server: &str) -> Result<(), Error> {
+        self.begin(self.find(server)?, true);
+        Ok(())
+    }
+
     /// How every server is, by name. Starts nothing.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, Status> {
@@ -309,10 +315,14 @@ impl Manager {
     }
 
     fn start_server(&self, server: &Arc<Server>) {
+        self.begin(server, false);
+    }
+
+    fn begin(&self, server: &Arc<Server>, again: bool) {
         // Under the lock of the tasks, which shutdown takes after it has said stop: nothing begins behind its back.
         let mut tasks = self.lock();
         while tasks.try_join_next().is_some() {}
-        if !*self.stop.borrow() && server.begin() {
+        if !*self.stop.borrow() && server.begin(again) {
             tasks.spawn(Arc::clone(server).run(Arc::clone(&self.context), self.stop.subscribe()));
         }
     }

@@ -82,7 +82,7 @@ pub(crate) const ELICIT: &str = "elicitation/create";
 pub enum Ended {
     /// The process ended.
     #[error("it {}", Exited(.0))]
-    Exited(Option<Exit>),
+    Exited(Option<Box<Exit>>),
     /// It wrote a line that is longer than a line may be.
     #[error("it wrote a line of more than {} MiB on its {stream}", limit >> 20)]
     LineTooLong {
@@ -225,7 +225,7 @@ impl Stdio {
             }
             Some(Event::Gap { bytes, .. }) => self.ending = Some(Ended::Gap { bytes }),
             Some(Event::Exited { .. }) => self.exited = Some(Overdue::Terminate(Instant::now() + EXIT_GRACE)),
-            Some(Event::Closed { .. }) => self.finish(Ended::Exited(self.child.process.exit())),
+            Some(Event::Closed { .. }) => self.finish(Ended::Exited(self.child.process.exit().map(Box::new))),
             Some(Event::Failed(error)) => self.finish(Ended::Lost(error)),
             None => self.finish(Ended::Lost(Error::Disconnected { reason: None })),
         }
@@ -234,7 +234,7 @@ impl Stdio {
     /// What it left behind still holds its streams.
     fn handle_overdue(&mut self) {
         if matches!(self.exited, Some(Overdue::GiveUp(_))) {
-            return self.finish(Ended::Exited(self.child.process.exit()));
+            return self.finish(Ended::Exited(self.child.process.exit().map(Box::new)));
         }
         tracing::info!(server = self.child.name, "it exited, and what it left behind is ended");
         self.exited = Some(Overdue::GiveUp(Instant::now() + GONE_WITHIN));
@@ -345,11 +345,11 @@ impl fmt::Debug for Stdio {
 }
 
 /// How a process ended, behind "it".
-struct Exited<'a>(&'a Option<Exit>);
+struct Exited<'a>(&'a Option<Box<Exit>>);
 
 impl fmt::Display for Exited<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match self.0.as_deref() {
             Some(Exit { signal: Some(signal), .. }) => write!(f, "was ended by {signal}"),
             Some(Exit { code, .. }) => write!(f, "exited with code {code}"),
             None => f.write_str("ended"),

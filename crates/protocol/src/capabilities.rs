@@ -31,7 +31,7 @@ impl ClientCapabilities {
     }
 }
 
-/// The reference's own capability flags, as in `environment/info`; all but one belong to another product.
+/// The reference's own capability flags, as in `environment/info`; most belong to another product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -96,6 +96,12 @@ pub struct ServerCapabilities {
     pub watch: bool,
     /// `sandbox` of requests is enforced, or refused where this host cannot.
     pub sandbox: bool,
+    /// `http/request` is served.
+    pub http: bool,
+    /// `http/cancel` is served.
+    pub http_cancel: bool,
+    /// `http/request` takes `window`, and `http/request/ack` is heard.
+    pub http_window: bool,
     /// Binary dialects the server speaks.
     pub dialects: Vec<String>,
     /// Unacknowledged bytes after which a client should acknowledge.
@@ -109,7 +115,7 @@ impl EnvironmentCapabilities {
     /// What this release serves of them.
     #[must_use]
     pub fn served() -> Self {
-        Self { sandboxed_file_streaming: true, ..Self::default() }
+        Self { http_header_env_vars: true, sandboxed_file_streaming: true, ..Self::default() }
     }
 }
 
@@ -138,6 +144,9 @@ impl ServerCapabilities {
             search: true,
             watch: true,
             sandbox: true,
+            http: true,
+            http_cancel: true,
+            http_window: true,
             dialects: vec![message::ATTACHED.to_owned()],
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::served(),

@@ -113,6 +113,11 @@ kinds! {
     StorageFull "storageFull" INTERNAL "There is no room on the disk, or a quota is used up.";
     Unsupported "unsupported" INTERNAL "The file system, or this server, cannot do it.";
     IoFailed "ioFailed" INTERNAL "The operating system could not do it; the text has its reason.";
+    HttpFailed "httpFailed" INTERNAL "The HTTP request got no answer, or not all of it: name, connection, TLS or a broken answer; the text has the reason.";
+    HttpTimeout "httpTimeout" INTERNAL "The HTTP request took longer than its `timeoutMs`.";
+    HttpTooLarge "httpTooLarge" INTERNAL "The answer to the HTTP request is too large; `streamResponse` takes a body of any size.";
+    HttpCancelled "httpCancelled" INVALID_REQUEST "The HTTP request was called off by `http/cancel`.";
+    DuplicateRequest "duplicateRequest" INVALID_PARAMS "A streamed HTTP request of this name is under way.";
     Internal "internal" INTERNAL "Something failed that should not; the server's log has the details.";
 }
 

@@ -10,6 +10,7 @@ pub mod command;
 pub mod environment;
 pub mod failure;
 pub mod fs;
+pub mod http;
 pub mod id;
 pub mod initialize;
 pub mod limits;

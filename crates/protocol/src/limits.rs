@@ -220,3 +220,45 @@ pub const SANDBOX_PATTERNS: usize = 64;
 
 /// Project roots of a sandbox: an entry about them is one for each.
 pub const SANDBOX_ROOTS: usize = 64;
+
+/// HTTP requests of one connection that are under way, streams included; beyond it the answer is `overloaded`.
+pub const HTTP_REQUESTS: usize = 64;
+
+/// The same of all connections of a server: each holds a descriptor or more.
+pub const HTTP_REQUESTS_OF_SERVER: usize = 512;
+
+/// Raw bytes of a body in the answer to `http/request`: in base64 21.4 MiB. Larger ones are streamed.
+pub const HTTP_BODY_BYTES: usize = 16 * MIB;
+
+/// Bytes of bodies that the requests of one connection hold on their way into an answer, as bytes and as text: two of the largest and some.
+pub const HTTP_READING_BYTES: usize = 96 * MIB;
+
+/// The same of all connections.
+pub const HTTP_READING_BYTES_OF_SERVER: usize = 512 * MIB;
+
+/// Raw bytes of a body in one `http/request/bodyDelta`, as the reference has it. This server sends less, [`CHUNK_BYTES`].
+pub const HTTP_DELTA_BYTES: usize = MIB;
+
+/// Pieces of streamed bodies of one connection that wait for its socket: 1 MiB. Beyond it bodies are not read.
+pub const HTTP_DELTAS_WAITING: usize = 16;
+
+/// Headers of one HTTP request, and of its answer.
+pub const HTTP_HEADERS: usize = 256;
+
+/// Bytes of their names and values.
+pub const HTTP_HEADER_BYTES: usize = 64 * KIB;
+
+/// Bytes of the URL of an HTTP request.
+pub const HTTP_URL_BYTES: usize = 16 * KIB;
+
+/// Bytes of the name of an HTTP request.
+pub const HTTP_REQUEST_ID_BYTES: usize = 256;
+
+/// Redirects that one HTTP request follows.
+pub const HTTP_REDIRECTS: usize = 10;
+
+/// Pieces of one streamed body that a client keeps for a reader that does not take them; beyond it the stream fails.
+pub const HTTP_PIECES_KEPT: usize = 256;
+
+/// Bytes of all streamed bodies that a client keeps so.
+pub const HTTP_BYTES_KEPT: usize = 16 * MIB;

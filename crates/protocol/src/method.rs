@@ -28,7 +28,7 @@ pub enum Scope {
     FsRead,
     /// Change files and directories.
     FsWrite,
-    /// Make HTTP requests. No method of this release needs it.
+    /// Have the server make HTTP requests; without `exec` to public addresses alone.
     Http,
     /// Read the page of metrics. No method needs it; the door asks.
     Metrics,
@@ -73,6 +73,8 @@ pub enum Family {
     Session,
     /// `fs/*`.
     Filesystem,
+    /// `http/*`.
+    Http,
     /// `environment/info`.
     EnvironmentInfo,
     /// `environment/status`.
@@ -88,6 +90,7 @@ impl Family {
             Self::Exec => Some("exec"),
             Self::Session => Some("session"),
             Self::Filesystem => Some("filesystem"),
+            Self::Http => Some("http"),
             Self::EnvironmentInfo => Some("environment info"),
             Self::EnvironmentStatus => Some("environment status"),
         }
@@ -101,6 +104,7 @@ impl Family {
             Self::Exec => Some("client must call initialize before using exec methods"),
             Self::Session => Some("client must call initialize before using session methods"),
             Self::Filesystem => Some("client must call initialize before using filesystem methods"),
+            Self::Http => Some("client must call initialize before using http methods"),
             Self::EnvironmentInfo => Some("client must call initialize before using environment info methods"),
             Self::EnvironmentStatus => Some("client must call initialize before using environment status methods"),
         }
@@ -114,6 +118,7 @@ impl Family {
             Self::Exec => Some("client must send initialized before using exec methods"),
             Self::Session => Some("client must send initialized before using session methods"),
             Self::Filesystem => Some("client must send initialized before using filesystem methods"),
+            Self::Http => Some("client must send initialized before using http methods"),
             Self::EnvironmentInfo => Some("client must send initialized before using environment info methods"),
             Self::EnvironmentStatus => Some("client must send initialized before using environment status methods"),
         }
@@ -172,6 +177,8 @@ pub const METHODS: &[Method] = &[
     addition("fs/glob", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
     addition("fs/watch", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
     addition("fs/watchNext", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("http/request", Family::Http, Class::Parked, Some(Scope::Http)),
+    addition("http/cancel", Family::Http, Class::Control, Some(Scope::Http)),
     reference("command/exec", Family::Command, Class::Ordered, Some(Scope::Exec)),
     reference("command/exec/write", Family::Command, Class::Parked, Some(Scope::Stdin)),
     reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
@@ -220,6 +227,10 @@ pub const PROCESS_EXITED: &str = "process/exited";
 pub const PROCESS_CLOSED: &str = "process/closed";
 /// Output that can no longer be told.
 pub const PROCESS_GAP: &str = "process/gap";
+/// The client has taken pieces of a streamed HTTP body.
+pub const HTTP_ACK: &str = "http/request/ack";
+/// A piece of a streamed HTTP body.
+pub const HTTP_BODY_DELTA: &str = "http/request/bodyDelta";
 /// Output of a V0 process.
 pub const COMMAND_OUTPUT_DELTA: &str = "command/exec/outputDelta";
 /// A V0 process ended and all of its output was told.
@@ -233,6 +244,8 @@ pub const NOTIFICATIONS: &[Notification] = &[
     Notification { name: PROCESS_EXITED, sender: Sender::Server, addition: false },
     Notification { name: PROCESS_CLOSED, sender: Sender::Server, addition: false },
     Notification { name: PROCESS_GAP, sender: Sender::Server, addition: true },
+    Notification { name: HTTP_ACK, sender: Sender::Client, addition: true },
+    Notification { name: HTTP_BODY_DELTA, sender: Sender::Server, addition: false },
     Notification { name: COMMAND_OUTPUT_DELTA, sender: Sender::Server, addition: false },
     Notification { name: COMMAND_EXITED, sender: Sender::Server, addition: false },
 ];
@@ -255,7 +268,6 @@ mod tests {
             assert_eq!(Method::find(method.name), Some(method));
             assert_eq!(METHODS.iter().filter(|other| other.name == method.name).count(), 1);
         }
-        assert_eq!(Method::find("http/request"), None);
         assert_eq!(Method::find("process/ack"), None);
     }
 

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use exec_server_protocol::{
-    Empty, Incoming, command, decode, environment, fs, initialize,
+    Empty, Incoming, command, decode, environment, fs, http, initialize,
     message::{self, encode_error, encode_notification, encode_request, encode_result},
     method::{METHODS, NOTIFICATIONS},
     process, session,
@@ -187,6 +187,12 @@ fn typed(fixture: &Fixture, params: Option<&RawValue>) -> Box<RawValue> {
         ("fs/writeBlock", _) => through::<fs::WriteBlockResult>(fixture, params),
         ("fs/commit", "request") => through::<fs::CommitParams>(fixture, params),
         ("fs/commit", _) => through::<fs::CommitResult>(fixture, params),
+        ("http/request", "request") => through::<http::RequestParams>(fixture, params),
+        ("http/request", _) => through::<http::RequestResult>(fixture, params),
+        ("http/cancel", "request") => through::<http::CancelParams>(fixture, params),
+        ("http/cancel", _) => through::<http::CancelResult>(fixture, params),
+        ("http/request/ack", _) => through::<http::AckParams>(fixture, params),
+        ("http/request/bodyDelta", _) => through::<http::BodyDeltaParams<'_>>(fixture, params),
         ("command/exec", "request") => through::<command::ExecParams>(fixture, params),
         ("command/exec", _) => through::<command::ExecResult>(fixture, params),
         ("command/exec/write", "request") => through::<command::WriteParams<'_>>(fixture, params),

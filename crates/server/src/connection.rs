@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_protocol::{
-    Incoming, RequestId, limits,
+    Incoming, RequestId, http, limits,
     message::{self, Trace},
     method::{self, Class, Method},
     process::AckParams,
@@ -40,6 +40,7 @@ use crate::{
     core::{Authenticated, Core},
     dispatch::{self, Call},
     error::Failure,
+    fetch::Fetches,
     handlers,
     incoming::Share,
     process::lock,
@@ -72,6 +73,8 @@ pub(crate) struct Peer {
     pub(crate) mailbox: Arc<Mailbox>,
     /// Searches and watches, which end with the connection.
     pub(crate) seekers: Seekers,
+    /// HTTP requests that are under way.
+    pub(crate) fetches: Arc<Fetches>,
     manners: Mutex<Manners>,
     /// `initialized` came: events may be pushed.
     listening: AtomicBool,
@@ -163,6 +166,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         label: label.as_str().into(),
         mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone()),
         seekers: Seekers::default(),
+        fetches: Arc::default(),
         manners: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
@@ -282,8 +286,10 @@ impl Connection {
         self.pings && silent >= limit && tcp_silent
     }
 
-    async fn end(self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
+    async fn end(mut self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
+        // Nobody polls them from here on, and what they hold (a download, a descriptor) must not wait for the farewell.
+        self.tasks.clear();
         self.peer.seekers.end();
         match &self.stage {
             Stage::Fresh => {}
@@ -510,6 +516,12 @@ impl Connection {
                 if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
                     self.peer.mailbox.order(Order::Ack { session, process: ack.process_id, seq: ack.seq });
+                }
+            }
+            method::HTTP_ACK => {
+                // As above.
+                if let (Stage::Confirmed(_), Ok(ack)) = (&self.stage, message::params::<http::AckParams>(params)) {
+                    self.peer.fetches.ack(&ack.request_id, ack.seq);
                 }
             }
             _ => self.fail(&message::MALFORMED_ID, &Failure::UnknownNotification { method: method.to_owned() }),

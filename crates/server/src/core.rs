@@ -34,6 +34,7 @@ use crate::{
     access::Grant,
     connection::{self, Peer},
     error::Failure,
+    fetch::Fetcher,
     files::Pool,
     incoming::Incoming,
     metrics::Metrics,
@@ -198,6 +199,8 @@ pub struct Core {
     pub(crate) files: Pool,
     /// Places for searches and watches.
     pub(crate) seekers: Places,
+    /// What HTTP requests are made with.
+    pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
@@ -239,6 +242,7 @@ impl Core {
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             files: Pool::new(config.before_file_work.clone()),
             seekers: Places::default(),
+            fetcher: Fetcher::new(&config.environment),
             config,
             holders,
             metrics: Arc::default(),

@@ -74,6 +74,8 @@ pub(crate) fn call(
         "fs/glob" => request.run(handlers::files::seek::glob),
         "fs/watch" => request.run(handlers::files::seek::watch),
         "fs/watchNext" => request.run(handlers::files::seek::watch_next),
+        "http/request" => request.run_borrowed(handlers::http::decode, handlers::http::request),
+        "http/cancel" => request.run(handlers::http::cancel),
         "command/exec" => request.run(handlers::command::exec),
         "command/exec/write" => request.run_borrowed(handlers::stdin::decode_command_write, handlers::stdin::write),
         "command/exec/terminate" => request.run(handlers::command::terminate),

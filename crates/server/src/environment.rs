@@ -40,6 +40,11 @@ pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String,
     }
 }
 
+/// Whether a variable of this server is nobody's business: credentials and plumbing, in whatever letters.
+pub(crate) fn is_protected(name: &str) -> bool {
+    matches_any(name.as_bytes(), &TOKEN_NAMES) || matches_any(name.as_bytes(), &PLUMBING)
+}
+
 /// The environment of a child as `NAME=value` strings, sorted by name.
 pub(crate) fn child_environment(
     server: &[(OsString, OsString)],

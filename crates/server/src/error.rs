@@ -11,7 +11,7 @@ use exec_server_protocol::{
     path::PathError,
 };
 
-use crate::{files::Use, process::Meta};
+use crate::{fetch::FetchError, files::Use, process::Meta};
 
 /// A request that ends in an error answer.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +120,25 @@ pub(crate) enum Failure {
     UnknownHandle { id: String },
     #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
     WrongHandle { id: String, used: Use },
+    #[error("HTTP request to `{host}`: {source}")]
+    Http { host: String, source: FetchError },
+    #[error(
+        "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
+    )]
+    HttpTarget { principal: String, source: FetchError },
+    #[error("HTTP request to `{host}`: not done within {ms} ms")]
+    HttpTimeout { host: String, ms: u64 },
+    #[error(
+        "HTTP request to `{host}`: the body has more than {} bytes, which do not fit one answer; ask for it with `streamResponse`",
+        limits::HTTP_BODY_BYTES
+    )]
+    HttpTooLarge { host: String },
+    #[error("the HTTP request was called off")]
+    HttpCancelled,
+    #[error("a streamed HTTP request `{id}` is under way already")]
+    DuplicateRequest { id: String },
+    #[error("`{principal}` may not use the variable `{name}` of the server: it lacks the scope `exec`")]
+    HttpVariable { principal: String, name: String },
     #[error("{what} failed in a way that it should not; the server's log has the details")]
     Internal { what: &'static str },
     #[error("the audit log cannot be written, so nothing is started; try again when the disk has room")]
@@ -186,6 +205,12 @@ impl Failure {
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } | Self::ForbiddenVariable { .. } => Kind::Forbidden,
+            Self::HttpTarget { .. } | Self::HttpVariable { .. } => Kind::Forbidden,
+            Self::Http { source: FetchError::Headers, .. } | Self::HttpTooLarge { .. } => Kind::HttpTooLarge,
+            Self::Http { .. } => Kind::HttpFailed,
+            Self::HttpTimeout { .. } => Kind::HttpTimeout,
+            Self::HttpCancelled => Kind::HttpCancelled,
+            Self::DuplicateRequest { .. } => Kind::DuplicateRequest,
             Self::AuditUnavailable => Kind::AuditUnavailable,
             Self::File(error) => file_kind(error.kind()),
             Self::ForeignPath { .. } | Self::FileBase64 | Self::FileInput { .. } | Self::Literal { .. } => {

@@ -24,6 +24,7 @@ mod descriptors;
 mod dispatch;
 mod environment;
 mod error;
+mod fetch;
 mod files;
 mod handlers;
 mod incoming;

@@ -50,6 +50,8 @@ pub const METHODS: &[&str] = &[
     "fs/glob",
     "fs/watch",
     "fs/watchNext",
+    "http/request",
+    "http/cancel",
     "command/exec",
     "command/exec/write",
     "command/exec/terminate",
@@ -221,7 +223,20 @@ impl Client {
     pub fn ask_environment(&mut self, method: &str) {
         if let Some(attached) = self.attached {
             self.call(attached, Call::Command(String::new()), method, json!({}));
+            if method == "environment/status" {
+                self.ask_http(attached);
+            }
         }
+    }
+
+    /// Asks for what a world without a network can answer: a request that is refused, and one to be called off that is not there.
+    fn ask_http(&mut self, attached: u32) {
+        let permissions = json!({"type": "managed", "file_system": {"type": "unrestricted"}, "network": "restricted"});
+        let sandbox = json!({"permissions": permissions});
+        let params = json!({"method": "GET", "url": "http://nowhere.example/", "requestId": "r", "sandbox": sandbox});
+        self.call(attached, Call::Nonsense("sandboxDenied"), "http/request", params);
+        self.notify(attached, "http/request/ack", json!({"requestId": "r", "seq": 1}));
+        self.call(attached, Call::Command(String::new()), "http/cancel", json!({"requestId": "r"}));
     }
 
     /// Says something that makes no sense. It must be answered, and change nothing.

@@ -10,8 +10,9 @@ mod common;
 pub(crate) mod behaviours;
 mod both;
 mod cuts;
-mod elsewhere;
 mod files;
+mod http;
+mod mcp_http;
 mod other_host;
 mod place;
 mod recovery;
@@ -20,8 +21,7 @@ mod sessions;
 mod suite;
 mod told;
 
-pub(crate) use common::{Proxy, assert_same, bounded, pattern};
-pub(crate) use elsewhere::Elsewhere;
+pub(crate) use common::{Elsewhere, Proxy, assert_same, bounded, pattern};
 pub(crate) use place::{Kind, Place, client_of, run};
 pub(crate) use told::{follow, output_until, spell, tell};
 

@@ -5,16 +5,20 @@
 
 mod client;
 mod data;
+mod elsewhere;
 mod http;
 mod leak;
 mod proxy;
 mod server;
+pub(crate) mod target;
 mod tls;
 
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use data::{assert_same, pattern, random};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use elsewhere::Elsewhere;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
@@ -23,6 +27,8 @@ pub(crate) use leak::{descendants, marked, wait_gone};
 pub(crate) use proxy::Proxy;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use server::{Builder, TestServer, binary};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use target::{Asked, Target};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use tls::{Authority, Identity, Shown, http_tls, secure};
 

@@ -64,6 +64,8 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
         assert!(reason.contains(part), "{reason}");
     }
     assert_eq!(manager.log("t"), ["my own fault"; 3], "the log is that of all its lives");
+    manager.restart("t").expect("known");
+    call(&manager, "pid", json!({})).await.expect("it was started by hand");
     manager.shutdown().await;
 }
 

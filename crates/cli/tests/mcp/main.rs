@@ -6,8 +6,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../client/elsewhere.rs"]
-mod elsewhere;
 
 mod calls;
 mod crashes;

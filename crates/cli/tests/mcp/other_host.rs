@@ -17,9 +17,8 @@ use serde_json::json;
 
 use crate::{
     call,
-    common::bounded,
+    common::{Elsewhere, bounded},
     data,
-    elsewhere::Elsewhere,
     place::{test_server, variables},
     soon,
 };

@@ -107,7 +107,11 @@ async fn half_a_message_is_none(place: &Place) {
     let error = call(&manager, "echo", json!({"message": "m"})).await.expect_err("half an answer");
     let text = error.to_string();
     assert!(matches!(error, Error::Crashed { is_restarted: true, .. }), "{text}");
-    assert!(text.contains("exited with code 0") && text.contains("were no messages"), "{text}");
+    assert!(
+        text.contains("exited with code 0")
+            && text.contains("that were no messages (logs belong on stderr): 1, the first"),
+        "{text}"
+    );
     manager.shutdown().await;
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::{assert_error, common::TestServer, process, sh};
 
 /// Methods and the family's word in the texts that peers compare.
-const GATED: [(&str, &str); 13] = [
+const GATED: [(&str, &str); 15] = [
     ("process/start", "exec"),
     ("process/read", "exec"),
     ("process/write", "exec"),
@@ -18,13 +18,15 @@ const GATED: [(&str, &str); 13] = [
     ("process/subscribe", "exec"),
     ("process/unsubscribe", "exec"),
     ("process/forget", "exec"),
+    ("http/request", "http"),
+    ("http/cancel", "http"),
     ("environment/info", "environment info"),
     ("environment/status", "environment status"),
 ];
 
 /// Methods of the reference that this release does not serve.
 const UNSERVED: [&str; 7] = [
-    "http/request",
+    "http/noSuch",
     "environmentConfig/read",
     "capabilityRoots/discoverV1",
     "network/policyRequest",
@@ -74,16 +76,14 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "limitsHit",
         "sandbox",
         "sandboxedFileStreaming",
+        "http",
+        "httpCancel",
+        "httpWindow",
+        "httpHeaderEnvVars",
     ] {
         assert_eq!(capabilities[name], true, "{name}");
     }
-    for name in [
-        "networkProxyLaunch",
-        "capabilityDiscoverySandbox",
-        "environmentConfigRead",
-        "httpHeaderEnvVars",
-        "shellSnapshotV2",
-    ] {
+    for name in ["networkProxyLaunch", "capabilityDiscoverySandbox", "environmentConfigRead", "shellSnapshotV2"] {
         assert_eq!(capabilities[name], false, "{name}");
     }
     assert_eq!(capabilities["dialects"], json!(["attached"]));
@@ -318,7 +318,7 @@ fn environment_info_names_shell_and_directories_as_uris_and_claims_nothing_it_ca
     assert_eq!(capabilities.len(), 6);
     let claimed: Vec<&String> =
         capabilities.iter().filter(|(_, value)| **value != json!(false)).map(|(name, _)| name).collect();
-    assert_eq!(claimed, ["sandboxedFileStreaming"]);
+    assert_eq!(claimed, ["httpHeaderEnvVars", "sandboxedFileStreaming"]);
 }
 
 #[test]

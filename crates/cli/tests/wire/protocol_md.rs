@@ -87,6 +87,7 @@ impl<'a> Play<'a> {
         if !begins(text) {
             play.values.insert("$sessionId".to_owned(), json!(first.initialize()));
         }
+        play.values.insert("$readyz".to_owned(), json!(format!("http://{}/readyz", server.address())));
         play.clients.insert(false, first);
         let mut lines = lines.into_iter();
         while let Some(line) = lines.next() {
@@ -295,6 +296,15 @@ fn the_table_of_limits_is_true() {
         ("searches of all connections, and watches", limits::SEARCHES_OF_SERVER.to_string()),
         ("results of a search or glob in one answer", bytes(limits::SEARCH_BYTES as u64)),
         ("results of a search in pages", bytes(limits::SEARCH_PAGED_BYTES as u64)),
+        ("HTTP requests under way per connection", limits::HTTP_REQUESTS.to_string()),
+        ("HTTP requests of all connections", limits::HTTP_REQUESTS_OF_SERVER.to_string()),
+        ("body in the answer to `http/request", bytes(limits::HTTP_BODY_BYTES as u64)),
+        ("piece of a streamed body", bytes(limits::HTTP_DELTA_BYTES as u64)),
+        ("headers of an HTTP request, and of its answer", limits::HTTP_HEADERS.to_string()),
+        ("names and values of those headers", bytes(limits::HTTP_HEADER_BYTES as u64)),
+        ("URL of an HTTP request", bytes(limits::HTTP_URL_BYTES as u64)),
+        ("name of an HTTP request", bytes(limits::HTTP_REQUEST_ID_BYTES as u64)),
+        ("redirects of an HTTP request", limits::HTTP_REDIRECTS.to_string()),
         ("error text", bytes(limits::ERROR_TEXT_BYTES as u64)),
     ];
     let expected: Vec<Vec<String>> = expected.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();

@@ -88,7 +88,7 @@ fn handshake() {
     replay("handshake", same, |message| {
         (message["id"] == 6).then(|| {
             let capabilities = json!({
-                "capabilityDiscoverySandbox": false, "environmentConfigRead": false, "httpHeaderEnvVars": false,
+                "capabilityDiscoverySandbox": false, "environmentConfigRead": false, "httpHeaderEnvVars": true,
                 "networkProxyLaunch": false, "sandboxedFileStreaming": true, "shellSnapshotV2": false,
             });
             json!({"id": 6, "result": {"capabilities": capabilities, "temporaryDirectories": [], "shell": {}}})

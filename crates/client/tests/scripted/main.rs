@@ -15,6 +15,7 @@ mod handshake;
 mod hostile;
 mod hostile_files;
 mod hostile_numbers;
+mod http;
 mod input;
 mod peer;
 mod recovery;

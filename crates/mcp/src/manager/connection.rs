@@ -106,7 +106,7 @@ impl Connection {
         match answer {
             Waited::Answer(answer) => {
                 asked.handle = None;
-                match answer {
+                match *answer {
                     Ok(result) => self.read(method, result),
                     Err(error) => Err(self.failed(method, error).await),
                 }
@@ -177,7 +177,7 @@ struct Asked<'a> {
 }
 
 enum Waited {
-    Answer(Result<ServerResult, ServiceError>),
+    Answer(Box<Result<ServerResult, ServiceError>>),
     Over(Over),
     Late(Duration),
 }
@@ -202,7 +202,7 @@ impl Asked<'_> {
             tokio::select! {
                 biased;
                 answer = &mut handle.rx => {
-                    return Waited::Answer(answer.unwrap_or(Err(ServiceError::TransportClosed)));
+                    return Waited::Answer(Box::new(answer.unwrap_or(Err(ServiceError::TransportClosed))));
                 }
                 told = over.wait_for(Option::is_some) => {
                     let told = told.ok().and_then(|told| told.clone());

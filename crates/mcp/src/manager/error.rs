@@ -60,7 +60,7 @@ pub enum Error {
         /// The server.
         server: String,
         /// Why.
-        source: LaunchError,
+        source: Box<LaunchError>,
     },
     /// It cannot be reached over HTTP, or its settings cannot be used.
     #[error("MCP server `{server}`: {reason}")]
@@ -102,7 +102,7 @@ pub enum Error {
         /// What was asked.
         method: &'static str,
         /// How it ended.
-        ended: Ended,
+        ended: Box<Ended>,
         /// What it wrote.
         talk: String,
     },

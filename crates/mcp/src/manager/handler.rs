@@ -89,7 +89,7 @@ impl Answer {
         Self { action, content: None, meta: None }
     }
 
-    fn to_json(self) -> Value {
+    fn into_json(self) -> Value {
         let mut object = Map::new();
         object.insert("action".to_owned(), self.action.word().into());
         object.extend(self.content.map(|content| ("content".to_owned(), content)));
@@ -272,7 +272,7 @@ impl ClientHandler for Handler {
         context: RequestContext<RoleClient>,
     ) -> Result<CustomResult, ErrorData> {
         match (request.method.as_str(), request.params) {
-            (ELICIT, Some(Value::Object(params))) => Ok(CustomResult(self.answer(params, &context).await.to_json())),
+            (ELICIT, Some(Value::Object(params))) => Ok(CustomResult(self.answer(params, &context).await.into_json())),
             (ELICIT, _) => Err(ErrorData::invalid_params("the parameters must be an object", None)),
             (_, _) => Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None)),
         }
@@ -294,7 +294,7 @@ impl ClientHandler for Handler {
         {
             params.insert("_meta".to_owned(), Value::Object(meta));
         }
-        serde_json::from_value(self.answer(params, &context).await.to_json()).map_err(internal)
+        serde_json::from_value(self.answer(params, &context).await.into_json()).map_err(internal)
     }
 
     async fn on_progress(&self, params: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
@@ -315,10 +315,10 @@ mod tests {
 
     #[test]
     fn an_answer_keeps_its_metadata_and_leaves_out_what_is_not_there() {
-        assert_eq!(Answer::only(Action::Decline).to_json(), json!({"action": "decline"}));
+        assert_eq!(Answer::only(Action::Decline).into_json(), json!({"action": "decline"}));
         let meta = Some(Map::from_iter([("k".to_owned(), json!([1]))]));
         let answer = Answer { action: Action::Accept, content: Some(json!({"a": 1})), meta };
-        assert_eq!(answer.to_json(), json!({"action": "accept", "content": {"a": 1}, "_meta": {"k": [1]}}));
+        assert_eq!(answer.into_json(), json!({"action": "accept", "content": {"a": 1}, "_meta": {"k": [1]}}));
     }
 
     #[test]

@@ -114,9 +114,12 @@ pub enum PlaceError {
     },
 }
 
+/// Finds the host of a placement.
+type Find = Box<dyn Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync>;
+
 /// Every place that servers may run at.
 pub struct Hosts {
-    find: Box<dyn Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync>,
+    find: Find,
     slots: Mutex<BTreeMap<String, Arc<Slot>>>,
 }
 

@@ -73,10 +73,11 @@ impl Server {
         self.status.borrow().clone()
     }
 
-    /// Says that it is about to be started; false if it was, or must not be.
-    pub(super) fn begin(&self) -> bool {
+    /// Says that it is about to be started; false if it was, or must not be. With `again`, one that has failed may be, too.
+    pub(super) fn begin(&self, again: bool) -> bool {
         let begins = self.status.send_if_modified(|status| {
-            let begins = *status == Status::NotStarted;
+            let has_failed = matches!(status, Status::Failed { .. } | Status::AuthenticationRequired { .. });
+            let begins = *status == Status::NotStarted || (again && has_failed);
             if begins {
                 *status = Status::Starting { restarts: 0 };
             }
@@ -190,7 +191,9 @@ impl Server {
                 let reason = format!("it crashed {crashes} times in a row; the last time: {}", crash.reason);
                 return self.set(Status::Failed { reason });
             }
-            self.set(Status::Starting { restarts: crashes });
+            if self.status() != (Status::Starting { restarts: crashes }) {
+                self.set(Status::Starting { restarts: crashes });
+            }
             let pause = pause(restarts, crashes);
             tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed, and is started again");
             tokio::select! {
@@ -235,6 +238,9 @@ impl Server {
             Some(Crash { reason, is_final }) => {
                 board.end(Over::Crashed { reason: reason.clone(), is_restarted: !is_final });
                 self.tell(Update::Crashed { name: self.name.clone(), reason: reason.clone() });
+                if !is_final {
+                    self.set(Status::Starting { restarts: *crashes });
+                }
             }
             None => board.end(Over::Ended),
         }

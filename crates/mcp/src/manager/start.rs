@@ -84,7 +84,7 @@ async fn start_stdio(
     let transport = time::timeout_at(until, launch::launch(&*backend, launch)).await;
     let transport = transport
         .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
-        .map_err(|source| Error::Launch { server: name(), source })?;
+        .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
     // The place is not held longer than needed: whoever ends it must be the last to have it.
     drop(backend);
     let board = Board::new();
@@ -106,7 +106,12 @@ async fn start_stdio(
         biased;
         ready = introduce(server, running, board, within, &talk) => ready,
         ended = over(&mut ended) => {
-            Err(Error::EndedAtStart { server: name(), method: "tools/list", ended, talk: process.talk() })
+            Err(Error::EndedAtStart {
+                server: name(),
+                method: "tools/list",
+                ended: Box::new(ended),
+                talk: process.talk(),
+            })
         }
     };
     let mut life = ready?;
@@ -163,7 +168,7 @@ async fn refused(server: &Server, process: &Child, error: ClientInitializeError)
     }
     let talk = process.talk();
     if let Some(ended) = process.ended().borrow().clone() {
-        return Error::EndedAtStart { server: name, method: INITIALIZE, ended, talk };
+        return Error::EndedAtStart { server: name, method: INITIALIZE, ended: Box::new(ended), talk };
     }
     let reason = match error {
         ClientInitializeError::JsonRpcError(error) => format!("it refused: {} ({})", error.message, error.code.0),

@@ -107,9 +107,9 @@ impl Child {
         {
             let noise = lock(&self.noise);
             if let Some(first) = &noise.first {
+                let count = noise.skipped;
                 talk = format!(
-                    "{} lines on its stdout were no messages (logs belong on stderr), the first: {first}",
-                    noise.skipped
+                    "lines on its stdout that were no messages (logs belong on stderr): {count}, the first: {first}"
                 );
             }
         }
@@ -271,7 +271,7 @@ impl Tail {
                     self.take(child, &bytes).unwrap_or(())
                 }
                 Some(Event::Output { .. } | Event::Gap { .. } | Event::Exited { .. }) => {}
-                Some(Event::Closed { .. }) => break Ended::Exited(child.process.exit()),
+                Some(Event::Closed { .. }) => break Ended::Exited(child.process.exit().map(Box::new)),
                 Some(Event::Failed(error)) => break Ended::Lost(error),
                 None => break Ended::Closed,
             }

@@ -128,6 +128,9 @@ pub struct Record {
     /// How it is confined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<&'static str>,
+    /// Where an HTTP request goes: scheme, host and port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// A signal's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
@@ -194,6 +197,7 @@ impl Record {
             &self.session,
             &self.process,
             &self.cwd,
+            &self.target,
             &self.signal,
             &self.cause,
             &self.reason,

@@ -6,6 +6,7 @@
 pub(crate) mod command;
 pub(crate) mod environment;
 pub(crate) mod files;
+pub(crate) mod http;
 pub(crate) mod process;
 pub(crate) mod stdin;
 pub(crate) mod subscription;

@@ -1,7 +1,8 @@
 //! What others leave for a connection's pump: answers, orders, and bells that say a log has grown.
 //!
 //! Bounds: answers by the requests a connection may have in flight, and the connection stops reading at [`limits::ANSWERS_WAITING_BYTES`];
-//! orders likewise; a bell is in the queue at most once per feed or read.
+//! orders likewise; pieces of HTTP bodies by [`limits::HTTP_DELTAS_WAITING`], beyond which the bodies are not read; a bell is in the queue at
+//! most once per feed or read.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +21,10 @@ use exec_server_protocol::{
 };
 use exec_server_rpc::Message;
 use serde::Serialize;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tracing::Span;
 
 use super::{feed::Follow, read::ReadOrder};
@@ -32,7 +36,6 @@ use crate::{
 };
 
 /// The pump's inbox. Everybody who wants something sent holds a clone.
-#[derive(Default)]
 pub(crate) struct Mailbox {
     pub(crate) metrics: Arc<Metrics>,
     mail: Mutex<Mail>,
@@ -51,12 +54,34 @@ pub(crate) struct Mailbox {
     pub(crate) slot_freed: Notify,
     /// The pump is writing to the socket: a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
+    /// Places for pieces of HTTP bodies.
+    deltas: Arc<Semaphore>,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self {
+            metrics: Arc::default(),
+            mail: Mutex::default(),
+            bell: Notify::new(),
+            drained: Notify::new(),
+            parked: AtomicUsize::new(0),
+            incoming: Arc::default(),
+            outstanding: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            slot_freed: Notify::new(),
+            flushing: AtomicBool::new(false),
+            deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
+        }
+    }
 }
 
 #[derive(Default)]
 pub(super) struct Mail {
     pub(super) answers: VecDeque<Message>,
     answer_bytes: usize,
+    /// Pieces of HTTP bodies, each with its place.
+    pub(super) deltas: VecDeque<Delta>,
     pub(super) pongs: VecDeque<Bytes>,
     pub(super) orders: VecDeque<Order>,
     /// Keys of feeds and reads whose log has grown.
@@ -65,6 +90,17 @@ pub(super) struct Mail {
     pub(super) close: Option<(u16, &'static str)>,
     /// The pump is gone: nothing is kept for it any more.
     is_shut: bool,
+}
+
+/// A piece of an HTTP body as a message, and the place that it gives back when it is on its way.
+pub(super) struct Delta {
+    pub(super) message: Vec<u8>,
+    _place: DeltaPlace,
+}
+
+/// A place for a piece of an HTTP body.
+pub(crate) struct DeltaPlace {
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// What the pump is asked to do, in order.
@@ -95,6 +131,23 @@ impl Mailbox {
         if !mail.is_shut {
             mail.answer_bytes += message.len();
             mail.answers.push_back(message);
+        }
+        drop(mail);
+        self.bell.notify_one();
+    }
+
+    /// A place for a piece of an HTTP body, when the peer has taken enough of those before it. First come, first served, so that no body
+    /// keeps another from its turn.
+    pub(crate) async fn place_for_delta(&self) -> DeltaPlace {
+        // Nobody closes it.
+        DeltaPlace { _permit: self.deltas.clone().acquire_owned().await.ok() }
+    }
+
+    /// Sends a piece of an HTTP body, behind the answers.
+    pub(crate) fn delta(&self, message: Vec<u8>, place: DeltaPlace) {
+        let mut mail = lock(&self.mail);
+        if !mail.is_shut {
+            mail.deltas.push_back(Delta { message, _place: place });
         }
         drop(mail);
         self.bell.notify_one();

@@ -1,7 +1,7 @@
 //! A connection's one sender. It owns the write half, the cursors of everything that is pushed, and the reads that wait.
 //!
-//! Order of sending: pongs and answers first, then reads that can be answered, then the feeds in deficit round robin, and only while
-//! the batch has room; the batch is flushed once, and the next one is filled when the socket has taken it. So output waits in the log,
+//! Order of sending: pongs and answers first, then reads that can be answered, then the feeds in deficit round robin and pieces of HTTP
+//! bodies by turns, and only while the batch has room; the batch is flushed once, and the next one is filled when the socket has taken it. So output waits in the log,
 //! never in a queue here, and neither an answer nor a quiet process waits behind a noisy one for more than one batch.
 
 mod feed;
@@ -26,6 +26,7 @@ use tokio::{
 
 use self::{
     feed::{Feed, Next},
+    mailbox::Delta,
     read::{Outcome, ReadJob},
 };
 pub(crate) use self::{
@@ -74,6 +75,8 @@ pub(crate) struct Pump {
     /// Reads that may be answered now, in the order in which that became so.
     news: VecDeque<u64>,
     next_key: u64,
+    /// Pieces of HTTP bodies that did not fit the batches before.
+    deltas: VecDeque<Delta>,
     /// Disk segments on their way into memory.
     loads: JoinSet<()>,
     close: Option<(u16, &'static str)>,
@@ -93,6 +96,7 @@ impl Pump {
             reads: BTreeMap::new(),
             news: VecDeque::new(),
             next_key: 0,
+            deltas: VecDeque::new(),
             loads: JoinSet::new(),
             close: None,
         }
@@ -119,7 +123,7 @@ impl Pump {
             if self.close.is_some() {
                 return self.writer.shutdown().await;
             }
-            if self.news.is_empty() && self.turns.is_empty() {
+            if self.news.is_empty() && self.turns.is_empty() && self.deltas.is_empty() {
                 self.wait().await;
             }
         }
@@ -175,10 +179,14 @@ impl Pump {
                 self.try_read(job, key, now);
             }
         }
-        while self.outbox.len() < BATCH_BYTES
-            && let Some(key) = self.turns.pop_front()
-        {
-            self.take_turn(key, now);
+        self.deltas.extend(mail.deltas);
+        while self.outbox.len() < BATCH_BYTES && !(self.turns.is_empty() && self.deltas.is_empty()) {
+            if let Some(key) = self.turns.pop_front() {
+                self.take_turn(key, now);
+            }
+            if let Some(delta) = self.deltas.pop_front() {
+                self.outbox.message(delta.message.len(), |buf| buf.extend_from_slice(&delta.message));
+            }
         }
         if let Some((code, reason)) = mail.close
             && self.close.is_none()

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::common::{binary, descendants, marked, wait_for, wait_gone};
+use super::{binary, descendants, marked, wait_for, wait_gone};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 

@@ -1,0 +1,168 @@
+//! Owns an HTTP server of the tests, by hand: what it was asked is kept, what it answers is the test's.
+//! It must not know the server under test: it is what that one makes requests to.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Asked {
+    pub(crate) method: String,
+    /// What stands behind the method: a path, or a whole URL where the target is asked as a proxy.
+    pub(crate) path: String,
+    /// Names in small letters.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Asked {
+    /// Every value of a header.
+    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
+        self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
+    }
+}
+
+/// A running HTTP server; ends with the value.
+pub(crate) struct Target {
+    address: String,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    is_over: Arc<AtomicBool>,
+    /// Its connections, to end those that are still waited on.
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Target {
+    /// Answers each request on a connection of its own. The answer is closed behind what is written.
+    pub(crate) fn start(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1", answer)
+    }
+
+    /// The same on another address of this host.
+    pub(crate) fn start_at(host: &str, answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind((host, 0)).expect("bind a target");
+        let address = listener.local_addr().expect("it has an address").to_string();
+        let (asked, is_over) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::<AtomicBool>::default());
+        let streams = Arc::<Mutex<Vec<TcpStream>>>::default();
+        let thread = thread::spawn({
+            let (asked, is_over, streams, answer) = (asked.clone(), is_over.clone(), streams.clone(), Arc::new(answer));
+            move || {
+                let mut serving = Vec::new();
+                for stream in listener.incoming() {
+                    if is_over.load(Ordering::Acquire) {
+                        break;
+                    }
+                    let Ok(mut stream) = stream else { continue };
+                    if let Ok(twin) = stream.try_clone() {
+                        streams.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
+                    }
+                    let (asked, answer) = (asked.clone(), answer.clone());
+                    serving.push(thread::spawn(move || {
+                        if let Some(request) = read(&mut stream) {
+                            asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
+                            answer(&request, &mut stream);
+                        }
+                    }));
+                }
+                for thread in serving {
+                    thread.join().expect("the answer is given");
+                }
+            }
+        });
+        Self { address, asked, is_over, streams, thread: Some(thread) }
+    }
+
+    /// Answers all requests with this body.
+    pub(crate) fn saying(body: &'static str) -> Self {
+        Self::start(move |_, stream| respond(stream, "200 OK", &[], body.as_bytes()))
+    }
+
+    /// Its host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// What it was asked so far.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        // Wakes the listener.
+        TcpStream::connect(&self.address).ok();
+        for stream in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            // It may be closed.
+            stream.shutdown(Shutdown::Both).ok();
+        }
+        if let Some(thread) = self.thread.take()
+            && !thread::panicking()
+        {
+            thread.join().expect("the target ends");
+        }
+    }
+}
+
+/// A whole answer.
+pub(crate) fn respond(stream: &mut TcpStream, status: &str, headers: &[(&str, &str)], body: &[u8]) {
+    let mut head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    // Whoever asked may be gone.
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).ok();
+}
+
+/// The head of an answer whose body comes in chunks.
+pub(crate) fn begin(stream: &mut TcpStream, content_type: &str) {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).expect("send a head");
+}
+
+/// One chunk of it; whether anybody takes it. An empty one is the end.
+pub(crate) fn chunk(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+    let framed = [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+    stream.write_all(&framed).is_ok()
+}
+
+/// Returns when the one who asked has closed the connection.
+pub(crate) fn wait_closed(stream: &mut TcpStream) {
+    let mut rest = [0; 1024];
+    while stream.read(&mut rest).is_ok_and(|read| read > 0) {}
+}
+
+fn read(stream: &mut TcpStream) -> Option<Asked> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        Some(line.trim_end().to_owned())
+    };
+    let first = line()?;
+    let mut words = first.split(' ');
+    let mut asked = Asked { method: words.next()?.to_owned(), path: words.next()?.to_owned(), ..Asked::default() };
+    while let Some(header) = line().filter(|line| !line.is_empty()) {
+        let (name, value) = header.split_once(':')?;
+        asked.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    let length = asked.all("content-length").first().and_then(|length| length.parse().ok()).unwrap_or(0);
+    asked.body.resize(length, 0);
+    reader.read_exact(&mut asked.body).ok()?;
+    Some(asked)
+}

@@ -1,0 +1,140 @@
+//! S10: a principal with the scope `http` alone makes no request to this host or the networks around it: not by an address in whatever
+//! clothes, not by a name, not by a redirect, not by a proxy; and takes nothing from the server's variables. One that may start
+//! processes reaches what these reach.
+
+use std::{fs, os::fd::AsFd as _};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, RpcError, Target, TestServer, target},
+    promises::tokens,
+};
+
+fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
+    client.call("http/request", json!({"method": "GET", "url": url, "requestId": "r"}))
+}
+
+fn refused(client: &mut Client, url: &str) -> RpcError {
+    let error = get(client, url).expect_err("it is refused");
+    assert_eq!((error.code, error.kind()), (-32600, "forbidden"), "{url}: {}", error.message);
+    assert!(error.message.contains("`exec`"), "{}", error.message);
+    error
+}
+
+#[test]
+fn no_private_address_is_reached_however_it_is_written() {
+    let target = Target::saying("inside");
+    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let mut client = tokens::client(&server, &tokens::create(&server, "web", &["--scope", "http"]));
+    let port = target.address().rsplit(':').next().expect("a port").to_owned();
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "LOCALHOST",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.1",
+        "0.0.0.0",
+        "0",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+    ] {
+        refused(&mut client, &format!("http://{host}:{port}/"));
+    }
+    for host in [
+        "10.1.2.3",
+        "172.16.9.9",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.100.100.200",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "224.0.0.1",
+        "[ff02::1]",
+        "255.255.255.255",
+        "[::ffff:169.254.169.254]",
+        "198.18.0.1",
+    ] {
+        refused(&mut client, &format!("http://{host}/latest/meta-data"));
+        refused(&mut client, &format!("https://{host}/"));
+    }
+    assert_eq!(target.asked(), [], "nothing was sent");
+    let denied = tokens::lines(&server.dir().join("audit.log"));
+    let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
+    assert!(denied.count() >= 40, "and all of it is on record");
+    // The owner may start processes, and they could ask as well.
+    assert_eq!(get(&mut server.client(), &target.url("/")).expect("an answer")["status"], 200);
+    let both = tokens::create(&server, "both", &["--scope", "http", "--scope", "exec"]);
+    assert_eq!(get(&mut tokens::client(&server, &both), &target.url("/")).expect("an answer")["status"], 200);
+    let without = tokens::create(&server, "without", &["--scope", "exec"]);
+    let error = get(&mut tokens::client(&server, &without), &target.url("/")).expect_err("it lacks http");
+    assert_eq!(error.kind(), "forbidden");
+}
+
+/// An address of the public internet.
+const OUTSIDE: &str = "8.8.4.4";
+
+#[test]
+fn a_redirect_leads_to_no_private_target_and_a_public_one_is_reached() {
+    let tried = std::process::Command::new("unshare").args(["--net", "--", "ip", "link", "set", "lo", "up"]).output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        eprintln!("skipped: this host lets us have no network of our own");
+        return;
+    }
+    // A network of its own, in which that address is this host's.
+    let script = format!(
+        "exec unshare --net -- sh -c 'ip link set lo up && ip addr add {OUTSIDE}/32 dev lo && exec \"$0\" \"$@\"' \"$0\" \"$@\""
+    );
+    let server = TestServer::builder().after(&script).start();
+    // A thread of its own, for it goes into that network and does not come back.
+    std::thread::scope(|scope| scope.spawn(|| lead_about(&server)).join().expect("all of it holds"));
+}
+
+fn lead_about(server: &TestServer) {
+    let network = fs::File::open(format!("/proc/{}/ns/net", server.pid())).expect("open the network");
+    rustix::thread::move_into_link_name_space(network.as_fd(), None).expect("enter the network");
+    let inside = Target::saying("inside");
+    let (literal, name) = (inside.url("/"), inside.url("/").replace("127.0.0.1", "localhost"));
+    let outside = Target::start_at(OUTSIDE, move |asked, stream| match asked.path.as_str() {
+        "/literal" => target::respond(stream, "302 Found", &[("location", &literal)], b""),
+        "/name" => target::respond(stream, "307 Temporary Redirect", &[("location", &name)], b""),
+        "/here" => target::respond(stream, "302 Found", &[("location", "/fine")], b""),
+        _ => target::respond(stream, "200 OK", &[], b"outside"),
+    });
+    let mut client = tokens::client(server, &tokens::create(server, "web", &["--scope", "http"]));
+    for path in ["/fine", "/here"] {
+        assert_eq!(get(&mut client, &outside.url(path)).expect("a public target is reached")["status"], 200);
+    }
+    refused(&mut client, &outside.url("/literal"));
+    refused(&mut client, &outside.url("/name"));
+    assert_eq!(inside.asked(), [], "nothing was sent");
+    for path in ["/literal", "/name"] {
+        assert_eq!(get(&mut server.client(), &outside.url(path)).expect("the owner goes there")["status"], 200);
+    }
+    assert_eq!(inside.asked().len(), 2);
+}
+
+#[test]
+fn no_proxy_undoes_it_and_no_variable_is_read() {
+    let proxy = Target::start(|_, stream| target::respond(stream, "200 OK", &[], b"from inside"));
+    let server = TestServer::builder().env("http_proxy", &proxy.url("")).env("API_KEY", "k3y").start();
+    let token = tokens::create(&server, "web", &["--scope", "http"]);
+    let mut client = tokens::client(&server, &token);
+    for host in ["intranet.example", "8.8.8.8", "127.0.0.1"] {
+        refused(&mut client, &format!("http://{host}/"));
+    }
+    let headers = json!([{"name": "x", "value": "", "valueEnvVar": "API_KEY"}]);
+    let params = json!({"method": "GET", "url": "http://8.8.8.8/", "headers": headers, "requestId": "r"});
+    let error = client.call("http/request", params).expect_err("it is refused");
+    assert_eq!(error.kind(), "forbidden");
+    assert!(!error.message.contains("k3y"));
+    assert_eq!(proxy.asked(), []);
+    assert_eq!(get(&mut server.client(), "http://intranet.example/").expect("by the proxy")["status"], 200);
+}

@@ -1,0 +1,42 @@
+//! S18: what may not use the network itself has no server that does it in its name. A sandbox whose network is restricted, whoever
+//! enforces it, makes no `http/request`; the error says so, and nothing is sent.
+
+use serde_json::{Value, json};
+
+use crate::common::{Target, TestServer};
+
+#[test]
+fn a_restricted_network_has_no_http_request() {
+    let target = Target::saying("hello");
+    let server = TestServer::start();
+    let mut client = server.client();
+    let files = json!({"type": "unrestricted"});
+    let mut ask = |permissions: Value| {
+        let sandbox = json!({"permissions": permissions});
+        let params = json!({"method": "GET", "url": target.url("/"), "requestId": "r", "sandbox": sandbox});
+        client.call("http/request", params)
+    };
+    for restricted in [
+        json!({"type": "managed", "file_system": files, "network": "restricted"}),
+        json!({"type": "external", "network": "restricted"}),
+        // The older shape: what it does not mention is not granted.
+        json!({"file_system": {"read": ["/"]}}),
+        json!({"network": {"enabled": false}}),
+        json!({"network": {}}),
+    ] {
+        let error = ask(restricted.clone()).expect_err("it is refused");
+        assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{restricted}");
+        assert!(error.message.contains("no network"), "{}", error.message);
+    }
+    // A policy that cannot be read grants nothing.
+    assert_eq!(ask(json!({"type": "open"})).expect_err("it is refused").kind(), "invalidParams");
+    assert_eq!(target.asked(), [], "nothing was sent");
+    for enabled in [
+        json!({"type": "managed", "file_system": files, "network": "enabled"}),
+        json!({"type": "external", "network": "enabled"}),
+        json!({"type": "disabled"}),
+        json!({"network": {"enabled": true}}),
+    ] {
+        assert_eq!(ask(enabled.clone()).expect("it is made")["status"], 200, "{enabled}");
+    }
+}

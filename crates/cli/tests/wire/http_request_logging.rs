@@ -1,0 +1,90 @@
+//! What logs and the audit say of an HTTP request: scheme, host and port, and nothing else of it, at any level.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::{
+    assert_error,
+    common::{Target, TestServer, encode_base64, target},
+};
+
+/// What must be nowhere.
+const SECRETS: [&str; 8] = [
+    "sEcReT-path",
+    "sEcReT-query",
+    "sEcReT-user",
+    "sEcReT-password",
+    "sEcReT-header",
+    "sEcReT-body",
+    "sEcReT-answer",
+    "sEcReT-reply",
+];
+
+fn server() -> TestServer {
+    TestServer::builder().arg("--log").arg("trace").arg("--audit").arg("{dir}/audit.log").start()
+}
+
+/// The audit log, and what the server said by now, of which no part is a secret.
+fn said(server: &TestServer) -> (String, String) {
+    let audit = fs::read_to_string(server.dir().join("audit.log")).expect("read the audit log");
+    let log = server.stderr();
+    for secret in SECRETS.iter().flat_map(|secret| [(*secret).to_owned(), encode_base64(secret.as_bytes())]) {
+        assert!(!log.contains(&secret), "{secret} is in the log");
+        assert!(!audit.contains(&secret), "{secret} is in the audit log");
+    }
+    (log, audit)
+}
+
+fn url(address: &str) -> String {
+    format!("http://sEcReT-user:sEcReT-password@{address}/sEcReT-path?sEcReT-query")
+}
+
+#[test]
+fn delegated_http_success_logs_do_not_expose_sensitive_request_or_response_data() {
+    let target = Target::start(|_, stream| {
+        target::respond(stream, "200 OK", &[("x-reply", "sEcReT-reply")], b"sEcReT-answer");
+    });
+    let server = server();
+    let mut client = server.client();
+    for is_stream in [false, true] {
+        let params = json!({
+            "method": "POST",
+            "url": url(target.address()),
+            "headers": [{"name": "x-api-key", "value": "sEcReT-header"}],
+            "bodyBase64": encode_base64(b"sEcReT-body"),
+            "requestId": "r",
+            "streamResponse": is_stream,
+        });
+        assert_eq!(client.ok("http/request", params)["status"], 200);
+    }
+    client.next_notification();
+    client.next_notification();
+    assert_eq!(target.asked()[0].path, "/sEcReT-path?sEcReT-query", "it was asked for");
+    let (log, audit) = said(&server);
+    assert!(log.contains(target.address()), "the log says where to");
+    assert!(audit.contains(&format!("\"target\":\"http://{}\"", target.address())), "{audit}");
+}
+
+#[test]
+fn delegated_http_failure_warning_redacts_request_url() {
+    let address = {
+        // Nobody listens there any more.
+        let target = Target::saying("");
+        target.address().to_owned()
+    };
+    let server = server();
+    let mut client = server.client();
+    let params = json!({
+        "method": "GET",
+        "url": url(&address),
+        "headers": [{"name": "cookie", "value": "sEcReT-header"}],
+        "requestId": "r",
+    });
+    let error = client.fails("http/request", params);
+    assert_error(&error, -32603, "httpFailed");
+    assert!(SECRETS.iter().all(|secret| !error.message.contains(secret)), "{}", error.message);
+    let (log, _) = said(&server);
+    let warning = log.lines().find(|line| line.contains("HTTP request failed")).expect("a warning");
+    assert!(warning.contains("WARN") && warning.contains(&address), "{warning}");
+}

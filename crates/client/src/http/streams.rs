@@ -1,0 +1,223 @@
+//! Bodies that are streamed to us: what came and was not read, how each ends, and what is to be acknowledged.
+//!
+//! Filled by the link's reader, emptied by [`Body`](super::Body); both wait for nothing here. Must not know links.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+};
+
+use bytes::Bytes;
+use exec_server_protocol::{
+    base64,
+    failure::{self, Kind},
+    http as wire, limits,
+};
+use exec_server_rpc::Closed;
+
+use crate::error::Error;
+
+/// The streamed bodies of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    last_name: AtomicU64,
+    last_whole: AtomicU64,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    streams: BTreeMap<String, Entry>,
+    /// Bytes that are kept of streams without a window.
+    kept: usize,
+}
+
+/// One stream, from the moment that it is asked for until its reader goes.
+#[derive(Debug)]
+struct Entry {
+    /// The link that it came by.
+    epoch: u64,
+    window: Option<u64>,
+    /// The last piece that came, the last that was taken, and the last that was acknowledged.
+    heard: u64,
+    taken: u64,
+    acked: u64,
+    pieces: VecDeque<Bytes>,
+    /// Behind the pieces.
+    end: Option<Result<(), Error>>,
+    reader: Option<Waker>,
+}
+
+/// What a reader gets.
+pub(super) enum Taken {
+    Nothing,
+    Piece { bytes: Bytes, is_ack_due: bool },
+    End(Result<(), Error>),
+}
+
+impl Streams {
+    pub(super) fn next_name(&self) -> String {
+        format!("http-{}", self.last_name.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    pub(super) fn next_whole(&self) -> u64 {
+        self.last_whole.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
+        let (pieces, end, reader) = (VecDeque::new(), None, None);
+        let entry = Entry { epoch, window, heard: 0, taken: 0, acked: 0, pieces, end, reader };
+        self.lock().streams.insert(name, entry);
+    }
+
+    /// Forgets a stream; whether the server still sends it.
+    pub(super) fn remove(&self, name: &str, epoch: u64) -> bool {
+        let mut table = self.lock();
+        if table.streams.get(name).is_none_or(|entry| entry.epoch != epoch) {
+            return false;
+        }
+        let Some(entry) = table.streams.remove(name) else { return false };
+        table.kept -= entry.kept();
+        entry.end.is_none()
+    }
+
+    /// A piece came. One that nobody waits for is none of our business; one that breaks the rules fails its stream, or ends the link
+    /// where no rule-abiding server could have sent it.
+    pub(crate) fn hear(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
+        const TOO_LARGE: Closed = Closed::Protocol("a piece of an HTTP body is larger than 1 MiB");
+        // Before anything is made of it; the text alone may be of two bytes more.
+        if delta.delta_base64.len() > base64::encoded_len(limits::HTTP_DELTA_BYTES) {
+            return Err(TOO_LARGE);
+        }
+        let bytes = base64::decode(&delta.delta_base64);
+        if bytes.as_ref().is_ok_and(|bytes| bytes.len() > limits::HTTP_DELTA_BYTES) {
+            return Err(TOO_LARGE);
+        }
+        let mut table = self.lock();
+        let Table { streams, kept } = &mut *table;
+        let Some(entry) = streams.get_mut(&delta.request_id).filter(|entry| entry.end.is_none()) else { return Ok(()) };
+        let verdict = match bytes {
+            Ok(bytes) => entry.check(delta.seq, &bytes, *kept).map(|()| Bytes::from(bytes)),
+            Err(_) => Err(Error::Protocol("a piece of an HTTP body is not base64".to_owned())),
+        };
+        match verdict {
+            Ok(bytes) => {
+                entry.heard = delta.seq;
+                if !bytes.is_empty() {
+                    *kept += if entry.window.is_none() { bytes.len() } else { 0 };
+                    entry.pieces.push_back(bytes);
+                } else {
+                    entry.taken += u64::from(entry.pieces.is_empty());
+                }
+                if let Some(text) = delta.error {
+                    entry.end = Some(Err(failed(&text)));
+                } else if delta.done {
+                    entry.end = Some(Ok(()));
+                }
+            }
+            Err(error) => entry.end = Some(Err(error)),
+        }
+        let reader = entry.reader.take();
+        drop(table);
+        reader.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> Taken {
+        let mut table = self.lock();
+        let Table { streams, kept } = &mut *table;
+        let Some(entry) = streams.get_mut(name).filter(|entry| entry.epoch == epoch) else {
+            return Taken::End(Err(Error::Disconnected { reason: None }));
+        };
+        if let Some(bytes) = entry.pieces.pop_front() {
+            *kept -= if entry.window.is_none() { bytes.len() } else { 0 };
+            // Empty pieces have numbers, too: with the last one that is here, all that came is taken.
+            entry.taken = if entry.pieces.is_empty() { entry.heard } else { entry.taken + 1 };
+            return Taken::Piece { bytes, is_ack_due: entry.is_ack_due() };
+        }
+        match entry.end.clone() {
+            Some(end) => Taken::End(end),
+            None => {
+                entry.reader = Some(waker.clone());
+                Taken::Nothing
+            }
+        }
+    }
+
+    /// What is to be acknowledged now, on this link.
+    pub(crate) fn due_acks(&self, epoch: u64) -> Vec<wire::AckParams> {
+        let mut table = self.lock();
+        let due = table.streams.iter_mut().filter(|(_, entry)| entry.epoch == epoch && entry.is_ack_due());
+        let acks = due.map(|(name, entry)| {
+            entry.acked = entry.taken;
+            wire::AckParams { request_id: name.clone(), seq: entry.taken }
+        });
+        acks.collect()
+    }
+
+    /// The link is gone, and every stream that came by it or one before it: their readers hear it behind what had come.
+    pub(crate) fn fail(&self, epoch: u64, error: &Error) {
+        let mut readers = Vec::new();
+        for entry in self.lock().streams.values_mut().filter(|entry| entry.epoch <= epoch) {
+            entry.end.get_or_insert_with(|| Err(error.clone()));
+            readers.extend(entry.reader.take());
+        }
+        readers.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // No code under the lock can panic half-way through a change.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    /// Bytes that count in what is kept of all streams.
+    fn kept(&self) -> usize {
+        if self.window.is_some() { 0 } else { self.pieces.iter().map(Bytes::len).sum() }
+    }
+
+    fn is_ack_due(&self) -> bool {
+        self.window.is_some_and(|window| self.end.is_none() && self.taken - self.acked >= window.div_ceil(4))
+    }
+
+    /// Whether a piece may come now.
+    fn check(&self, seq: u64, bytes: &[u8], kept: usize) -> Result<(), Error> {
+        if seq != self.heard + 1 {
+            let text = format!("HTTP body: piece {seq} came behind piece {}", self.heard);
+            return Err(Error::Protocol(text));
+        }
+        // The end has no bytes and needs no room.
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let text = match self.window {
+            Some(window) if seq > self.acked + window || bytes.len() > limits::CHUNK_BYTES => {
+                "HTTP body: the server sends more than the window allows".to_owned()
+            }
+            None if self.pieces.len() >= limits::HTTP_PIECES_KEPT => {
+                format!(
+                    "HTTP body: more than {} pieces were not taken in time, the rest is lost",
+                    limits::HTTP_PIECES_KEPT
+                )
+            }
+            None if kept + bytes.len() > limits::HTTP_BYTES_KEPT => {
+                format!(
+                    "HTTP body: more than {} bytes were not taken in time, the rest is lost",
+                    limits::HTTP_BYTES_KEPT
+                )
+            }
+            Some(_) | None => return Ok(()),
+        };
+        Err(Error::Protocol(text))
+    }
+}
+
+/// What the server says of a body that it could not bring to its end.
+fn failed(text: &str) -> Error {
+    Error::Server { code: failure::INTERNAL, kind: Some(Kind::HttpFailed), message: format!("HTTP body: {text}") }
+}

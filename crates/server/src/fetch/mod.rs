@@ -1,0 +1,332 @@
+//! HTTP requests that this server makes for others: the clients behind them, and what may be under way at once.
+//!
+//! ```text
+//! handlers::http ▶ Errand ▶ Fetcher::send ── target: may it go there? ──▶ client (any target, or public ones) ▶ answer
+//!                                  ▲                                                   │
+//!                                  └────────────── redirect, at most ten ──────────────┘
+//! ```
+//!
+//! Redirects are followed here and not by the client, so that each target is looked at like the first. There are two clients
+//! that share nothing: a connection that somebody may have to a private address is none that somebody else finds in a pool.
+//! Must not know the wire, sessions or who asks.
+
+mod proxies;
+mod target;
+mod under_way;
+
+use std::{ffi::OsString, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use exec_server_protocol::limits;
+use reqwest::{
+    Method, Response, StatusCode, Url,
+    header::{self, HeaderMap, HeaderName},
+    redirect,
+};
+use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs::default_provider};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+
+use self::{proxies::Proxies, target::PublicOnly};
+pub(crate) use self::{
+    proxies::ProxyError,
+    target::Private,
+    under_way::{Fetches, UnderWay},
+};
+use crate::error::Failure;
+
+/// Room for bodies is counted in these.
+const KIB: usize = 1024;
+
+/// Bodies up to this size are kept without asking for room.
+pub(crate) const SMALL_BYTES: usize = 256 * KIB;
+
+/// How long a connection that nobody uses is kept, and how many to one place.
+const IDLE: Duration = Duration::from_secs(30);
+const IDLE_PER_HOST: usize = 4;
+
+/// What a peer may send over HTTP/2 before it is read: a stream, and all streams of a connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// Headers that say who somebody is, and that no other origin than the first is told.
+const CREDENTIALS: [HeaderName; 4] =
+    [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::WWW_AUTHENTICATE];
+
+/// Where a request may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Anywhere: whoever asks may start processes, which go where they like.
+    Anywhere,
+    /// To addresses of the public internet alone.
+    Public,
+}
+
+/// What is asked for, checked but for its target.
+#[derive(Debug)]
+pub(crate) struct Errand {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+    /// Headers made from variables of this server: credentials, too.
+    pub(crate) secret: Vec<HeaderName>,
+    pub(crate) body: Bytes,
+    pub(crate) follows: bool,
+    pub(crate) reach: Reach,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    /// The clients could not be made.
+    #[error("{reason}")]
+    Setup { reason: String },
+    /// No request is made to such an address for this principal.
+    #[error(transparent)]
+    Private(#[from] Private),
+    /// The name would be looked up by somebody else.
+    #[error("it would go through the proxy of the server's environment, which looks names up itself")]
+    Proxied,
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
+    #[error("the answer leads to `{place}`, which is neither http nor https")]
+    Scheme { place: String },
+    #[error("the answer leads to a place that is no URL")]
+    Location,
+    #[error("more than {} redirects", limits::HTTP_REDIRECTS)]
+    Redirects,
+    #[error("the answer has more than {} headers or {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES)]
+    Headers,
+    /// Without the URL, which may have secrets in it.
+    #[error("{}", told(.0))]
+    Client(reqwest::Error),
+}
+
+impl From<reqwest::Error> for FetchError {
+    fn from(error: reqwest::Error) -> Self {
+        let error = error.without_url();
+        match source::<Private>(&error) {
+            Some(private) => Self::Private(private.clone()),
+            None => Self::Client(error),
+        }
+    }
+}
+
+/// The clients, and places for what is under way.
+pub(crate) struct Fetcher {
+    proxies: Arc<Proxies>,
+    clients: OnceCell<Clients>,
+    places: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
+}
+
+struct Clients {
+    anywhere: reqwest::Client,
+    public: reqwest::Client,
+}
+
+impl Fetcher {
+    /// One that uses the proxies of these variables.
+    pub(crate) fn new(environment: &[(OsString, OsString)]) -> Self {
+        Self {
+            proxies: Arc::new(Proxies::read(environment)),
+            clients: OnceCell::new(),
+            places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
+            reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES_OF_SERVER / KIB)),
+        }
+    }
+
+    /// Makes a request, and follows where the answers lead. Returns when the headers of the last one are there; called off when
+    /// dropped.
+    pub(crate) async fn send(&self, errand: Errand) -> Result<Response, FetchError> {
+        let clients = self.clients().await?;
+        let Errand { mut method, mut url, mut headers, secret, mut body, follows, reach } = errand;
+        for _ in 0..=limits::HTTP_REDIRECTS {
+            let client = match reach {
+                Reach::Anywhere => {
+                    self.proxies.check(&url)?;
+                    &clients.anywhere
+                }
+                Reach::Public => {
+                    target::check_literal(&url)?;
+                    if self.proxies.apply_to(&url) {
+                        return Err(FetchError::Proxied);
+                    }
+                    &clients.public
+                }
+            };
+            let request = client.request(method.clone(), url.clone()).headers(headers.clone());
+            let request = if body.is_empty() { request } else { request.body(body.clone()) };
+            let response = request.send().await?;
+            check_headers(response.headers())?;
+            let Some(next) = follows.then(|| next(&response, &url)).transpose()?.flatten() else {
+                return Ok(response);
+            };
+            if is_get_from_now_on(response.status(), &method) {
+                (method, body) = (Method::GET, Bytes::new());
+                for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE] {
+                    headers.remove(name);
+                }
+            }
+            if next.origin() != url.origin() {
+                CREDENTIALS.iter().chain(&secret).chain([&header::HOST]).for_each(|name| drop(headers.remove(name)));
+            }
+            url = next;
+        }
+        Err(FetchError::Redirects)
+    }
+
+    /// Made when they are first needed: the certificates of the system are many.
+    async fn clients(&self) -> Result<&Clients, FetchError> {
+        let making = async || {
+            let proxies = self.proxies.clone();
+            let made = tokio::task::spawn_blocking(move || make_clients(&proxies)).await;
+            made.map_err(|error| error.to_string()).and_then(|made| made).map_err(|reason| FetchError::Setup { reason })
+        };
+        self.clients.get_or_try_init(making).await
+    }
+
+    /// Room for a body of at most so many bytes, as bytes and as text; kept until it is on its way to the peer.
+    pub(crate) async fn room(&self, fetches: &Fetches, bytes: usize) -> Result<[OwnedSemaphorePermit; 2], Failure> {
+        let kib = (bytes + bytes.div_ceil(3) * 4).div_ceil(KIB);
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        let room = async |semaphore: &Arc<Semaphore>| {
+            // Nobody closes it; if somebody did, the server would be going.
+            semaphore.clone().acquire_many_owned(kib).await.map_err(|_| Failure::Draining)
+        };
+        Ok([room(&fetches.reading).await?, room(&self.reading).await?])
+    }
+}
+
+fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
+    let tls = tls().map_err(|error| format!("set TLS up: {error}"))?;
+    let builder = || {
+        reqwest::Client::builder()
+            .tls_backend_preconfigured(tls.clone())
+            .redirect(redirect::Policy::none())
+            .referer(false)
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_PER_HOST)
+            .tcp_user_timeout(None)
+            .http1_max_headers(limits::HTTP_HEADERS)
+            .http2_max_header_list_size(u32::try_from(limits::HTTP_HEADER_BYTES).unwrap_or(u32::MAX))
+            .http2_initial_stream_window_size(STREAM_WINDOW)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW)
+            .no_proxy()
+    };
+    let through = proxies.clone();
+    let anywhere = builder().proxy(reqwest::Proxy::custom(move |url| through.find(url).cloned())).build();
+    let public = builder().dns_resolver(PublicOnly).build();
+    let told = |error: reqwest::Error| format!("make an HTTP client: {}", told(&error));
+    Ok(Clients { anywhere: anywhere.map_err(told)?, public: public.map_err(told)? })
+}
+
+/// TLS with the authorities of this system. Without any, `http:` still works, and `https:` says what is wrong.
+fn tls() -> Result<ClientConfig, rustls::Error> {
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::debug!("system certificates: {error}");
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        tracing::warn!("this system has no certificate authorities; HTTPS requests will fail");
+    }
+    // Given here, so that a program that has another default provider, or none, keeps it.
+    let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Where an answer leads, if it does.
+fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
+    let leads = matches!(
+        response.status(),
+        StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT
+    );
+    let Some(location) = response.headers().get(header::LOCATION).filter(|_| leads) else { return Ok(None) };
+    let location = str::from_utf8(location.as_bytes()).map_err(|_| FetchError::Location)?;
+    let mut next = from.join(location).map_err(|_| FetchError::Location)?;
+    if !matches!(next.scheme(), "http" | "https") {
+        return Err(FetchError::Scheme { place: format!("{}:", next.scheme()) });
+    }
+    next.set_fragment(None);
+    if next.as_str().len() > limits::HTTP_URL_BYTES {
+        return Err(FetchError::Location);
+    }
+    Ok(Some(next))
+}
+
+/// Whether the next request is a GET without a body, as every client has it.
+fn is_get_from_now_on(status: StatusCode, method: &Method) -> bool {
+    match status {
+        StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => *method == Method::POST,
+        StatusCode::SEE_OTHER => *method != Method::GET && *method != Method::HEAD,
+        _ => false,
+    }
+}
+
+fn check_headers(headers: &HeaderMap) -> Result<(), FetchError> {
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if headers.len() > limits::HTTP_HEADERS || bytes > limits::HTTP_HEADER_BYTES {
+        return Err(FetchError::Headers);
+    }
+    Ok(())
+}
+
+/// An error of the client with its causes, without the URL.
+pub(crate) fn told(error: &reqwest::Error) -> String {
+    let mut text = String::new();
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = next {
+        let part = error.to_string();
+        // Some repeat what is beneath them.
+        if !text.ends_with(&part) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&part);
+        }
+        next = error.source();
+    }
+    text
+}
+
+/// The first cause of this type.
+fn source<'a, T: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<T>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::{Method, StatusCode};
+
+    use super::is_get_from_now_on;
+
+    #[test]
+    fn a_redirect_keeps_the_method_where_everybody_does() {
+        let all = [
+            (StatusCode::MOVED_PERMANENTLY, Method::POST, true),
+            (StatusCode::FOUND, Method::POST, true),
+            (StatusCode::FOUND, Method::PUT, false),
+            (StatusCode::SEE_OTHER, Method::DELETE, true),
+            (StatusCode::SEE_OTHER, Method::HEAD, false),
+            (StatusCode::TEMPORARY_REDIRECT, Method::POST, false),
+            (StatusCode::PERMANENT_REDIRECT, Method::POST, false),
+        ];
+        for (status, method, expected) in all {
+            assert_eq!(is_get_from_now_on(status, &method), expected, "{status} {method}");
+        }
+    }
+}

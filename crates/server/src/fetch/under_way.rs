@@ -1,0 +1,168 @@
+//! The HTTP requests of one connection that are under way: their names, their places, and how they are called off.
+//! Must not know what a request does.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use exec_server_protocol::limits;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+use super::{Fetcher, KIB};
+use crate::{error::Failure, process::lock};
+
+/// What a connection has under way.
+pub(crate) struct Fetches {
+    places: Arc<Semaphore>,
+    pub(super) reading: Arc<Semaphore>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    last: u64,
+    under_way: BTreeMap<u64, Entry>,
+}
+
+struct Entry {
+    name: String,
+    is_stream: bool,
+    calling_off: Arc<Notify>,
+    /// The last piece of its body that the peer has taken.
+    taken: watch::Sender<u64>,
+}
+
+impl Default for Fetches {
+    fn default() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS)),
+            reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES / KIB)),
+            table: Mutex::default(),
+        }
+    }
+}
+
+impl Fetches {
+    /// Puts a request on the table, where there is a place for it.
+    pub(crate) fn begin(self: &Arc<Self>, server: &Fetcher, name: &str, is_stream: bool) -> Result<UnderWay, Failure> {
+        if name.len() > limits::HTTP_REQUEST_ID_BYTES {
+            let reason = format!("requestId has more than {} bytes", limits::HTTP_REQUEST_ID_BYTES);
+            return Err(Failure::InvalidParams { reason });
+        }
+        let place = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
+        let places = place(&self.places).zip(place(&server.places));
+        let places = places.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
+        let mut table = lock(&self.table);
+        if is_stream && table.under_way.values().any(|entry| entry.is_stream && entry.name == name) {
+            return Err(Failure::DuplicateRequest { id: name.to_owned() });
+        }
+        table.last += 1;
+        let (key, calling_off) = (table.last, Arc::new(Notify::new()));
+        let (taken, taken_rx) = watch::channel(0);
+        let entry = Entry { name: name.to_owned(), is_stream, calling_off: calling_off.clone(), taken };
+        table.under_way.insert(key, entry);
+        drop(table);
+        Ok(UnderWay { fetches: self.clone(), key, calling_off, taken: taken_rx, _places: places })
+    }
+
+    /// The peer has taken a stream up to this piece. One that is not there, or a number from before, changes nothing.
+    pub(crate) fn ack(&self, name: &str, seq: u64) {
+        let table = lock(&self.table);
+        if let Some(entry) = table.under_way.values().find(|entry| entry.is_stream && entry.name == name) {
+            entry.taken.send_if_modified(|taken| seq > std::mem::replace(taken, seq.max(*taken)));
+        }
+    }
+
+    /// Calls off what has this name; whether there was anything.
+    pub(crate) fn cancel(&self, name: &str) -> bool {
+        let table = lock(&self.table);
+        let named = table.under_way.values().filter(|entry| entry.name == name);
+        named.inspect(|entry| entry.calling_off.notify_one()).count() > 0
+    }
+}
+
+/// A request on the table, until it is dropped.
+pub(crate) struct UnderWay {
+    fetches: Arc<Fetches>,
+    key: u64,
+    calling_off: Arc<Notify>,
+    taken: watch::Receiver<u64>,
+    _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+impl UnderWay {
+    /// Returns when somebody has called it off; cancel safe.
+    pub(crate) async fn called_off(&self) {
+        self.calling_off.notified().await;
+        // Whoever waits next hears it, too.
+        self.calling_off.notify_one();
+    }
+
+    /// Waits until this piece of the body is within the window; cancel safe.
+    pub(crate) async fn window(&self, seq: u64, window: u64) {
+        let mut taken = self.taken.clone();
+        // It ends with this value, so that nobody waits for it then.
+        taken.wait_for(|taken| seq.saturating_sub(*taken) <= window).await.ok();
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        lock(&self.fetches.table).under_way.remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use exec_server_protocol::limits;
+    use futures_util::FutureExt as _;
+
+    use super::{Fetcher, Fetches};
+    use crate::error::Failure;
+
+    #[test]
+    fn a_stream_has_its_name_alone_and_places_come_back() {
+        let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
+        let first = fetches.begin(&server, "r", true).unwrap();
+        assert!(matches!(fetches.begin(&server, "r", true), Err(Failure::DuplicateRequest { .. })));
+        let whole = fetches.begin(&server, "r", false).unwrap();
+        drop((first, whole));
+        let many: Vec<_> =
+            (0..limits::HTTP_REQUESTS).map(|n| fetches.begin(&server, &n.to_string(), true).unwrap()).collect();
+        assert!(matches!(fetches.begin(&server, "more", true), Err(Failure::Overloaded { .. })));
+        drop(many);
+        assert!(fetches.begin(&server, "more", true).is_ok());
+        let long = "x".repeat(limits::HTTP_REQUEST_ID_BYTES + 1);
+        assert!(matches!(fetches.begin(&server, &long, false), Err(Failure::InvalidParams { .. })));
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_hears_that_it_was_called_off_however_late_it_asks() {
+        let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
+        let under_way = fetches.begin(&server, "r", true).unwrap();
+        assert!(!fetches.cancel("other"));
+        assert!(fetches.cancel("r"));
+        under_way.called_off().await;
+        under_way.called_off().await;
+        drop(under_way);
+        assert!(!fetches.cancel("r"));
+    }
+
+    #[tokio::test]
+    async fn a_piece_waits_for_its_window() {
+        let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
+        let under_way = fetches.begin(&server, "r", true).unwrap();
+        under_way.window(2, 2).await;
+        assert_eq!(under_way.window(3, 2).now_or_never(), None);
+        fetches.ack("r", 1);
+        under_way.window(3, 2).await;
+        // What was taken stays taken, and nobody else's word counts.
+        fetches.ack("r", 0);
+        fetches.ack("other", 9);
+        under_way.window(3, 2).await;
+        assert_eq!(under_way.window(4, 2).now_or_never(), None);
+    }
+}

@@ -1,0 +1,400 @@
+//! `http/request` and `http/cancel`: requests that this server makes for a client, and their bodies on the way back.
+//!
+//! ```text
+//! answer of the target ▶ one piece ▶ its window ▶ a place in the connection's mailbox ▶ the next piece
+//! ```
+//!
+//! A streamed body is read no faster than the peer takes it: its socket, and its reader where it acknowledges. What is under way ends with the connection, because it runs in the
+//! connection's own tasks. Logs and the audit show scheme, host and port of a target, and nothing else of it.
+
+use std::{ffi::OsString, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use exec_server_protocol::{
+    base64, http as wire, limits,
+    message::encode_notification,
+    method::{self, Scope},
+    sandbox::{Network, Profile, SandboxContext},
+};
+use futures_util::FutureExt as _;
+use reqwest::{
+    Method, Response, Url,
+    header::{self, HeaderMap, HeaderName, HeaderValue},
+};
+use tokio::time::Instant;
+
+use super::Context;
+use crate::{
+    audit::Record,
+    environment,
+    error::Failure,
+    fetch::{Errand, FetchError, Reach, SMALL_BYTES, UnderWay},
+    pump::Reply,
+};
+
+/// Headers that belong to one connection between two hosts, which is ours to make.
+const OF_THE_CONNECTION: [&str; 7] =
+    ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
+
+/// As long as anybody can mean; more would overflow the clock.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// A request that has the right shape.
+pub(crate) struct Request {
+    method: Method,
+    url: Url,
+    headers: Vec<(HeaderName, wire::Header)>,
+    body: Bytes,
+    timeout_ms: Option<u64>,
+    follows: bool,
+    request_id: String,
+    is_stream: bool,
+    window: Option<u64>,
+}
+
+/// Checks what can be checked without knowing who asks.
+pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
+    if params.sandbox.as_ref().is_some_and(has_no_network) {
+        let what = "the sandbox of the request has no network, and no HTTP request is made in its name".to_owned();
+        return Err(Failure::SandboxDenied { what });
+    }
+    let method = Method::from_bytes(params.method.as_bytes()).ok().filter(|method| *method != Method::CONNECT);
+    let method = method.ok_or_else(|| invalid(format!("`{}` is no HTTP method for a request", params.method)))?;
+    let url = url(&params.url)?;
+    let bytes: usize = params.headers.iter().map(|header| header.name.len() + header.value.len()).sum();
+    if params.headers.len() > limits::HTTP_HEADERS || bytes > limits::HTTP_HEADER_BYTES {
+        let most = format!("{} headers, {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES);
+        return Err(invalid(format!("more headers than a request may have: {most}")));
+    }
+    let body = params.body_base64.as_deref().map(base64::decode).transpose();
+    let body = body.map_err(|_| invalid("bodyBase64 is not base64 with padding".to_owned()))?.unwrap_or_default();
+    let headers = params.headers.into_iter().map(|header| Ok((name(&header.name)?, header)));
+    Ok(Request {
+        method,
+        url,
+        headers: headers.collect::<Result<_, Failure>>()?,
+        body: body.into(),
+        timeout_ms: params.timeout_ms,
+        follows: params.redirect_policy == wire::RedirectPolicy::Follow,
+        request_id: params.request_id,
+        is_stream: params.stream_response,
+        // None at all would wait for ever.
+        window: params.window.map(|window| window.max(1)),
+    })
+}
+
+fn has_no_network(sandbox: &SandboxContext) -> bool {
+    match sandbox.permissions {
+        Profile::Managed { network, .. } | Profile::External { network } => network == Network::Restricted,
+        Profile::Disabled => false,
+    }
+}
+
+fn invalid(reason: String) -> Failure {
+    Failure::InvalidParams { reason }
+}
+
+/// The text is not repeated in errors: there may be secrets in it.
+fn url(text: &str) -> Result<Url, Failure> {
+    if text.len() > limits::HTTP_URL_BYTES {
+        return Err(invalid(format!("the url has more than {} bytes", limits::HTTP_URL_BYTES)));
+    }
+    let mut url = Url::parse(text).map_err(|error| invalid(format!("the url cannot be read: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(invalid(format!("the url has the scheme `{}`; http and https are served", url.scheme())));
+    }
+    url.set_fragment(None);
+    Ok(url)
+}
+
+fn name(text: &str) -> Result<HeaderName, Failure> {
+    let name =
+        HeaderName::from_bytes(text.as_bytes()).map_err(|_| invalid(format!("`{text}` is no name of a header")))?;
+    if OF_THE_CONNECTION.contains(&name.as_str()) {
+        return Err(invalid(format!("the header `{name}` is of a connection, which the server makes itself")));
+    }
+    Ok(name)
+}
+
+/// `http/request`: answered when the answer of the target is there, all of it or its head.
+pub(crate) async fn request(context: Context, request: Request, reply: Reply) {
+    let reply = match reply.park(request.body.len()) {
+        Ok(reply) => reply,
+        Err((reply, failure)) => return reply.fail(&failure),
+    };
+    let (under_way, errand) = match begin(&context, &request) {
+        Ok(begun) => begun,
+        Err(failure) => return refuse(&context, &request, &failure, reply),
+    };
+    let target = target(&request.url);
+    context.record(&context.session, None, Record { target: Some(target), ..Record::of("http.request") });
+    let begun = Instant::now();
+    let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
+    let sent =
+        clock.run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
+    let response = match sent.await {
+        Ok(response) => response,
+        Err(failure) => return refuse(&context, &request, &failure, reply),
+    };
+    let status = response.status().as_u16();
+    tracing::debug!(to = target_of(&request), status, "HTTP answer");
+    let headers = headers_of(&response);
+    if request.is_stream {
+        reply.result(&wire::RequestResult { status, headers, body_base64: String::new() });
+        return stream(&context, &request, &clock, response).await;
+    }
+    match clock.run(whole(&context, &request, response)).await {
+        Ok((body_base64, room)) => {
+            reply.result(&wire::RequestResult { status, headers, body_base64 });
+            drop(room);
+        }
+        Err(failure) => refuse(&context, &request, &failure, reply),
+    }
+}
+
+/// `http/cancel`: whoever waits for that request hears that it was called off.
+pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: Reply) {
+    let cancelled = context.peer.fetches.cancel(&params.request_id);
+    reply.result(&wire::CancelResult { cancelled });
+}
+
+/// Checks what depends on who asks, and takes a place. Nothing is sent yet.
+fn begin(context: &Context, request: &Request) -> Result<(UnderWay, Errand), Failure> {
+    let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
+    let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
+    for (name, header) in &request.headers {
+        let mut value = header.value.clone().into_bytes();
+        if let Some(variable) = &header.value_env_var {
+            if !is_trusted {
+                let principal = context.grant.principal().to_string();
+                return Err(Failure::HttpVariable { principal, name: variable.clone() });
+            }
+            value.extend_from_slice(variable_of(&context.core.config.environment, variable)?);
+            secret.push(name.clone());
+        }
+        let mut value = HeaderValue::from_bytes(&value)
+            .map_err(|_| invalid(format!("the value of the header `{name}` has characters that no header has")))?;
+        value.set_sensitive(header.value_env_var.is_some());
+        if *name != header::CONTENT_LENGTH {
+            headers.append(name, value);
+        } else if value.to_str().ok().and_then(|text| text.parse().ok()) != Some(request.body.len()) {
+            return Err(invalid(format!("content-length is not the {} bytes of the body", request.body.len())));
+        }
+    }
+    let under_way = context.peer.fetches.begin(&context.core.fetcher, &request.request_id, request.is_stream)?;
+    let errand = Errand {
+        method: request.method.clone(),
+        url: request.url.clone(),
+        headers,
+        secret,
+        body: request.body.clone(),
+        follows: request.follows,
+        reach: if is_trusted { Reach::Anywhere } else { Reach::Public },
+    };
+    Ok((under_way, errand))
+}
+
+/// The value of a variable of this server, for a header. Its value is in no error.
+fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Result<&'a [u8], Failure> {
+    if environment::is_protected(name) {
+        return Err(invalid(format!("the variable `{name}` is the server's own and goes into no header")));
+    }
+    let found = environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_encoded_bytes());
+    found.filter(|value| !value.is_empty()).ok_or_else(|| invalid(format!("the server has no variable `{name}`")))
+}
+
+/// Why there is no answer, in the words of who asked.
+fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
+    match source {
+        FetchError::Private(_) | FetchError::Proxied => {
+            Failure::HttpTarget { principal: context.grant.principal().to_string(), source }
+        }
+        source => Failure::Http { host: host(&request.url), source },
+    }
+}
+
+/// Says no, in the log and the audit too: without the URL, whose path and query are nobody's business.
+fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply) {
+    let kind = failure.kind();
+    if kind == exec_server_protocol::failure::Kind::Forbidden {
+        let (method, reason) = (Some("http/request"), Record::text(&failure.to_string()));
+        let record = Record { method, reason, target: Some(target(&request.url)), ..Record::of("request.deny") };
+        context.record(&context.session, None, record);
+    }
+    tracing::warn!(parent: reply.span(), to = target_of(request), kind = kind.as_str(), reason = %failure, "HTTP request failed");
+    reply.fail(failure);
+}
+
+/// The whole body as text, and the room that it takes until it is on its way.
+async fn whole(context: &Context, request: &Request, mut response: Response) -> Result<(String, impl Sized), Failure> {
+    context.peer.mailbox.room_for_answers().await;
+    let too_large = || Failure::HttpTooLarge { host: host(&request.url) };
+    let expected = response
+        .content_length()
+        .map_or(limits::HTTP_BODY_BYTES, |length| usize::try_from(length).unwrap_or(usize::MAX));
+    if expected > limits::HTTP_BODY_BYTES {
+        return Err(too_large());
+    }
+    let (mut body, mut room) = (Vec::new(), None);
+    while let Some(piece) = response.chunk().await.map_err(|error| failed(context, request, error.into()))? {
+        if body.len() + piece.len() > limits::HTTP_BODY_BYTES {
+            return Err(too_large());
+        }
+        // All that it may need at once, before it has more than little: two that grow could wait for each other.
+        if room.is_none() && body.len() + piece.len() > SMALL_BYTES {
+            room = Some(context.core.fetcher.room(&context.peer.fetches, expected).await?);
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok((base64::encode(&body), room))
+}
+
+/// Sends the body in pieces, each when the one before it has found its place, and its end.
+async fn stream(context: &Context, request: &Request, clock: &Clock<'_>, mut response: Response) {
+    let mut pieces = Pieces { context, request, under_way: clock.under_way, seq: 0 };
+    let mut ahead = Ahead::default();
+    let error = loop {
+        let next = async {
+            let piece = ahead.next(&mut response).await.map_err(|error| failed(context, request, error.into()))?;
+            match piece {
+                Some(piece) => pieces.send(&piece).await,
+                None => return Ok(false),
+            }
+            Ok(true)
+        };
+        match clock.run(next).await {
+            Ok(true) => {}
+            Ok(false) => break None,
+            Err(failure) => break Some(failure),
+        }
+    };
+    if let Some(failure) = &error {
+        tracing::warn!(to = target_of(request), kind = failure.kind().as_str(), reason = %failure, "HTTP body ended early");
+    }
+    pieces.end(error.as_ref()).await;
+}
+
+/// What was read of a body and not sent yet.
+#[derive(Default)]
+struct Ahead {
+    rest: Bytes,
+    /// How the body ended, where that was seen while more was looked for.
+    end: Option<Result<(), reqwest::Error>>,
+}
+
+impl Ahead {
+    /// The next piece: what is there, as far as it fits one, so that many small reads make few messages. `None` at the end.
+    async fn next(&mut self, response: &mut Response) -> Result<Option<Bytes>, reqwest::Error> {
+        while self.rest.is_empty() {
+            if let Some(end) = self.end.take() {
+                return end.map(|()| None);
+            }
+            match response.chunk().await? {
+                Some(chunk) => self.rest = chunk,
+                None => return Ok(None),
+            }
+        }
+        if self.rest.len() >= limits::CHUNK_BYTES {
+            return Ok(Some(self.rest.split_to(limits::CHUNK_BYTES)));
+        }
+        let mut piece = BytesMut::from(std::mem::take(&mut self.rest));
+        while piece.len() < limits::CHUNK_BYTES && self.end.is_none() {
+            match response.chunk().now_or_never() {
+                Some(Ok(Some(mut chunk))) => {
+                    let fits = chunk.len().min(limits::CHUNK_BYTES - piece.len());
+                    piece.extend_from_slice(&chunk.split_to(fits));
+                    self.rest = chunk;
+                }
+                Some(Ok(None)) => self.end = Some(Ok(())),
+                Some(Err(error)) => self.end = Some(Err(error)),
+                None => break,
+            }
+        }
+        Ok(Some(piece.freeze()))
+    }
+}
+
+/// What was sent of a streamed body.
+struct Pieces<'a> {
+    context: &'a Context,
+    request: &'a Request,
+    under_way: &'a UnderWay,
+    seq: u64,
+}
+
+impl Pieces<'_> {
+    /// Cancel safe: what waits for its place has no number yet.
+    async fn send(&mut self, piece: &[u8]) {
+        if let Some(window) = self.request.window {
+            self.under_way.window(self.seq + 1, window).await;
+        }
+        self.put(piece, false, None).await;
+    }
+
+    async fn end(&mut self, failure: Option<&Failure>) {
+        let mut text = failure.map(Failure::to_string);
+        if let Some(text) = &mut text {
+            text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
+        }
+        self.put(&[], true, text).await;
+    }
+
+    async fn put(&mut self, piece: &[u8], done: bool, error: Option<String>) {
+        let mailbox = &self.context.peer.mailbox;
+        let place = mailbox.place_for_delta().await;
+        self.seq += 1;
+        let delta_base64 = base64::encode(piece).into();
+        let request_id = self.request.request_id.clone();
+        let mut message = Vec::with_capacity(base64::encoded_len(piece.len()) + 128);
+        let params = wire::BodyDeltaParams { request_id, seq: self.seq, delta_base64, done, error };
+        encode_notification(&mut message, method::HTTP_BODY_DELTA, &params);
+        mailbox.delta(message, place);
+    }
+}
+
+/// How long a request may take, and whether anybody still wants it.
+struct Clock<'a> {
+    under_way: &'a UnderWay,
+    host: String,
+    begun: Instant,
+    timeout_ms: Option<u64>,
+}
+
+impl Clock<'_> {
+    /// Works until it is done, called off, or out of time.
+    async fn run<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let ms = self.timeout_ms.unwrap_or(u64::MAX);
+        let deadline = self.begun + Duration::from_millis(ms).min(FOREVER);
+        tokio::select! {
+            biased;
+            () = self.under_way.called_off() => Err(Failure::HttpCancelled),
+            done = work => done,
+            () = tokio::time::sleep_until(deadline), if self.timeout_ms.is_some() => {
+                Err(Failure::HttpTimeout { host: self.host.clone(), ms })
+            }
+        }
+    }
+}
+
+/// Repeats stay, and stay in order; a value that is no text has no place in JSON.
+fn headers_of(response: &Response) -> Vec<wire::Header> {
+    let texts = response.headers().iter().filter_map(|(name, value)| {
+        let value = str::from_utf8(value.as_bytes()).ok()?.to_owned();
+        Some(wire::Header { name: name.as_str().to_owned(), value, value_env_var: None })
+    });
+    texts.collect()
+}
+
+fn host(url: &Url) -> String {
+    url.host_str().unwrap_or_default().to_owned()
+}
+
+/// What may be shown of a URL: scheme, host and port.
+fn target(url: &Url) -> String {
+    let port = url.port_or_known_default().unwrap_or_default();
+    format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default())
+}
+
+fn target_of(request: &Request) -> String {
+    target(&request.url)
+}
