@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
 use rustix::process::Signal;
 
@@ -105,11 +105,29 @@ impl Lot {
         if self.ways.contains(&How::Cut) {
             proxy.cut(Event::Rst);
         }
-        thread::scope(|scope| {
-            let all: Vec<_> =
-                bridges.into_iter().map(|bridge| scope.spawn(|| bridge.end(begun, self.within))).collect();
-            all.into_iter().map(|one| one.join().expect("a bridge's thread does not panic")).collect()
-        })
+        for bridge in &mut bridges {
+            bridge.end();
+        }
+        let mut times = vec![None; bridges.len()];
+        while times.contains(&None) {
+            let marks: Vec<&str> = bridges.iter().map(|bridge| bridge.mark.as_str()).collect();
+            let took = begun.elapsed();
+            for (at, alive) in descendants::alive_of(&marks).into_iter().enumerate() {
+                if alive == 0 && times[at].is_none() {
+                    times[at] = Some(took.as_secs_f64() * 1e3);
+                }
+                ensure!(
+                    alive == 0 || took < self.within,
+                    "{alive} are alive after {took:?}: {}",
+                    bridges[at].describe()
+                );
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        for bridge in &mut bridges {
+            bridge.check_code()?;
+        }
+        Ok(times.into_iter().flatten().collect())
     }
 }
 
@@ -147,23 +165,23 @@ impl Bridge {
         descendants::wait_alive(&self.mark, 3)
     }
 
-    /// Ends it, and waits for the end of all that came of it.
-    fn end(mut self, begun: Instant, within: Duration) -> Result<f64> {
+    fn describe(&self) -> String {
+        format!("{:?}, heeds the end of its input: {}", self.how, self.heeds)
+    }
+
+    /// Does to it what ends it.
+    fn end(&mut self) {
         match self.how {
             How::Input => drop(self.child.stdin.take()),
             How::Terminated => server::kill(self.child.id(), Signal::TERM),
             How::Killed => server::kill(self.child.id(), Signal::KILL),
             How::Cut => {}
         }
-        let took = descendants::until_gone(&self.mark, begun, within);
-        let took = took.with_context(|| format!("{:?}, heeds the end of its input: {}", self.how, self.heeds))?;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            ensure!(begun.elapsed() < within + Duration::from_secs(2), "the bridge did not end: {:?}", self.how);
-            thread::sleep(Duration::from_millis(5));
-        };
+    }
+
+    /// It has ended, and how.
+    fn check_code(&mut self) -> Result<()> {
+        let status = self.child.try_wait()?.with_context(|| format!("not ended: {}", self.describe()))?;
         let expected = match self.how {
             How::Input if self.heeds => Some(tools::CODE),
             How::Input => Some(0),
@@ -172,10 +190,8 @@ impl Bridge {
             How::Killed => None,
             How::Cut => Some(255),
         };
-        if status.code() != expected {
-            bail!("{:?} (heeds: {}): the bridge ended with {status}, not {expected:?}", self.how, self.heeds);
-        }
-        Ok(took)
+        ensure!(status.code() == expected, "{}: the bridge ended with {status}, not {expected:?}", self.describe());
+        Ok(())
     }
 }
 

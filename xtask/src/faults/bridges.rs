@@ -66,9 +66,8 @@ fn kills(setting: &Setting) -> Result<Figures> {
     let nemesis = |over: &dyn Fn() -> bool| -> Result<(Server, u64)> {
         let mut killed = 0;
         while killed < wanted && !over() {
-            // Now and then time enough for the pauses between attempts to become short again.
-            let longest = if times.one_in(4) { 1500 } else { 400 };
-            thread::sleep(Duration::from_millis(times.between(20, longest)));
+            // Time enough for most links to settle: else their pauses between attempts are what is measured.
+            thread::sleep(Duration::from_millis(times.between(100, 1200)));
             server.kill()?;
             killed += 1;
             server = setup.start().with_context(|| format!("after {killed} kills"))?;

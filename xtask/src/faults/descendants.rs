@@ -25,12 +25,23 @@ pub(super) fn script(mark: &str, count: u64, then: &str) -> String {
 
 /// The living daemons of a lot.
 pub(super) fn alive(mark: &str) -> u64 {
-    // `setsid` becomes `sleep` in the same process, so that the last argument is the mark in both.
-    let is_it = |pid: &u32| {
+    alive_of(&[mark])[0]
+}
+
+/// The living daemons of each of some lots, by one look at all processes.
+pub(super) fn alive_of(marks: &[&str]) -> Vec<u64> {
+    let mut alive = vec![0; marks.len()];
+    for pid in server::pids() {
+        // `setsid` becomes `sleep` in the same process, so that the last argument is the mark in both.
         let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        cmdline.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes())
-    };
-    server::pids().filter(is_it).filter(|pid| state(*pid).is_some_and(|(state, _)| state != 'Z')).count() as u64
+        let is_its = |mark: &&str| cmdline.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes());
+        if let Some(at) = marks.iter().position(is_its)
+            && state(pid).is_some_and(|(state, _)| state != 'Z')
+        {
+            alive[at] += 1;
+        }
+    }
+    alive
 }
 
 /// Waits until a lot has this many.
