@@ -11,6 +11,7 @@ mod calls;
 mod crashes;
 mod ending;
 mod environments;
+mod http;
 mod lists;
 mod other_host;
 mod place;

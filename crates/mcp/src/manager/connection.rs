@@ -22,8 +22,9 @@ use tokio::{
 use super::{
     error::Error,
     handler::{Board, Over},
+    server::Server,
 };
-use crate::transport::Progress;
+use crate::{config::Way, http::HttpError, transport::Progress};
 
 /// How long the word that nobody waits any more may take: a server that reads nothing does not get it.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
@@ -37,14 +38,16 @@ pub(super) struct Connection {
     peer: Peer<RoleClient>,
     board: Arc<Board>,
     info: Option<Arc<ServerPeerInfo>>,
+    is_http: bool,
     /// Cancellations on their way.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Connection {
-    pub(super) fn new(server: &str, peer: Peer<RoleClient>, board: Arc<Board>) -> Self {
+    pub(super) fn new(server: &Server, peer: Peer<RoleClient>, board: Arc<Board>) -> Self {
         let info = peer.peer_info();
-        Self { server: server.to_owned(), peer, board, info, tasks: Mutex::default() }
+        let is_http = matches!(server.config.way, Way::Http(_));
+        Self { server: server.name.clone(), peer, board, info, is_http, tasks: Mutex::default() }
     }
 
     pub(super) fn server(&self) -> &str {
@@ -142,6 +145,10 @@ impl Connection {
                 message: error.message.into_owned(),
                 data: error.data,
             },
+            // Over HTTP each request fails by itself.
+            ServiceError::TransportSend(_) if self.is_http => {
+                super::start::http_error(&self.server, &HttpError::of_call(&error))
+            }
             // The server is going: why, is known soon.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
                 let mut over = self.board.over();

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use exec_server_client::{self as client, Client, State, transport::BoxFuture};
 use rmcp::model::{ServerPeerInfo, Tool};
 use tokio::{
     sync::{Mutex as Turns, MutexGuard as Turn, broadcast, watch},
@@ -212,23 +213,34 @@ impl Server {
         restarts: Restarts,
         stop: &mut watch::Receiver<bool>,
     ) -> Option<Crash> {
-        let Life { running, connection, tools, child } = life;
+        let Life { running, connection, tools, child, client } = life;
         let board = Arc::clone(connection.board());
         *self.known() = Known { connection: Some(Arc::clone(&connection)), tools: Some(tools) };
         self.set(Status::Ready);
         let since = Instant::now();
         let token = running.cancellation_token();
         let mut done = pin!(running.waiting());
+        // Beside everything else: a server that does not answer must not hold up its end.
+        let mut renewing: Option<BoxFuture<'_, ()>> = None;
         let reason = loop {
+            let renewed = async {
+                match &mut renewing {
+                    Some(renewing) => renewing.await,
+                    None => std::future::pending().await,
+                }
+            };
             // All are cancel safe.
             tokio::select! {
                 biased;
                 () = stopped(stop) => break None,
                 ended = ended(child.as_deref()) => break Some(reason(&ended.to_string(), child.as_deref())),
+                error = lost(client.as_ref()) => break Some(format!("its executor is lost: {error}")),
                 _ = &mut done => break Some(reason("its connection ended", child.as_deref())),
-                () = board.tools_changed.notified() => self.renew(&connection).await,
+                () = renewed => renewing = None,
+                () = board.tools_changed.notified() => renewing = Some(Box::pin(self.renew(&connection))),
             }
         };
+        drop(renewing);
         let crash = reason.map(|reason| {
             *crashes = if since.elapsed() >= restarts.settled { 1 } else { *crashes + 1 };
             Crash { reason, is_final: *crashes > restarts.most }
@@ -311,6 +323,17 @@ async fn ended(child: Option<&Child>) -> Ended {
     match child {
         Some(child) => start::over(&mut child.ended()).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Waits until the session with an executor is lost; for ever where there is none.
+async fn lost(client: Option<&Client>) -> client::Error {
+    let Some(client) = client else { return std::future::pending().await };
+    let mut state = client.watch_state();
+    match state.wait_for(|state| matches!(state, State::Lost { .. })).await.as_deref() {
+        Ok(State::Lost { error }) => error.clone(),
+        // The client is ours, and so the state is there.
+        Ok(_) | Err(_) => client::Error::Disconnected { reason: None },
     }
 }
 

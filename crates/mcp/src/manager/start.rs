@@ -3,8 +3,9 @@
 //! Each step has the startup time of the server's configuration. What was started is put where the caller finds it, so that an
 //! attempt that is called off leaves nothing. Must not try again.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
+use exec_server_client::{Client, backend::Backend};
 use rmcp::{
     RoleClient, ServiceExt as _,
     model::{ProtocolVersion, ServerResult, Tool},
@@ -27,6 +28,7 @@ use super::{
 };
 use crate::{
     config::{HttpConfig, StdioConfig, Way},
+    http::{Endpoint, HttpError},
     launch::{self, Launch},
     transport::{Child, EXIT_GRACE, Ended},
 };
@@ -47,6 +49,8 @@ pub(super) struct Life {
     pub(super) tools: Vec<Tool>,
     /// Its process, where it is a program.
     pub(super) child: Option<Arc<Child>>,
+    /// Whose executor makes the requests to it, where it speaks HTTP.
+    pub(super) client: Option<Client>,
 }
 
 /// Tries once. `child` is the process as soon as there is one.
@@ -69,10 +73,7 @@ async fn start_stdio(
 ) -> Result<Life, Error> {
     let name = || server.name.clone();
     let within = server.config.startup_timeout;
-    let backend = time::timeout(within, place.backend()).await;
-    let backend = backend
-        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
-        .map_err(|source| Error::Host { server: name(), source })?;
+    let backend = open(server, place).await?;
     let until = Instant::now() + within;
     let launch = Launch {
         name: &server.name,
@@ -119,8 +120,48 @@ async fn start_stdio(
     Ok(life)
 }
 
-async fn start_http(server: &Server, _context: &Context, _place: &Slot, _http: &HttpConfig) -> Result<Life, Error> {
-    Err(Error::Http { server: server.name.clone(), reason: "servers over HTTP are not served yet".to_owned() })
+async fn start_http(server: &Server, context: &Context, place: &Slot, http: &HttpConfig) -> Result<Life, Error> {
+    let failed = |error: HttpError| http_error(&server.name, &error);
+    let within = server.config.startup_timeout;
+    // A client, not the place: whoever ends that must be the last to have it.
+    let client = open(server, place).await?.client().clone();
+    let text = |(name, value): (&OsString, &OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
+    let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
+    let transport = Endpoint::read(http, &variables).and_then(|endpoint| endpoint.transport(client.clone()));
+    let transport = transport.map_err(failed)?;
+    let board = Board::new();
+    let running = match time::timeout(within, handler(server, context, &board).serve(transport)).await {
+        Ok(Ok(running)) => running,
+        Ok(Err(error)) => return Err(failed(HttpError::of_start(&error))),
+        Err(_) => return Err(late(server, INITIALIZE, within, String::new())),
+    };
+    let mut life = introduce(server, running, board, within, &String::new).await?;
+    life.client = Some(client);
+    Ok(life)
+}
+
+/// What an error of HTTP means, and the way out.
+pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
+    let server = server.to_owned();
+    match error {
+        HttpError::AuthenticationRequired { .. } => {
+            let reason = format!(
+                "{error}; get a token for it, put it into a variable, and name that as `bearer_token_env_var` of \
+                 `[mcp_servers.{server}]`"
+            );
+            Error::AuthenticationRequired { server, reason }
+        }
+        other => Error::Http { server, reason: other.to_string() },
+    }
+}
+
+/// The place of a server, open, within the time of its start.
+async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> {
+    let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
+    let opened = time::timeout(within, place.backend()).await;
+    opened
+        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
+        .map_err(|source| Error::Host { server: name(), source })
 }
 
 fn handler(server: &Server, context: &Context, board: &Arc<Board>) -> Handler {
@@ -138,9 +179,9 @@ async fn introduce(
     running: RunningService<RoleClient, Handler>,
     board: Arc<Board>,
     within: Duration,
-    talk: &(dyn Fn() -> String + Sync),
+    talk: &(dyn Fn() -> String + Send + Sync),
 ) -> Result<Life, Error> {
-    let connection = Connection::new(&server.name, running.peer().clone(), board);
+    let connection = Connection::new(server, running.peer().clone(), board);
     if let Some(info) = connection.info()
         && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
     {
@@ -152,7 +193,7 @@ async fn introduce(
         Err(Error::Timeout { .. }) => return Err(late(server, "tools/list", within, talk())),
         Err(error) => return Err(error),
     };
-    Ok(Life { running, connection: Arc::new(connection), tools, child: None })
+    Ok(Life { running, connection: Arc::new(connection), tools, child: None, client: None })
 }
 
 fn late(server: &Server, method: &'static str, within: Duration, talk: String) -> Error {

@@ -1,0 +1,110 @@
+//! Servers over streamable HTTP, as a manager has them: reached from here, or from where an executor is.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+use exec_server_mcp::{
+    config::{Config, Format},
+    manager::{Auth, Call, Detail, Error, Manager, Status},
+};
+use serde_json::json;
+
+use crate::{Place, at_both, call, data, place, soon};
+
+at_both!(
+    a_server_over_http_is_one_like_any_other,
+    a_server_that_wants_a_token_says_so_and_the_way_out,
+    a_forgotten_session_is_begun_anew,
+    an_address_where_nobody_is_fails_only_its_server,
+);
+
+/// A test server on a port of its own; it ends with its standard input.
+struct Listening {
+    child: Child,
+    url: String,
+}
+
+impl Listening {
+    fn start(flags: &[&str]) -> Self {
+        let mut command = Command::new(place::test_server());
+        let command = command.args(["--http", "127.0.0.1:0"]).args(flags).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("start the test server");
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut url).expect("it prints its URL");
+        Self { child, url: url.trim().to_owned() }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // It may have ended.
+        self.child.wait().ok();
+    }
+}
+
+/// A manager of the server `t` at a URL, with further lines of its configuration.
+fn manager(place: &Place, url: &str, more: &str) -> Manager {
+    let text = format!("[mcp_servers.t]\nurl = {url:?}\nenvironment = \"{}\"\n{more}", place.environment());
+    let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");
+    let mut settings = place.settings(config);
+    settings.variables = place::variables(&[("TOKEN", "open")]);
+    Manager::new(settings, place.hosts())
+}
+
+async fn a_server_over_http_is_one_like_any_other(place: &Place) {
+    let server = Listening::start(&[]);
+    let manager = manager(place, &server.url, "");
+    let summary = soon("start", manager.start_all()).await.expect("start");
+    assert_eq!(summary.ready, ["t"], "{summary:?}");
+    assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
+    assert_eq!(manager.resources_of("t").await.expect("listed").len(), 5);
+    let image = call(&manager, "image", json!({"detail": "low"})).await.expect("call");
+    assert_eq!(image.content[0]["_meta"], json!({"codex/imageDetail": "low"}));
+    let error = manager.call(Call::new("t", "error")).await.expect_err("an error");
+    assert!(matches!(error, Error::Answer { .. }), "{error}");
+    soon("shutdown", manager.shutdown()).await;
+}
+
+async fn a_server_that_wants_a_token_says_so_and_the_way_out(place: &Place) {
+    let server = Listening::start(&["--http-token", "open"]);
+    let without = manager(place, &server.url, "");
+    let summary = soon("start", without.start_all()).await.expect("not required");
+    assert!(summary.failed["t"].contains("`bearer_token_env_var` of `[mcp_servers.t]`"), "{summary:?}");
+    assert!(matches!(without.status()["t"], Status::AuthenticationRequired { .. }), "{:?}", without.status());
+    let error = call(&without, "pid", json!({})).await.expect_err("refused");
+    assert!(matches!(error, Error::AuthenticationRequired { .. }), "{error}");
+    assert_eq!(without.snapshot(Detail::ToolsAndAuthOnly).await.servers["t"].auth, Auth::Required);
+    without.shutdown().await;
+
+    let with = manager(place, &server.url, "bearer_token_env_var = \"TOKEN\"");
+    assert_eq!(data(&with, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
+    with.shutdown().await;
+    let unset = manager(place, &server.url, "bearer_token_env_var = \"NOT_THERE\"");
+    let summary = soon("start", unset.start_all()).await.expect("not required");
+    assert!(summary.failed["t"].contains("`NOT_THERE`"), "{summary:?}");
+    unset.shutdown().await;
+}
+
+async fn a_forgotten_session_is_begun_anew(place: &Place) {
+    let server = Listening::start(&["--expire-after", "6"]);
+    let manager = manager(place, &server.url, "");
+    for n in 0..12 {
+        let said = data(&manager, "echo", json!({"message": format!("{n}")})).await;
+        assert_eq!(said["echo"], json!(format!("ECHOING: {n}")));
+    }
+    manager.shutdown().await;
+}
+
+async fn an_address_where_nobody_is_fails_only_its_server(place: &Place) {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let mut config = place.config(&[("t", &[], "")]);
+    let text = format!("[mcp_servers.gone]\nurl = \"http://{free}/mcp\"\nenvironment = \"{}\"", place.environment());
+    config.servers.extend(Config::parse(&text, "x.toml".as_ref(), Format::Toml).expect("a configuration").servers);
+    let manager = place.manager(config);
+    let summary = soon("start", manager.start_all()).await.expect("not required");
+    assert_eq!(summary.ready, ["t"]);
+    assert!(summary.failed["gone"].contains("MCP server `gone`"), "{summary:?}");
+    manager.shutdown().await;
+}
