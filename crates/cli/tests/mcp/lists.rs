@@ -39,7 +39,7 @@ async fn resources_templates_and_prompts_are_listed_through_all_pages_and_read(p
 async fn aggregated_lists_leave_out_servers_that_fail(place: &Place) {
     let config = place.config(&[
         ("t", &[], ""),
-        ("silent", &["--never-answer", "resources/list"], "tool_timeout_sec = 0.5"),
+        ("silent", &["--never-answer", "resources/list"], "tool_timeout_sec = 2"),
         ("gone", &["--exit-at-once", "1"], ""),
         ("off", &[], "enabled = false"),
     ]);
