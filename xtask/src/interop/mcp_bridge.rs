@@ -1,18 +1,52 @@
 //! Real MCP servers on an executor, through `exec-server mcp bridge`: everything they offer is asked for, and the servers ask back.
+//! Then real clients, those of the SDKs for Python and TypeScript, which start the bridge as their configuration says.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
     mcp_servers::{self, Hosted, Speaks as _, Spoken},
-    world::World,
+    world::{self, World},
 };
 use crate::{mcp::McpClient, server::Setup};
 
 /// What a server may take to end once its client has left, and its bridge with it.
 const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Longer than a client and its server may take from beginning to end, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const PYTHON_CLIENT: &str = r#"
+import asyncio, sys
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+async def main():
+    server = StdioServerParameters(command=sys.argv[1], args=sys.argv[2:])
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        tools = (await session.list_tools()).tools
+        result = await session.call_tool("get_current_time", {"timezone": "Asia/Tokyo"})
+        assert "Asia/Tokyo" in result.content[0].text, result
+        print(*sorted(tool.name for tool in tools))
+
+asyncio.run(main())
+"#;
+
+const NODE_CLIENT: &str = r#"
+import { Client } from "@modelcontextprotocol/sdk/client/index.js";
+import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+const [command, ...args] = process.argv.slice(1);
+const client = new Client({ name: "xtask", version: "1" });
+await client.connect(new StdioClientTransport({ command, args, stderr: "inherit" }));
+const { tools } = await client.listTools();
+const result = await client.callTool({ name: "get_current_time", arguments: { timezone: "Asia/Tokyo" } });
+if (!result.content[0].text.includes("Asia/Tokyo")) throw new Error(JSON.stringify(result));
+console.log(tools.map((tool) => tool.name).sort().join(" "));
+await client.close();
+"#;
 
 /// A variable that the server is given, and one that stays with the client.
 const GIVEN: &str = "INTEROP_GIVEN=over there";
@@ -38,8 +72,31 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
         let status = spoken.client.end(END_WITHIN).with_context(|| format!("leave {}", hosted.name))?;
         ensure!(status.success(), "the bridge to {} ended with {status}", hosted.name);
     }
+    lines.extend(sdk_clients(world, &server.address.url)?);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
+    Ok(lines)
+}
+
+/// The clients of the SDKs, from their start to the end of the bridge that they started.
+fn sdk_clients(world: &World, url: &str) -> Result<Vec<String>> {
+    let time = mcp_servers::mcp_server_time()?;
+    let mut lines = Vec::new();
+    for (name, program, flags, script) in [
+        ("Python", mcp_servers::python()?.join("python3"), &["-c"][..], PYTHON_CLIENT),
+        ("TypeScript", PathBuf::from("node"), &["--input-type=module", "-e"], NODE_CLIENT),
+    ] {
+        let mut command = world.command(program);
+        command.args(flags).arg(script).current_dir(mcp_servers::node_folder());
+        if name == "TypeScript" {
+            command.arg("--"); // Else Node takes the flags that follow.
+        }
+        command.arg(&world.binary).args(["mcp", "bridge", "--connect", url, "--"]).arg(&time);
+        let said = world::success_of(&mut command, PATIENCE).with_context(|| format!("the client in {name}"))?;
+        let said = String::from_utf8_lossy(&said);
+        ensure!(said.trim_end() == "convert_time get_current_time", "the client in {name} said: {said}");
+        lines.push(format!("the client of the SDK for {name} through `mcp bridge`"));
+    }
     Ok(lines)
 }
 

@@ -156,8 +156,8 @@ pub(crate) fn mcp_server_time() -> Result<PathBuf> {
     Ok(python()?.join("mcp-server-time"))
 }
 
-/// Where the programs of the Python servers are; made once.
-fn python() -> Result<PathBuf> {
+/// Where the programs of the Python servers are, beside a Python that has the SDK; made once.
+pub(super) fn python() -> Result<PathBuf> {
     let venv = cargo::target_dir().join("interop/mcp-venv");
     let (bin, mark) = (venv.join("bin"), venv.join("installed"));
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == PYTHON.join("\n")) {
@@ -173,9 +173,14 @@ fn python() -> Result<PathBuf> {
     Ok(bin)
 }
 
+/// Where the packages of the Node servers are, the SDK among them.
+pub(super) fn node_folder() -> PathBuf {
+    cargo::target_dir().join("interop/mcp-node")
+}
+
 /// Where the programs of the Node servers are; made once.
 fn node() -> Result<PathBuf> {
-    let folder = cargo::target_dir().join("interop/mcp-node");
+    let folder = node_folder();
     let (bin, mark) = (folder.join("node_modules/.bin"), folder.join("installed"));
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == NODE.join("\n")) {
         return Ok(bin);

@@ -74,7 +74,7 @@ fn nothing_is_left(server: &TestServer) {
 #[test]
 fn bytes_pass_as_they_are_here_and_there() {
     let (server, home) = (server(), Home::new());
-    let input = noise(1_000_001);
+    let input = noise(300_001);
     for flags in [&[][..], &["--connect", server.url()]] {
         let command =
             home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", "cat; echo log >&2; exit 3"]].concat());

@@ -34,8 +34,8 @@ use crate::{say, signals::Signals};
 /// One read: what a pipe holds.
 const INPUT_BYTES: usize = 64 << 10;
 
-/// How long a server may be silent after its input was closed before it is ended. MCP clients kill us two seconds after they
-/// closed our input, and so it has to be over by then for a server that does not heed its own.
+/// How long a server may be silent after its input was closed before it is ended. MCP clients send us SIGTERM two seconds after they
+/// closed our input, and SIGKILL two seconds later, which would leave a server that heeds nothing to `--keep`.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// How long it may take in all to end by itself, however much it still has to say.
