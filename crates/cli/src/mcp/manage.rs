@@ -14,6 +14,7 @@ use std::{
     io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -30,6 +31,10 @@ use exec_server_mcp::{
     names::{self, ToolRef},
 };
 use serde_json::{Map, Value, json};
+use tokio::{
+    io::{BufReader, Stdin},
+    sync::Mutex,
+};
 
 use crate::{
     args, codes,
@@ -127,7 +132,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
     }
     // Standard input that carries the arguments cannot answer.
     let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
-    let elicit = asks.then(|| Arc::new(Person) as Arc<dyn Elicit>);
+    let elicit = asks.then(|| Arc::new(Asks::new()) as Arc<dyn Elicit>);
     let called = run(setup, elicit, async |manager| manager.call(call).await)?;
     let result = match called {
         Ended::Done(result) => result,
@@ -180,7 +185,7 @@ impl Setup {
                 stdio.cwd = stdio.cwd.take().map(|cwd| here.join(cwd));
             }
         }
-        Ok(Self { config, places: Places { remote: Arc::new(remote(&args.connect, token)?) } })
+        Ok(Self { config, places: Places::new(&args.connect, token)? })
     }
 }
 
@@ -203,20 +208,26 @@ fn asked_for() -> anyhow::Result<Choice> {
 #[derive(Clone)]
 struct Places {
     remote: Arc<Option<Server>>,
+    /// How long an executor keeps servers for us while the link is cut.
+    keep: Duration,
 }
 
 impl Places {
+    fn new(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+        Ok(Self { remote: Arc::new(remote(args, token)?), keep: args.recover_for.unwrap_or(KEEP) })
+    }
+
     fn find(&self, placement: &Placement) -> Result<Host, PlaceError> {
         let local = || LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
         match placement {
             Placement::Local => Ok(Host::local(local())),
             Placement::Remote => {
                 let (spec, token) = (*self.remote).as_ref().and_then(Server::spec).ok_or(PlaceError::NoRemote)?;
-                Ok(Host::remote(spec.clone(), token.clone(), KEEP))
+                Ok(Host::remote(spec.clone(), token.clone(), self.keep))
             }
             Placement::Named(name) | Placement::Url(name) => match environment::choose(Some(name)) {
                 Ok(Choice::Local) => Ok(Host::local(local())),
-                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
+                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, self.keep)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
                 Err(error) => {
                     let name = show::place_of(name);
@@ -269,17 +280,25 @@ async fn signalled(signals: &mut Signals) -> u8 {
     }
 }
 
-/// Puts questions to the person at the terminal.
-struct Person;
+/// Puts questions to the person at the terminal, one after the other.
+struct Asks(Mutex<ask::Person<BufReader<Stdin>>>);
 
-impl Elicit for Person {
+impl Asks {
+    fn new() -> Self {
+        let (lines, screen) = (BufReader::new(tokio::io::stdin()), Box::new(io::stderr()));
+        Self(Mutex::new(ask::Person { lines, screen }))
+    }
+}
+
+impl Elicit for Asks {
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
+            let mut person = self.0.lock().await;
             let (server, message) = (question.server.as_str(), question.message());
             let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
             let said = match param("url").as_str() {
-                Some(url) => ask::url(tokio::io::stdin(), server, message, url).await,
-                None => ask::form(tokio::io::stdin(), server, message, &param("requestedSchema")).await,
+                Some(url) => person.url(server, message, url).await,
+                None => person.form(server, message, &param("requestedSchema")).await,
             };
             match said {
                 ask::Answer::Accept(Value::Null) => Answer::only(Action::Accept),

@@ -1,7 +1,11 @@
 //! `mcp list`, `mcp status` and `mcp call` with a real MCP server that was written for tests: here and on an executor, its
 //! questions on a terminal, its misbehaviour, and that none is left behind.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -373,4 +377,39 @@ fn a_reader_that_leaves_is_no_trouble() {
     drop(stdout);
     let output = finish_child(child);
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+}
+
+#[test]
+fn a_server_over_http_is_used_with_the_token_of_a_variable() {
+    let mut web = Command::new(test_mcp_server());
+    web.args(["--http", "127.0.0.1:0", "--http-token", "the-web-token"]);
+    // It ends with its input.
+    let mut web = spawn(web.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let url = read_until(web.stdout.as_mut().expect("stdout is a pipe"), "\n");
+    let lines = format!("url = '{}'\nbearer_token_env_var = 'WEB_TOKEN'", url.trim());
+    let user = User::new(&[("web", &[], &lines), ("here", &[], "enabled_tools = ['echo']")]);
+    let with_token = |args: &[&str]| {
+        let mut command = user.home.command(args);
+        command.env("WEB_TOKEN", "the-web-token");
+        let output = finish(command);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let echo = ["mcp", "call", "web", "echo", r#"{"message": "over http"}"#];
+    assert_eq!(with_token(&echo), (Some(0), "ECHOING: over http\n".to_owned(), String::new()));
+    let (code, stdout, stderr) = with_token(&["mcp", "list"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("web     large") && stdout.contains("here    echo"), "{stdout}");
+
+    // Without it: what is missing, the other server all the same, and the token in no text.
+    let (code, _, stderr) = user.run(&["call", "web", "echo", r#"{"message": "x"}"#]);
+    assert_eq!(code, Some(255));
+    assert!(stderr.contains("`web`") && stderr.contains("WEB_TOKEN"), "{stderr}");
+    let mut command = user.home.command(&["mcp", "list", "--json"]);
+    command.env("WEB_TOKEN", "another-secret");
+    let output = finish(command);
+    assert_eq!(output.status.code(), Some(1));
+    let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let states: Vec<&Value> = all.as_array().expect("a list").iter().map(|server| &server["state"]).collect();
+    assert_eq!(states, ["ready", "authenticationRequired"]);
+    assert!(!text(&output.stderr).contains("another-secret") && !text(&output.stdout).contains("another-secret"));
 }

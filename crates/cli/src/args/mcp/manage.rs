@@ -12,6 +12,8 @@ Starts every enabled server, lists its tools through all pages, and ends all of 
 told with the reason, and the others are listed. With --json one array: name, state, reason, environment, transport, tools \
 (name, qualifiedName, description, inputSchema and the rest of what the server says), resources, resourceTemplates, prompts.
 
+--connect is the place of servers whose environment is `remote`; it moves no other.
+
 Exit codes:
   0    every enabled server was listed
   1    some could not be used; standard error says which and why
@@ -39,7 +41,7 @@ Examples:
 const CALL_HELP: &str = "\
 Starts that server alone, calls the tool and ends the server. What the tool says as text is on standard output; with --json \
 the whole result is, one object: content, structuredContent, isError, _meta. On a terminal progress is shown, and questions of \
-the server are asked; elsewhere they are declined. Ctrl-C cancels the call.
+the server are asked; elsewhere they are declined. Ctrl-C cancels the call. --connect is the place of a server whose environment is `remote`.
 
 Exit codes:
   0    done
@@ -62,7 +64,6 @@ pub(crate) struct Configured {
     /// [default: $EXEC_SERVER_MCP_CONFIG, else mcp.toml or mcp.json beside environments.toml]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where servers run whose environment is `remote`, and how that is reached
     #[command(flatten)]
     pub(crate) connect: Connect,
 }

@@ -3,12 +3,12 @@
 //! What the server says is shown without what steers a terminal, and with its name. The end of the input declines. Must not know
 //! how question and answer travel.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _, Write};
 
 use serde_json::{Map, Value};
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 
-use crate::{ids, say};
+use crate::ids;
 
 /// How often a field is asked for before the whole is declined.
 const ATTEMPTS: usize = 3;
@@ -17,6 +17,14 @@ const ATTEMPTS: usize = 3;
 const LINE_MAX: u64 = 64 << 10;
 const FIELDS_MAX: usize = 100;
 const SHOWN_MAX: usize = 4096;
+
+/// The person's keyboard and screen.
+pub(super) struct Person<L> {
+    /// Where answers come from. The same for all questions: what was typed for one that was taken back is not lost in a buffer.
+    pub(super) lines: L,
+    /// Where questions go.
+    pub(super) screen: Box<dyn Write + Send>,
+}
 
 /// What the person said.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,78 +40,90 @@ pub(super) fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks for each field of a form.
-pub(super) async fn form(from: impl AsyncRead + Unpin, server: &str, message: &str, schema: &Value) -> Answer {
-    let mut lines = BufReader::new(from);
-    head(server, message);
-    let empty = Map::new();
-    let fields = schema["properties"].as_object().unwrap_or(&empty);
-    if fields.len() > FIELDS_MAX {
-        say::talk(format_args!("exec-server: declined: a form of more than {FIELDS_MAX} fields"));
-        return Answer::Decline;
+impl<L: AsyncBufRead + Unpin> Person<L> {
+    /// Asks for each field of a form.
+    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> Answer {
+        self.head(server, message);
+        let empty = Map::new();
+        let fields = schema["properties"].as_object().unwrap_or(&empty);
+        if fields.len() > FIELDS_MAX {
+            self.show(&format!("  declined: a form of more than {FIELDS_MAX} fields\n"));
+            return Answer::Decline;
+        }
+        if fields.is_empty() {
+            return if self.says_yes().await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
+        }
+        let mut content = Map::new();
+        for (name, field) in fields {
+            let required = schema["required"].as_array();
+            let is_required = required.is_some_and(|all| all.iter().any(|one| one == name.as_str()));
+            match self.field(name, field, is_required).await {
+                Some(Some(value)) => drop(content.insert(name.clone(), value)),
+                Some(None) => {}
+                None => return Answer::Decline,
+            }
+        }
+        Answer::Accept(content.into())
     }
-    if fields.is_empty() {
-        return if yes(&mut lines).await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
+
+    /// Asks whether a page is to be opened, which is left to the person.
+    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> Answer {
+        self.head(server, message);
+        self.show(&format!("  open this page: {}\n", shown(url)));
+        if self.says_yes().await { Answer::Accept(Value::Null) } else { Answer::Decline }
     }
-    let mut content = Map::new();
-    for (name, field) in fields {
-        let is_required = schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name.as_str()));
-        match field_of(&mut lines, name, field, is_required).await {
-            Some(Some(value)) => drop(content.insert(name.clone(), value)),
-            Some(None) => {}
-            None => return Answer::Decline,
+
+    fn head(&mut self, server: &str, message: &str) {
+        self.show(&format!("exec-server: `{}` asks (Ctrl-D declines):\n", shown(server)));
+        for line in message.chars().take(SHOWN_MAX).collect::<String>().lines() {
+            self.show(&format!("  {}\n", ids::clean(line)));
         }
     }
-    Answer::Accept(content.into())
-}
 
-/// Asks whether a page is to be opened, which is left to the person.
-pub(super) async fn url(from: impl AsyncRead + Unpin, server: &str, message: &str, url: &str) -> Answer {
-    head(server, message);
-    say::talk(format_args!("  open this page: {}", shown(url)));
-    if yes(&mut BufReader::new(from)).await { Answer::Accept(Value::Null) } else { Answer::Decline }
-}
-
-fn head(server: &str, message: &str) {
-    say::talk(format_args!("exec-server: `{}` asks (Ctrl-D declines):", shown(server)));
-    for line in message.chars().take(SHOWN_MAX).collect::<String>().lines() {
-        say::talk(format_args!("  {}", ids::clean(line)));
+    async fn says_yes(&mut self) -> bool {
+        self.show("  accept? [y/N] ");
+        self.line().await.is_some_and(|said| is_yes(&said) == Some(true))
     }
-}
 
-async fn yes(lines: &mut BufReader<impl AsyncRead + Unpin>) -> bool {
-    prompt("accept? [y/N]");
-    line(lines).await.is_some_and(|said| is_yes(&said) == Some(true))
-}
+    /// The value of one field; nothing where it may be left out and was; `None` where the person wants no more.
+    async fn field(&mut self, name: &str, field: &Value, is_required: bool) -> Option<Option<Value>> {
+        let title = field["title"].as_str().unwrap_or(name);
+        let about = field["description"].as_str().map(|about| format!(" ({})", shown(about))).unwrap_or_default();
+        let default = field.get("default").filter(|default| !default.is_null());
+        let hint = match (default, is_required) {
+            (Some(default), _) => format!(" [{}]", shown(&default.to_string())),
+            (None, true) => String::new(),
+            (None, false) => " [leave out]".to_owned(),
+        };
+        for _ in 0..ATTEMPTS {
+            self.show(&format!("  {}{about}, {}{hint}: ", shown(title), kind(field)));
+            let said = self.line().await?;
+            match (said.trim(), default, is_required) {
+                ("", Some(default), _) => return Some(Some(default.clone())),
+                ("", None, false) => return Some(None),
+                (said, _, _) => match read(said, field) {
+                    Some(value) => return Some(Some(value)),
+                    None => self.show(&format!("  that is not {}\n", kind(field))),
+                },
+            }
+        }
+        None
+    }
 
-/// The value of one field; nothing where it may be left out and was; `None` where the person wants no more.
-async fn field_of(
-    lines: &mut BufReader<impl AsyncRead + Unpin>,
-    name: &str,
-    field: &Value,
-    is_required: bool,
-) -> Option<Option<Value>> {
-    let title = field["title"].as_str().unwrap_or(name);
-    let about = field["description"].as_str().map(|about| format!(" ({})", shown(about))).unwrap_or_default();
-    let default = field.get("default").filter(|default| !default.is_null());
-    let hint = match (default, is_required) {
-        (Some(default), _) => format!(" [{}]", shown(&default.to_string())),
-        (None, true) => String::new(),
-        (None, false) => " [leave out]".to_owned(),
-    };
-    for _ in 0..ATTEMPTS {
-        prompt(&format!("{}{about}, {}{hint}:", shown(title), kind(field)));
-        let said = line(lines).await?;
-        match (said.trim(), default, is_required) {
-            ("", Some(default), _) => return Some(Some(default.clone())),
-            ("", None, false) => return Some(None),
-            (said, _, _) => match read(said, field) {
-                Some(value) => return Some(Some(value)),
-                None => say::talk(format_args!("  that is not {}", kind(field))),
-            },
+    fn show(&mut self, text: &str) {
+        // A screen that is gone shows nothing, and nobody in front of it answers.
+        self.screen.write_all(text.as_bytes()).and_then(|()| self.screen.flush()).ok();
+    }
+
+    /// One line without its end; `None` at the end of the input.
+    async fn line(&mut self) -> Option<String> {
+        let mut line = Vec::new();
+        let read = (&mut self.lines).take(LINE_MAX).read_until(b'\n', &mut line).await;
+        match read {
+            Ok(0) | Err(_) => None,
+            Ok(_) => Some(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()),
         }
     }
-    None
 }
 
 /// What a field wants, for a person.
@@ -165,30 +185,18 @@ fn shown(text: &str) -> String {
     ids::clean(&text.chars().take(SHOWN_MAX).collect::<String>())
 }
 
-/// A question at the beginning of a line, on which the answer is written.
-fn prompt(text: &str) {
-    let mut stderr = io::stderr();
-    stderr.write_all(format!("  {text} ").as_bytes()).and_then(|()| stderr.flush()).ok(); // A terminal that is gone answers nothing.
-}
-
-/// One line without its end; `None` at the end of the input.
-async fn line(lines: &mut BufReader<impl AsyncRead + Unpin>) -> Option<String> {
-    let mut line = Vec::new();
-    let read = lines.take(LINE_MAX).read_until(b'\n', &mut line).await;
-    match read {
-        Ok(0) | Err(_) => None,
-        Ok(_) => Some(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
+    fn person(typed: &str) -> Person<&[u8]> {
+        Person { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
+    }
+
     async fn answer(typed: &str, schema: Value) -> Answer {
-        form(typed.as_bytes(), "s", "a question", &schema).await
+        person(typed).form("s", "a question", &schema).await
     }
 
     fn schema() -> Value {
@@ -228,7 +236,7 @@ mod tests {
     async fn a_form_without_fields_and_a_page_want_a_yes() {
         assert_eq!(answer("y\n", json!({"type": "object"})).await, Answer::Accept(json!({})));
         assert_eq!(answer("\n", json!({"type": "object"})).await, Answer::Decline);
-        assert_eq!(url(&b"yes\n"[..], "s", "m", "https://h/").await, Answer::Accept(Value::Null));
-        assert_eq!(url(&b""[..], "s", "m", "https://h/").await, Answer::Decline);
+        assert_eq!(person("yes\n").url("s", "m", "https://h/").await, Answer::Accept(Value::Null));
+        assert_eq!(person("").url("s", "m", "https://h/").await, Answer::Decline);
     }
 }
