@@ -29,10 +29,11 @@ use exec_server_client::{
 use futures_util::{Stream, StreamExt as _, stream::BoxStream};
 use http::{HeaderName, HeaderValue, StatusCode};
 use rmcp::{
+    RoleClient,
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     service::{ClientInitializeError, ServiceError},
     transport::{
-        DynamicTransportError,
+        DynamicTransportError, Transport,
         streamable_http_client::{
             AuthRequiredError, HttpStatusError, InsufficientScopeError, SseError, StreamableHttpClient,
             StreamableHttpClientTransport, StreamableHttpClientTransportConfig, StreamableHttpError,
@@ -41,6 +42,7 @@ use rmcp::{
     },
 };
 use sse_stream::{Sse, SseStream};
+use tokio::sync::watch;
 
 use crate::config::HttpConfig;
 
@@ -59,8 +61,35 @@ const BOTH: &str = "text/event-stream, application/json";
 /// Headers that the protocol sets itself.
 const RESERVED: [&str; 4] = ["accept", "content-type", SESSION, LAST_EVENT];
 
-/// The transport that rmcp's client takes.
-pub type HttpTransport = StreamableHttpClientTransport<ExecutorHttp>;
+/// The transport that rmcp's client takes. With it goes everything that it has under way, whatever stage it is in.
+pub struct HttpTransport {
+    inner: StreamableHttpClientTransport<ExecutorHttp>,
+    /// Dropped when nobody wants an answer any more: requests end, but for the one that ends the session.
+    wanted: Option<watch::Sender<()>>,
+}
+
+impl Transport<RoleClient> for HttpTransport {
+    type Error = StreamableHttpError<Error>;
+
+    fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        self.inner.send(item)
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        self.inner.receive().await
+    }
+
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        self.wanted = None;
+        self.inner.close().await
+    }
+}
+
+impl fmt::Debug for HttpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpTransport").field("is_open", &self.wanted.is_some()).finish_non_exhaustive()
+    }
+}
 
 /// Where a server is, and what every request to it carries. `Debug` shows no value of a header.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -194,7 +223,9 @@ impl Endpoint {
         if let Some(token) = &self.bearer_token {
             config = config.auth_header(token.clone());
         }
-        Ok(StreamableHttpClientTransport::with_client(ExecutorHttp { client }, config))
+        let (wanted, wanted_rx) = watch::channel(());
+        let http = ExecutorHttp { client, wanted: wanted_rx };
+        Ok(HttpTransport { inner: StreamableHttpClientTransport::with_client(http, config), wanted: Some(wanted) })
     }
 }
 
@@ -212,11 +243,68 @@ impl fmt::Debug for Endpoint {
 #[derive(Debug, Clone)]
 pub struct ExecutorHttp {
     client: Client,
+    /// Ends with the transport.
+    wanted: watch::Receiver<()>,
 }
 
 type Failure = StreamableHttpError<Error>;
 
 impl ExecutorHttp {
+    /// Returns when the transport is gone.
+    fn unwanted(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut wanted = self.wanted.clone();
+        async move { while wanted.changed().await.is_ok() {} }
+    }
+
+    /// Works while anybody wants it. The transport's own task would wait for an answer to a handshake that was given up.
+    async fn while_wanted<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.unwanted() => Err(StreamableHttpError::TransportChannelClosed),
+            done = work => done,
+        }
+    }
+
+    async fn post(
+        &self,
+        call: Call<'_>,
+        message: &ClientJsonRpcMessage,
+        most: usize,
+    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let has_session = call.session.is_some();
+        let response = self.send(call, serde_json::to_vec(message)?.into()).await?;
+        let status = status(&response);
+        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        if status == StatusCode::NOT_FOUND && has_session {
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        let session = response.header(SESSION).map(str::to_owned);
+        if !status.is_success() {
+            return refused(response, session, most).await;
+        }
+        match response.header("content-type").map(str::to_owned) {
+            Some(kind) if kind.starts_with(EVENTS) => {
+                Ok(StreamableHttpPostResponse::Sse(events(response.body, most, self.unwanted()), session))
+            }
+            kind => {
+                let body = response.body.collect_up_to(most).await.map_err(StreamableHttpError::Client)?;
+                whole(message, kind, &body, session)
+            }
+        }
+    }
+
+    async fn listen(&self, call: Call<'_>, most: usize) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
+        let response = self.send(call, Bytes::new()).await?;
+        match (status(&response), response.header("content-type")) {
+            (StatusCode::METHOD_NOT_ALLOWED, _) => Err(StreamableHttpError::ServerDoesNotSupportSse),
+            (status, _) if !status.is_success() => Err(busy(&response).unwrap_or_else(|| unexpected(status, b""))),
+            (_, Some(kind)) if kind.starts_with(EVENTS) => Ok(events(response.body, most, self.unwanted())),
+            (_, kind) => Err(StreamableHttpError::UnexpectedContentType(kind.map(str::to_owned))),
+        }
+    }
+
     /// Makes a request with everything that each carries; returns with the head of the answer.
     async fn send(&self, call: Call<'_>, body: Bytes) -> Result<Response<Body>, Failure> {
         let mut request = Request::new(call.method, call.uri).body(body);
@@ -284,28 +372,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        let response = self.send(call, serde_json::to_vec(&message)?.into()).await?;
-        let status = status(&response);
-        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
-            return Ok(StreamableHttpPostResponse::Accepted);
-        }
-        if status == StatusCode::NOT_FOUND && session_id.is_some() {
-            return Err(StreamableHttpError::SessionExpired);
-        }
-        let session = response.header(SESSION).map(str::to_owned);
-        if !status.is_success() {
-            return refused(response, session, max_sse_event_size).await;
-        }
-        match response.header("content-type").map(str::to_owned) {
-            Some(kind) if kind.starts_with(EVENTS) => {
-                Ok(StreamableHttpPostResponse::Sse(events(response.body, max_sse_event_size), session))
-            }
-            kind => {
-                let body =
-                    response.body.collect_up_to(max_sse_event_size).await.map_err(StreamableHttpError::Client)?;
-                whole(&message, kind, &body, session)
-            }
-        }
+        self.while_wanted(self.post(call, &message, max_sse_event_size)).await
     }
 
     async fn delete_session(
@@ -363,13 +430,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        let response = self.send(call, Bytes::new()).await?;
-        match (status(&response), response.header("content-type")) {
-            (StatusCode::METHOD_NOT_ALLOWED, _) => Err(StreamableHttpError::ServerDoesNotSupportSse),
-            (status, _) if !status.is_success() => Err(busy(&response).unwrap_or_else(|| unexpected(status, b""))),
-            (_, Some(kind)) if kind.starts_with(EVENTS) => Ok(events(response.body, max_sse_event_size)),
-            (_, kind) => Err(StreamableHttpError::UnexpectedContentType(kind.map(str::to_owned))),
-        }
+        self.while_wanted(self.listen(call, max_sse_event_size)).await
     }
 }
 
@@ -455,9 +516,13 @@ fn whole(
 }
 
 /// The events of a body.
-fn events(body: Body, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
+fn events(
+    body: Body,
+    most: usize,
+    unwanted: impl Future<Output = ()> + Send + 'static,
+) -> BoxStream<'static, Result<Sse, SseError>> {
     let bounded = Bounded { body, most, event: 0, line: Line::Empty, is_over: false };
-    SseStream::from_bytes_stream(bounded).boxed()
+    SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
 }
 
 /// A stream of events of which none is larger than it may be.

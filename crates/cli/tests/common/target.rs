@@ -69,6 +69,8 @@ impl Target {
                             asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
                             answer(&request, &mut stream);
                         }
+                        // It has a twin, which keeps it open.
+                        stream.shutdown(Shutdown::Both).ok();
                     }));
                 }
                 for thread in serving {

@@ -7,7 +7,7 @@ use std::{fs, os::fd::AsFd as _};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, RpcError, Target, TestServer, target},
+    common::{Client, RpcError, Target, TestServer, target, wait_for},
     promises::tokens,
 };
 
@@ -66,9 +66,11 @@ fn no_private_address_is_reached_however_it_is_written() {
         refused(&mut client, &format!("https://{host}/"));
     }
     assert_eq!(target.asked(), [], "nothing was sent");
-    let denied = tokens::lines(&server.dir().join("audit.log"));
-    let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
-    assert!(denied.count() >= 40, "and all of it is on record");
+    wait_for("all of it to be on record", || {
+        let denied = tokens::lines(&server.dir().join("audit.log"));
+        let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
+        denied.count() == 40
+    });
     // The owner may start processes, and they could ask as well.
     assert_eq!(get(&mut server.client(), &target.url("/")).expect("an answer")["status"], 200);
     let both = tokens::create(&server, "both", &["--scope", "http", "--scope", "exec"]);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     assert_error,
-    common::{Target, TestServer, encode_base64, target},
+    common::{Target, TestServer, encode_base64, target, wait_for},
 };
 
 /// What must be nowhere.
@@ -61,9 +61,12 @@ fn delegated_http_success_logs_do_not_expose_sensitive_request_or_response_data(
     client.next_notification();
     client.next_notification();
     assert_eq!(target.asked()[0].path, "/sEcReT-path?sEcReT-query", "it was asked for");
-    let (log, audit) = said(&server);
-    assert!(log.contains(target.address()), "the log says where to");
-    assert!(audit.contains(&format!("\"target\":\"http://{}\"", target.address())), "{audit}");
+    let record = format!("\"target\":\"http://{}\"", target.address());
+    wait_for("the log and the audit to say where to", || {
+        let (log, audit) = said(&server);
+        log.contains("HTTP answer") && log.contains(target.address()) && audit.contains(&record)
+    });
+    said(&server);
 }
 
 #[test]
@@ -84,6 +87,7 @@ fn delegated_http_failure_warning_redacts_request_url() {
     let error = client.fails("http/request", params);
     assert_error(&error, -32603, "httpFailed");
     assert!(SECRETS.iter().all(|secret| !error.message.contains(secret)), "{}", error.message);
+    wait_for("the warning", || server.stderr().contains("HTTP request failed"));
     let (log, _) = said(&server);
     let warning = log.lines().find(|line| line.contains("HTTP request failed")).expect("a warning");
     assert!(warning.contains("WARN") && warning.contains(&address), "{warning}");
