@@ -64,7 +64,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
 
 async fn servers_that_talk_where_they_should_not_work_all_the_same(place: &Place) {
     let config =
-        place.config(&[("t", &["--stdout-logs", "--invalid-utf8"], ""), ("flood", &["--flood-stderr", "20"], "")]);
+        place.config(&[("t", &["--stdout-logs", "--invalid-utf8"], ""), ("flood", &["--flood-stderr", "4"], "")]);
     let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!(summary.ready, ["flood", "t"]);
