@@ -211,6 +211,8 @@ fn a_command_is_run_by_the_shell_or_as_it_is() {
         json!({"command": ["sh", "-c", "pwd; echo \"$A|$1\"", "x", "a  b"], "cwd": "sub", "env": {"A": "1"}});
     let ran = mcp.ok("run_command", arguments);
     assert_eq!(ran["stdout"], format!("{}\n1|a  b\n", home.path().join("sub").display()));
+    let arguments = json!({"command": "echo all the same", "cwd": null, "env": null, "timeout_ms": null});
+    assert_eq!(mcp.ok("run_command", arguments)["stdout"], "all the same\n");
     let ran = mcp.ok("run_command", json!({"command": "kill -KILL $$"}));
     assert_eq!((&ran["signal"], &ran["exit_code"]), (&json!("SIGKILL"), &json!(137)));
     let ran = mcp.ok("run_command", json!({"command": "cat; echo done"}));

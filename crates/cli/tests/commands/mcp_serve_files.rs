@@ -275,7 +275,10 @@ fn a_root_at_a_server_holds_and_may_be_read_only_and_others_may_be_read_by_name(
 fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
     let home = Home::new();
     fs::write(home.path().join("file"), "").expect("write a file");
-    for (root, told) in [("missing", "missing"), ("file", "is not a directory")] {
+    // A link that would decide what may be written could be made to lead elsewhere.
+    fs::create_dir(home.path().join("linked")).expect("make a directory");
+    symlink("..", home.path().join("linked/.git")).expect("make a link");
+    for (root, told) in [("missing", "missing"), ("file", "is not a directory"), ("linked", "cannot be enforced at")] {
         let mut command = home.command(&["mcp", "serve", "--root", root]);
         command.current_dir(home.path());
         let output = crate::finish(command);

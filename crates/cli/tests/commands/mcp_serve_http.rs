@@ -287,6 +287,21 @@ fn a_client_without_a_session_is_told_what_it_lacks() {
 }
 
 #[test]
+fn there_are_only_so_many_sessions_and_one_that_ends_makes_room() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let sessions: Vec<Session<'_>> = (0..64).map(|_| served.begin()).collect();
+    let hello = request(0, "initialize", initialize());
+    let reply = served.post("", &hello);
+    assert_eq!(reply.status, 503, "{reply:?}");
+    assert!(reply.head.to_ascii_lowercase().contains("retry-after:"), "{reply:?}");
+    assert_eq!(sessions[7].ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
+    assert_eq!(sessions[7].delete().status, 204);
+    served.begin();
+    served.end();
+}
+
+#[test]
 fn calls_under_way_are_told_when_the_server_ends() {
     let home = Home::new();
     let mut served = Served::start(&home, &[]);
@@ -316,8 +331,10 @@ fn the_token_comes_from_where_it_is_said_and_reaches_no_child() {
         served.begin();
         served.end();
     }
-    let mut command = home.command(&["mcp", "serve", "--http", "127.0.0.1:0"]);
-    command.env("EXEC_SERVER_TOKEN", "from-the-environment").current_dir(home.path()).stderr(Stdio::inherit());
+    let log = home.path().join("log");
+    let mut command = home.command(&["mcp", "serve", "--http", "127.0.0.1:0", "--log", "trace"]);
+    command.env("EXEC_SERVER_TOKEN", "from-the-environment").current_dir(home.path());
+    command.stderr(fs::File::create(&log).expect("make a file"));
     let mut child = spawn(&mut command);
     let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
     let (address, token) =
@@ -329,6 +346,9 @@ fn the_token_comes_from_where_it_is_said_and_reaches_no_child() {
     let shown = fs::read(format!("/proc/{}/environ", served.child.id())).unwrap_or_default();
     assert!(!text(&shown).contains("from-the-environment"));
     served.end();
+    let logged = text(&fs::read(&log).expect("the log"));
+    assert!(logged.contains("tools/call") || logged.contains("run_command"), "{logged}");
+    assert!(!logged.contains("from-the-environment"));
 }
 
 #[test]

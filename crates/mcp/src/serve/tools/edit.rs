@@ -13,7 +13,7 @@ use exec_server_client::fs::{ErrorKind, FileSystem as _, WriteOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Failure, Reply, files};
+use super::{Call, Failure, Reply, files, or_default};
 
 /// How often the file may be changed by somebody else between our reading and writing.
 const ATTEMPTS: usize = 5;
@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     /// What stands in its place.
     new: String,
     /// Replaces every place where `old` is, in place of the only one.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     replace_all: bool,
 }
 

@@ -169,6 +169,11 @@ impl Command {
     }
 }
 
+/// Models say `null` for what they leave out.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// A number within its bounds, or the default.
 fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, Failure> {
     match value.unwrap_or(default) {

@@ -23,7 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{self, Instant};
 
-use super::{Call, Command, Failure, Reply, within};
+use super::{Call, Command, Failure, Reply, or_default, within};
 use crate::serve::text::lossy;
 
 /// Processes of one session, those that have ended included.
@@ -127,10 +127,10 @@ pub(super) struct StartArguments {
     /// The directory it runs in; relative to the server's own directory, which is the default.
     cwd: Option<String>,
     /// Variables of its environment, besides those it inherits.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     env: BTreeMap<String, String>,
     /// Gives it a terminal of 24 lines and 80 columns, for programs that ask for one; then standard error is part of its output.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     tty: bool,
 }
 
@@ -332,10 +332,10 @@ pub(super) struct WriteArguments {
     /// The process, as start_process named it.
     process_id: String,
     /// What to write; a line with its line end. On a terminal, control characters are keys: \u0003 is Ctrl-C.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     text: String,
     /// Closes its standard input behind the text; on a terminal, sends the end-of-file character.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     close: bool,
 }
 

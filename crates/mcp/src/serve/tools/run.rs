@@ -20,7 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::{Call, Command, Failure, Reply, within};
+use super::{Call, Command, Failure, Reply, or_default, within};
 use crate::serve::text::{HeadTail, Kept};
 
 /// How long a command may take where nothing is said, in milliseconds.
@@ -59,7 +59,7 @@ pub(super) struct Arguments {
     /// The directory it runs in; relative to the server's own directory, which is the default.
     cwd: Option<String>,
     /// Variables of its environment, besides those it inherits.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     env: BTreeMap<String, String>,
     /// Ends it after so many milliseconds, default 120000.
     #[schemars(range(min = 1, max = 86_400_000))]

@@ -11,7 +11,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Failure, Reply, files::word, within};
+use super::{Call, Failure, Reply, files::word, or_default, within};
 use crate::serve::text::lossy;
 
 /// Matches in one answer where nothing is said.
@@ -46,13 +46,13 @@ pub(super) struct Arguments {
     /// The directory to search, or one file; relative to the server's own directory, which is the default.
     path: Option<String>,
     /// `pattern` is a plain text, not an expression.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     literal: bool,
     /// Letters match in either case.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     ignore_case: bool,
     /// Also hidden files, and what .gitignore leaves out.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     all: bool,
     /// Lines before and after each match that are returned, too.
     #[schemars(range(min = 0, max = 20))]
