@@ -245,6 +245,24 @@
 //! # }
 //! ```
 //!
+//! # HTTP
+//!
+//! [`Client::http_request`] and [`Client::http_stream`] make requests from the server's host and network; see [`http`]. Dropping
+//! what was not read to its end calls the request off.
+//!
+//! ```no_run
+//! use exec_server_client::{Client, http::Request};
+//!
+//! # async fn run(client: Client) -> Result<(), exec_server_client::Error> {
+//! let request = Request::new("GET", "http://intranet.example/report").header("accept", "text/csv");
+//! let mut response = client.http_stream(&request).await?;
+//! while let Some(piece) = response.body.chunk().await? {
+//!     println!("{} bytes", piece.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Memory and back-pressure
 //!
 //! Nothing here grows with what a process writes. The server sends at most a window (4 MiB) beyond what was taken; the

@@ -12,13 +12,13 @@
 //!
 //! Must not read the environment, nor know which servers there are.
 
+mod events;
+
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
     fmt,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -26,7 +26,7 @@ use exec_server_client::{
     Client, Error,
     http::{Body, Request, Response},
 };
-use futures_util::{Stream, StreamExt as _, stream::BoxStream};
+use futures_util::stream::BoxStream;
 use http::{HeaderName, HeaderValue, StatusCode};
 use rmcp::{
     RoleClient,
@@ -41,9 +41,10 @@ use rmcp::{
         },
     },
 };
-use sse_stream::{Sse, SseStream};
+use sse_stream::Sse;
 use tokio::sync::watch;
 
+use self::events::events;
 use crate::config::HttpConfig;
 
 /// Bytes of one message of a server: an event, or a whole JSON answer.
@@ -512,81 +513,5 @@ fn whole(
             let text = format!("the answer is no message of the protocol: {error}: {shown}");
             Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text)))
         }
-    }
-}
-
-/// The events of a body.
-fn events(
-    body: Body,
-    most: usize,
-    unwanted: impl Future<Output = ()> + Send + 'static,
-) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bounded = Bounded { body, most, event: 0, line: Line::Empty, is_over: false };
-    SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
-}
-
-/// A stream of events of which none is larger than it may be.
-struct Bounded {
-    body: Body,
-    most: usize,
-    /// Bytes of the event that is being read.
-    event: usize,
-    line: Line,
-    is_over: bool,
-}
-
-/// What the line that is being read is like so far.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Line {
-    Empty,
-    Data,
-    /// A sign of life, which is kept nowhere.
-    Comment,
-}
-
-/// An event that would not fit.
-#[derive(Debug, thiserror::Error)]
-enum EventError {
-    #[error("an event has more than {most} bytes")]
-    TooLarge { most: usize },
-    #[error(transparent)]
-    Body(#[from] Error),
-}
-
-impl Bounded {
-    fn measure(&mut self, bytes: &[u8]) -> Result<(), EventError> {
-        for byte in bytes {
-            match (*byte, self.line) {
-                // Carriage returns end a line together with what follows them.
-                (b'\r', _) => {}
-                (b'\n', Line::Empty) => self.event = 0,
-                (b'\n', _) => self.line = Line::Empty,
-                (b':', Line::Empty) => self.line = Line::Comment,
-                (_, Line::Comment) => {}
-                (_, Line::Empty | Line::Data) => {
-                    self.line = Line::Data;
-                    self.event += 1;
-                }
-            }
-            if self.event > self.most {
-                return Err(EventError::TooLarge { most: self.most });
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Stream for Bounded {
-    type Item = Result<Bytes, EventError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_over {
-            return Poll::Ready(None);
-        }
-        let Poll::Ready(next) = self.body.poll_next_unpin(cx) else { return Poll::Pending };
-        let item =
-            next.map(|piece| piece.map_err(EventError::from).and_then(|piece| self.measure(&piece).map(|()| piece)));
-        self.is_over = !matches!(item, Some(Ok(_)));
-        Poll::Ready(item)
     }
 }

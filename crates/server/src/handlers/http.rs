@@ -117,12 +117,12 @@ fn name(text: &str) -> Result<HeaderName, Failure> {
 }
 
 /// `http/request`: answered when the answer of the target is there, all of it or its head.
-pub(crate) async fn request(context: Context, request: Request, reply: Reply) {
+pub(crate) async fn request(context: Context, mut request: Request, reply: Reply) {
     let reply = match reply.park(request.body.len()) {
         Ok(reply) => reply,
         Err((reply, failure)) => return reply.fail(&failure),
     };
-    let (under_way, errand) = match begin(&context, &request) {
+    let (under_way, errand) = match begin(&context, &mut request) {
         Ok(begun) => begun,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
@@ -159,7 +159,7 @@ pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: 
 }
 
 /// Checks what depends on who asks, and takes a place. Nothing is sent yet.
-fn begin(context: &Context, request: &Request) -> Result<(UnderWay, Errand), Failure> {
+fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
     let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
     for (name, header) in &request.headers {
@@ -187,7 +187,8 @@ fn begin(context: &Context, request: &Request) -> Result<(UnderWay, Errand), Fai
         url: request.url.clone(),
         headers,
         secret,
-        body: request.body.clone(),
+        // Not kept beyond the sending: a stream may last.
+        body: std::mem::take(&mut request.body),
         follows: request.follows,
         reach: if is_trusted { Reach::Anywhere } else { Reach::Public },
     };
