@@ -27,7 +27,7 @@ use exec_server_mcp::manager::{Call, CallResult, Error, Manager};
 use serde_json::Value;
 
 /// How long anything that must happen may take.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// Makes a test of each function at each place.
 macro_rules! at_both {

@@ -15,7 +15,7 @@ at_both!(
 );
 
 async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Place) {
-    let short = "startup_timeout_sec = 3";
+    let short = "startup_timeout_sec = 5";
     let config = place.config(&[
         ("t", &[], ""),
         ("exits", &["--exit-at-once", "7", "--stderr", "no licence"], ""),
@@ -24,20 +24,20 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         ("noisy", &["--never-answer", "tools/list", "--stdout-logs"], short),
         ("forks", &["--fork-and-exit"], "startup_timeout_sec = 20"),
         ("closes", &["--close-stdout"], short),
-        ("refuses", &[], "command = \"/bin/cat\"\nstartup_timeout_sec = 3"),
+        ("refuses", &[], "command = \"/bin/cat\"\nstartup_timeout_sec = 5"),
     ]);
     let manager = place.manager(config);
     let summary = soon("every start", manager.start_all()).await.expect("none is required");
     assert_eq!(summary.ready, ["t"]);
     let expect: [(&str, &[&str]); 7] = [
         ("exits", &["exited with code 7", "before it answered `initialize`", "no licence"]),
-        ("silent", &["`initialize` within 3s", "`startup_timeout_sec` of `[mcp_servers.silent]`", "thinking"]),
-        ("mute", &["`tools/list` within 3s", "startup_timeout_sec"]),
-        ("noisy", &["`tools/list` within 3s", "logs belong on stderr", "`INFO a line of a log` (not JSON"]),
+        ("silent", &["`initialize` within 5s", "`startup_timeout_sec` of `[mcp_servers.silent]`", "thinking"]),
+        ("mute", &["`tools/list` within 5s", "startup_timeout_sec"]),
+        ("noisy", &["`tools/list` within 5s", "logs belong on stderr", "`INFO a line of a log` (not JSON"]),
         ("forks", &["exited with code 0", "before it answered `initialize`"]),
-        ("closes", &["`tools/list` within 3s", "startup_timeout_sec"]),
+        ("closes", &["`tools/list` within 5s", "startup_timeout_sec"]),
         // An echo of our own request: no answer.
-        ("refuses", &["MCP server `refuses`", "`initialize` within 3s"]),
+        ("refuses", &["MCP server `refuses`", "`initialize` within 5s"]),
     ];
     for (name, parts) in expect {
         let reason = &summary.failed[name];

@@ -76,18 +76,15 @@ impl Server {
 
     /// Says that it is about to be started; false if it was, or must not be. With `again`, one that has failed may be, too.
     pub(super) fn begin(&self, again: bool) -> bool {
-        let begins = self.status.send_if_modified(|status| {
+        self.status.send_if_modified(|status| {
             let has_failed = matches!(status, Status::Failed { .. } | Status::AuthenticationRequired { .. });
             let begins = *status == Status::NotStarted || (again && has_failed);
             if begins {
                 *status = Status::Starting { restarts: 0 };
+                self.tell(Update::Server { name: self.name.clone(), status: status.clone() });
             }
             begins
-        });
-        if begins {
-            self.tell(Update::Server { name: self.name.clone(), status: Status::Starting { restarts: 0 } });
-        }
-        begins
+        })
     }
 
     /// What it said of itself.
@@ -272,8 +269,11 @@ impl Server {
     }
 
     fn set(&self, status: Status) {
-        self.status.send_replace(status.clone());
-        self.tell(Update::Server { name: self.name.clone(), status });
+        // Under one lock: who sees the state has been told of it, and who is told sees it.
+        self.status.send_modify(|current| {
+            current.clone_from(&status);
+            self.tell(Update::Server { name: self.name.clone(), status });
+        });
     }
 
     fn tell(&self, update: Update) {

@@ -127,6 +127,10 @@ impl Child {
         let Some(mut tail) = lock(&self.tail).take() else { return self.process.closed().is_some() };
         let is_over = time::timeout(within, tail.drain(self)).await.is_ok();
         *lock(&self.tail) = Some(tail);
+        // What it left behind may hold its streams for longer.
+        if let Some(exit) = self.process.exit().filter(|_| !is_over) {
+            self.tell_end(Ended::Exited(Some(Box::new(exit))));
+        }
         is_over
     }
 
