@@ -27,6 +27,7 @@ pub use error::{ConfigError, Fault};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
@@ -122,8 +123,8 @@ pub enum Way {
     Http(HttpConfig),
 }
 
-/// A program that speaks MCP on its standard streams.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A program that speaks MCP on its standard streams. `Debug` shows no value of a variable.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct StdioConfig {
     /// The program, looked up in the `PATH` that it will get.
     pub command: String,
@@ -135,6 +136,18 @@ pub struct StdioConfig {
     pub env_vars: Vec<EnvVar>,
     /// Its directory. Without one: the manager's, else the executor's.
     pub cwd: Option<PathBuf>,
+}
+
+impl fmt::Debug for StdioConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StdioConfig")
+            .field("command", &self.command)
+            .field("args", &self.args)
+            .field("env", &self.env.keys())
+            .field("env_vars", &self.env_vars)
+            .field("cwd", &self.cwd)
+            .finish()
+    }
 }
 
 /// A variable that is passed on by its name.
@@ -156,8 +169,8 @@ pub enum EnvSource {
     Remote,
 }
 
-/// A server that speaks streamable HTTP.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A server that speaks streamable HTTP. `Debug` shows no value of a header.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct HttpConfig {
     /// Its endpoint.
     pub url: String,
@@ -167,6 +180,17 @@ pub struct HttpConfig {
     pub http_headers: BTreeMap<String, String>,
     /// Headers whose values are variables here.
     pub env_http_headers: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for HttpConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpConfig")
+            .field("url", &self.url)
+            .field("bearer_token_env_var", &self.bearer_token_env_var)
+            .field("http_headers", &self.http_headers.keys())
+            .field("env_http_headers", &self.env_http_headers)
+            .finish()
+    }
 }
 
 /// Where a server runs.

@@ -6,7 +6,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +14,11 @@ use std::{
     time::Duration,
 };
 
-use exec_server_client::{Error, Start, backend::Backend, protocol::failure::Kind};
+use exec_server_client::{
+    Error, Start,
+    backend::Backend,
+    protocol::{failure::Kind, process::Overflow},
+};
 
 use tokio::{io::AsyncReadExt as _, time};
 
@@ -44,7 +48,7 @@ pub struct Launch<'a> {
     /// Our variables, of which it may get some.
     pub variables: &'a Variables,
     /// Its directory where its configuration has none; without, it is the executor's own.
-    pub cwd: Option<&'a std::path::Path>,
+    pub cwd: Option<&'a Path>,
     /// Where its standard error goes.
     pub log: Arc<Log>,
 }
@@ -119,14 +123,28 @@ fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     let start = Start::new(std::iter::once(command).chain(args).cloned())
         .id(format!("mcp-stdio-{number}-{:08x}", *NONCE as u32))
         .pipe_stdin(true)
+        // Whatever the place does by default: a message that is gone is worse than a server that waits.
+        .overflow(Overflow::Block)
         .terminate_on_drop(true);
     let start = with_environment(start, environment);
     match (cwd, launch.cwd) {
-        (Some(own), Some(base)) => start.cwd(base.join(own)),
-        (Some(dir), None) => start.cwd(dir),
+        (Some(own), Some(base)) if is_relative(own) => start.cwd(base.join(own)),
+        (Some(dir), _) => start.cwd(dir),
         (None, Some(dir)) => start.cwd(PathBuf::from(dir)),
         (None, None) => start,
     }
+}
+
+/// Whether a directory is below another. A URI is not, nor is a path of a system that names its drives.
+#[must_use]
+pub fn is_relative(dir: &Path) -> bool {
+    let text = dir.to_string_lossy();
+    let is_uri = text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"));
+    let is_drive = match text.as_bytes() {
+        [letter, b':', rest @ ..] => letter.is_ascii_alphabetic() && matches!(rest.first(), None | Some(b'/' | b'\\')),
+        _ => text.starts_with("\\\\"),
+    };
+    !dir.is_absolute() && !is_uri && !is_drive
 }
 
 /// Why a program was not found, and where it was looked for.
@@ -143,6 +161,21 @@ impl std::fmt::Display for NotFound<'_> {
         match self.path {
             Some(path) => write!(f, "not found in the PATH that it would get: {path}"),
             None => f.write_str("not found in the PATH of its executor; give its whole path, or set `env.PATH`"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_below_another_is_relative() {
+        for dir in ["src", "./src", "../x", "a:b", "file", "c"] {
+            assert!(is_relative(dir.as_ref()), "{dir}");
+        }
+        for dir in ["/srv", "file:///srv", "FILE:///C:/x", r"C:\x", "c:/x", "C:", r"\\host\share"] {
+            assert!(!is_relative(dir.as_ref()), "{dir}");
         }
     }
 }

@@ -376,3 +376,12 @@ fn tool_filter_applies_enabled_then_disabled() {
 fn tool_filter_with_an_empty_list_allows_nothing() {
     assert!(!filter(Some(&[]), &[]).allows("a"));
 }
+
+#[test]
+fn values_of_variables_and_headers_are_not_shown() {
+    let text = "[mcp_servers.a]\ncommand = 'x'\nenv = { NAME = 's3cret' }\n\
+                [mcp_servers.b]\nurl = 'https://x/mcp'\nhttp_headers = { X-Key = 's3cret' }\n";
+    let config = Config::parse(text, Path::new("c.toml"), Format::Toml).expect("a configuration");
+    let shown = format!("{config:?}");
+    assert!(shown.contains("NAME") && shown.contains("X-Key") && !shown.contains("s3cret"), "{shown}");
+}

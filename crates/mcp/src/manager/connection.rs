@@ -32,6 +32,10 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 /// How long the reason for the end of a connection may take.
 const OVER_WITHIN: Duration = Duration::from_secs(5);
 
+/// The same over HTTP, where no process has last words: whether the connection is over is known at once, but for the task that
+/// says so.
+const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
+
 /// See the module.
 pub(super) struct Connection {
     server: String,
@@ -146,20 +150,29 @@ impl Connection {
                 data: error.data,
             },
             // Over HTTP each request fails by itself.
-            ServiceError::TransportSend(_) if self.is_http => {
-                super::start::http_error(&self.server, &HttpError::of_call(&error))
-            }
+            ServiceError::TransportSend(_) if self.is_http => self.refused(&error),
             // The server is going: why, is known soon.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
+                let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
                 let mut over = self.board.over();
-                let told = time::timeout(OVER_WITHIN, over.wait_for(Option::is_some)).await;
+                let told = time::timeout(within, over.wait_for(Option::is_some)).await;
                 match told.ok().and_then(Result::ok).and_then(|over| over.clone()) {
                     Some(over) => self.over(method, over),
+                    None if self.is_http => self.refused(&error),
                     None => Error::Send { server: self.server.clone(), method, reason: chain(&error) },
                 }
             }
             other => Error::Send { server: self.server.clone(), method, reason: chain(&other) },
         }
+    }
+
+    /// What an error of HTTP means. That the server wants authentication is true for all that follows.
+    fn refused(&self, error: &ServiceError) -> Error {
+        let error = super::start::http_error(&self.server, &HttpError::of_call(error));
+        if let Error::AuthenticationRequired { reason, .. } = &error {
+            self.board.refuse(reason);
+        }
+        error
     }
 
     fn over(&self, method: &'static str, over: Over) -> Error {

@@ -174,7 +174,7 @@ pub enum Error {
     /// The server did not answer in time. It was told that nobody waits any more.
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise `tool_timeout_sec` of \
-         `[mcp_servers.{server}]`"
+         `[mcp_servers.{server}]`; if it never answers, it may have closed its standard output"
     )]
     Timeout {
         /// The server.
@@ -218,6 +218,36 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+}
+
+impl Error {
+    /// Whether its executor is out of reach, which says nothing of the server.
+    pub(super) fn is_of_host(&self) -> bool {
+        match self {
+            Self::HostTimeout { .. } => true,
+            Self::Host { source, .. } => is_out_of_reach(source),
+            Self::Launch { source, .. } => {
+                matches!(&**source, LaunchError::Start { source, .. } if is_out_of_reach(source))
+            }
+            Self::EndedAtStart { ended, .. } => matches!(**ended, Ended::Lost(_)),
+            _ => false,
+        }
+    }
+}
+
+/// Whether it may be otherwise in a moment: not so for a wrong token, or what is no executor.
+fn is_out_of_reach(error: &client::Error) -> bool {
+    use client::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::Spawn
+            | Kind::Connect
+            | Kind::ConnectTimeout
+            | Kind::InitializeTimeout
+            | Kind::Disconnected
+            | Kind::SessionLost
+            | Kind::UnknownOutcome
+    )
 }
 
 /// More to say, on lines of its own.

@@ -119,6 +119,8 @@ pub(super) struct Board {
     open: watch::Sender<usize>,
     /// Set once, when nothing more comes.
     over: watch::Sender<Option<Over>>,
+    /// The server wants authentication, and why.
+    refused: watch::Sender<Option<String>>,
     /// The list of tools is another.
     pub(super) tools_changed: Notify,
     steps: Mutex<Steps>,
@@ -142,6 +144,7 @@ impl Board {
         Arc::new(Self {
             open: watch::Sender::new(0),
             over: watch::Sender::new(None),
+            refused: watch::Sender::new(None),
             tools_changed: Notify::new(),
             steps: Mutex::default(),
         })
@@ -160,6 +163,21 @@ impl Board {
     /// Says that it is over; the first word counts.
     pub(super) fn end(&self, over: Over) {
         self.over.send_if_modified(|told| told.is_none() && told.replace(over).is_none());
+    }
+
+    /// Says that the server wants authentication; the first word counts.
+    pub(super) fn refuse(&self, reason: &str) {
+        self.refused.send_if_modified(|told| told.is_none() && told.replace(reason.to_owned()).is_none());
+    }
+
+    /// Waits until the server wants authentication. Cancel safe.
+    pub(super) async fn refused(&self) -> String {
+        let mut refused = self.refused.subscribe();
+        match refused.wait_for(Option::is_some).await.ok().and_then(|told| told.clone()) {
+            Some(reason) => reason,
+            // The sender is ours.
+            None => std::future::pending().await,
+        }
     }
 
     /// Tells a step to whoever asked for it.

@@ -16,7 +16,7 @@ use std::{
 use exec_server_client::{
     Client, Error, State, Token,
     backend::{Backend, Remote},
-    environment::{Choice, EnvironmentError, RemoteSpec},
+    environment::{Choice, EnvironmentError, LOCAL, RemoteSpec},
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
 };
@@ -42,7 +42,7 @@ pub struct Host {
 
 enum HostWay {
     Local(Box<LocalConfig>),
-    Remote { spec: Box<RemoteSpec>, token: Option<Token>, keep: Duration },
+    Remote { spec: Box<RemoteSpec>, token: Option<Token>, keep: Duration, recover_for: Option<Duration> },
     Given(Arc<dyn Backend>),
 }
 
@@ -57,7 +57,17 @@ impl Host {
     #[must_use]
     pub fn remote(spec: RemoteSpec, token: Option<Token>, keep: Duration) -> Self {
         let id = format!("{} at {}", spec.id, spec.target);
-        Self { id, way: HostWay::Remote { spec: Box::new(spec), token, keep } }
+        Self { id, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
+    }
+
+    /// Says how long a cut link to an executor is tried to be mended; its session is kept at least as long.
+    #[must_use]
+    pub fn recover_for(mut self, within: Duration) -> Self {
+        if let HostWay::Remote { keep, recover_for, .. } = &mut self.way {
+            *keep = within.max(*keep);
+            *recover_for = Some(within);
+        }
+        self
     }
 
     /// A place that is open already, and stays so: its owner ends it.
@@ -69,9 +79,12 @@ impl Host {
     async fn open(&self) -> Result<Opened, Error> {
         match &self.way {
             HostWay::Local(config) => Ok(Opened::Local(Arc::new(Local::start((**config).clone()).await?))),
-            HostWay::Remote { spec, token, keep } => {
+            HostWay::Remote { spec, token, keep, recover_for } => {
                 let ttl = Ttl::Ms(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
-                let builder = Client::builder().name(CLIENT_NAME).ttl(ttl);
+                let mut builder = Client::builder().name(CLIENT_NAME).ttl(ttl);
+                if let Some(within) = recover_for {
+                    builder = builder.recover_for(*within);
+                }
                 Ok(Opened::Remote(Arc::new(Remote(spec.connect(builder, token.clone()).await?))))
             }
             HostWay::Given(backend) => Ok(Opened::Given(Arc::clone(backend))),
@@ -114,6 +127,17 @@ pub enum PlaceError {
     },
 }
 
+impl PlaceError {
+    /// Why `local`, looked up by its name, is not this machine: it was switched off, or nobody can tell.
+    #[must_use]
+    pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
+        match looked_up {
+            Ok(_) | Err(EnvironmentError::Unknown { .. }) => Self::NoLocal,
+            Err(error) => Self::Unknown { name: LOCAL.to_owned(), reason: error.to_string() },
+        }
+    }
+}
+
 /// Finds the host of a placement.
 type Find = Box<dyn Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync>;
 
@@ -138,7 +162,10 @@ impl Hosts {
         choose: impl Fn(&str) -> Result<Choice, EnvironmentError> + Send + Sync + 'static,
     ) -> Self {
         Self::new(move |placement| match placement {
-            Placement::Local => Ok(Host::local(local.clone())),
+            Placement::Local => match choose(LOCAL) {
+                Ok(Choice::Local) => Ok(Host::local(local.clone())),
+                other => Err(PlaceError::no_local(other)),
+            },
             Placement::Remote => match &remote {
                 Choice::Remote(spec) => Ok(Host::remote(spec.clone(), token.clone(), KEEP)),
                 Choice::Local | Choice::None => Err(PlaceError::NoRemote),

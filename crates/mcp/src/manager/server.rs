@@ -2,7 +2,9 @@
 //! its state.
 //!
 //! Failure paths: a first start that fails is final, so that a mistake in a configuration is seen at once. A server that was
-//! ready and crashes is started again after a pause; too many crashes in a row are final. Must not know what is asked of it.
+//! ready and crashes is started again after a pause; too many crashes in a row are final. An executor that is out of reach is
+//! no crash of its servers: once they were ready, it is tried again for as long as it takes. One that wants authentication is
+//! not started again. Must not know what is asked of it.
 
 use std::{
     pin::pin,
@@ -54,6 +56,8 @@ struct Known {
     connection: Option<Arc<Connection>>,
     /// All its tools, in the order of its list.
     tools: Option<Vec<Tool>>,
+    /// Why its executor could not be used the last time, while that is tried again.
+    host_trouble: Option<String>,
 }
 
 impl Server {
@@ -111,9 +115,11 @@ impl Server {
         }
     }
 
-    /// The connection of a server that is ready; waits for one that is starting, or is about to be started again.
+    /// The connection of a server that is ready; waits for one that is starting, or is about to be started again. For an
+    /// executor that is out of reach, only as long as a start may take.
     pub(super) async fn ready(&self) -> Result<Arc<Connection>, Error> {
         let server = || self.name.clone();
+        let until = Instant::now() + self.config.startup_timeout;
         let mut status = self.status.subscribe();
         loop {
             match &*status.borrow_and_update() {
@@ -132,7 +138,18 @@ impl Server {
                 Status::Cancelled => return Err(Error::Cancelled { server: server() }),
                 Status::Disabled => return Err(Error::Disabled { server: server() }),
             }
-            if status.changed().await.is_err() {
+            let trouble = self.known().host_trouble.clone();
+            let changed = match trouble {
+                None => status.changed().await,
+                Some(trouble) => match time::timeout_at(until, status.changed()).await {
+                    Ok(changed) => changed,
+                    Err(_) => {
+                        let reason = format!("its executor is out of reach, and is tried again: {trouble}");
+                        return Err(Error::Failed { server: server(), reason });
+                    }
+                },
+            };
+            if changed.is_err() {
                 return Err(Error::Cancelled { server: server() });
             }
         }
@@ -156,47 +173,59 @@ impl Server {
     }
 
     /// The life, from its first start to its end.
-    pub(super) async fn run(self: Arc<Self>, context: Arc<Context>, mut stop: watch::Receiver<bool>) {
+    pub(super) async fn run(self: Arc<Self>, context: Arc<Context>, stop: watch::Receiver<bool>) {
+        let mut last = LastWord(Some(&self));
+        let status = self.life(&context, stop).await;
+        // From here on it may be started again, and then the state is another's.
+        last.0 = None;
+        self.set(status);
+    }
+
+    /// As [`run`](Self::run); gives the state at its end.
+    async fn life(self: &Arc<Self>, context: &Context, mut stop: watch::Receiver<bool>) -> Status {
         let restarts = context.settings.restarts;
-        // Crashes in a row.
-        let mut crashes = 0;
+        let mut tries = Tries::default();
         loop {
             let mut child = None;
             let started = tokio::select! {
                 biased;
                 () = stopped(&mut stop) => None,
-                started = start::start(&self, &context, &mut child) => Some(started),
+                started = start::start(self, context, &mut child) => Some(started),
             };
             let crash = match started {
-                Some(Ok(life)) => match self.live(life, &mut crashes, restarts, &mut stop).await {
+                Some(Ok(life)) => match self.live(life, &mut tries, restarts, &mut stop).await {
                     Some(crash) => crash,
-                    None => return self.set(Status::Cancelled),
+                    None => return Status::Cancelled,
                 },
                 Some(Err(error)) => {
                     end(child).await;
-                    if crashes == 0 {
-                        return self.set(failure(&error));
+                    if !tries.was_ready || matches!(error, Error::AuthenticationRequired { .. }) {
+                        return failure(&error);
                     }
-                    crashes += 1;
-                    Crash { reason: error.to_string(), is_final: crashes > restarts.most }
+                    tries.count(Crash::new(error.to_string(), error.is_of_host()), restarts)
                 }
                 None => {
                     end(child).await;
-                    return self.set(Status::Cancelled);
+                    return Status::Cancelled;
                 }
             };
+            if let Some(reason) = crash.wants_authentication {
+                return Status::AuthenticationRequired { reason };
+            }
             if crash.is_final {
+                let crashes = tries.crashes;
                 let reason = format!("it crashed {crashes} times in a row; the last time: {}", crash.reason);
-                return self.set(Status::Failed { reason });
+                return Status::Failed { reason };
             }
-            if self.status() != (Status::Starting { restarts: crashes }) {
-                self.set(Status::Starting { restarts: crashes });
+            self.known().host_trouble = crash.is_of_host.then(|| crash.reason.clone());
+            if self.status() != tries.status() {
+                self.set(tries.status());
             }
-            let pause = pause(restarts, crashes);
+            let pause = pause(restarts, tries.in_a_row());
             tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed, and is started again");
             tokio::select! {
                 biased;
-                () = stopped(&mut stop) => return self.set(Status::Cancelled),
+                () = stopped(&mut stop) => return Status::Cancelled,
                 () = time::sleep(pause) => {}
             }
         }
@@ -206,20 +235,25 @@ impl Server {
     async fn live(
         self: &Arc<Self>,
         life: Life,
-        crashes: &mut u32,
+        tries: &mut Tries,
         restarts: Restarts,
         stop: &mut watch::Receiver<bool>,
     ) -> Option<Crash> {
         let Life { running, connection, tools, child, client } = life;
         let board = Arc::clone(connection.board());
-        *self.known() = Known { connection: Some(Arc::clone(&connection)), tools: Some(tools) };
+        *self.known() = Known { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_trouble: None };
+        tries.was_ready = true;
         self.set(Status::Ready);
         let since = Instant::now();
         let token = running.cancellation_token();
         let mut done = pin!(running.waiting());
         // Beside everything else: a server that does not answer must not hold up its end.
         let mut renewing: Option<BoxFuture<'_, ()>> = None;
-        let reason = loop {
+        // They changed once more while they were listed.
+        let mut is_outdated = false;
+        // What has ended must not be waited for again.
+        let mut is_done = false;
+        let crash = loop {
             let renewed = async {
                 match &mut renewing {
                     Some(renewing) => renewing.await,
@@ -230,31 +264,50 @@ impl Server {
             tokio::select! {
                 biased;
                 () = stopped(stop) => break None,
-                ended = ended(child.as_deref()) => break Some(reason(&ended.to_string(), child.as_deref())),
-                error = lost(client.as_ref()) => break Some(format!("its executor is lost: {error}")),
-                _ = &mut done => break Some(reason("its connection ended", child.as_deref())),
-                () = renewed => renewing = None,
-                () = board.tools_changed.notified() => renewing = Some(Box::pin(self.renew(&connection))),
+                ended = ended(child.as_deref()) => {
+                    let is_of_host = matches!(ended, Ended::Lost(_));
+                    break Some(Crash::new(reason(&ended.to_string(), child.as_deref()), is_of_host));
+                }
+                error = lost(client.as_ref()) => {
+                    break Some(Crash::new(format!("its executor is lost: {error}"), true));
+                }
+                reason = board.refused() => break Some(Crash::refused(reason)),
+                _ = &mut done => {
+                    is_done = true;
+                    break Some(Crash::new(reason("its connection ended", child.as_deref()), false));
+                }
+                () = renewed => renewing = is_outdated.then(|| Box::pin(self.renew(&connection)) as BoxFuture<'_, ()>),
+                () = board.tools_changed.notified() => match &renewing {
+                    Some(_) => {
+                        is_outdated = true;
+                        continue;
+                    }
+                    None => renewing = Some(Box::pin(self.renew(&connection))),
+                },
             }
+            is_outdated = false;
         };
         drop(renewing);
-        let crash = reason.map(|reason| {
-            *crashes = if since.elapsed() >= restarts.settled { 1 } else { *crashes + 1 };
-            Crash { reason, is_final: *crashes > restarts.most }
+        let crash = crash.map(|crash| {
+            if since.elapsed() >= restarts.settled {
+                tries.crashes = 0;
+            }
+            tries.hosts = 0;
+            tries.count(crash, restarts)
         });
         // Before the end itself, which may take its time: whoever waits for an answer gets none.
         match &crash {
-            Some(Crash { reason, is_final }) => {
+            Some(Crash { reason, is_final, .. }) => {
                 board.end(Over::Crashed { reason: reason.clone(), is_restarted: !is_final });
                 self.tell(Update::Crashed { name: self.name.clone(), reason: reason.clone() });
                 if !is_final {
-                    self.set(Status::Starting { restarts: *crashes });
+                    self.set(tries.status());
                 }
             }
             None => board.end(Over::Ended),
         }
         token.cancel();
-        if time::timeout(END_WITHIN, done).await.is_err() {
+        if !is_done && time::timeout(END_WITHIN, done).await.is_err() {
             tracing::warn!(server = self.name, "its connection did not end in time");
         }
         crash
@@ -290,7 +343,70 @@ impl Server {
 /// Why a server is gone, and whether that was once too often.
 struct Crash {
     reason: String,
+    /// It is its executor that is gone.
+    is_of_host: bool,
+    /// It wants to know who asks: the reason, with the way out.
+    wants_authentication: Option<String>,
     is_final: bool,
+}
+
+impl Crash {
+    fn new(reason: String, is_of_host: bool) -> Self {
+        Self { reason, is_of_host, wants_authentication: None, is_final: false }
+    }
+
+    fn refused(reason: String) -> Self {
+        let wants_authentication = Some(reason.clone());
+        Self {
+            reason: format!("it wants authentication: {reason}"),
+            is_of_host: false,
+            wants_authentication,
+            is_final: true,
+        }
+    }
+}
+
+/// How often a server was started in vain, in a row.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tries {
+    /// It was ready once: its configuration is right.
+    was_ready: bool,
+    /// Its own doing, of which there is a bound.
+    crashes: u32,
+    /// Its executor's.
+    hosts: u32,
+}
+
+impl Tries {
+    /// Counts a crash, and says whether it was the last.
+    fn count(&mut self, mut crash: Crash, restarts: Restarts) -> Crash {
+        let count = if crash.is_of_host { &mut self.hosts } else { &mut self.crashes };
+        *count = count.saturating_add(1);
+        crash.is_final |= !crash.is_of_host && self.crashes > restarts.most;
+        crash
+    }
+
+    fn in_a_row(self) -> u32 {
+        self.crashes.saturating_add(self.hosts)
+    }
+
+    fn status(self) -> Status {
+        Status::Starting { restarts: self.in_a_row() }
+    }
+}
+
+/// Whatever ends the life of a server: its state must not stay one that promises more.
+struct LastWord<'a>(Option<&'a Server>);
+
+impl Drop for LastWord<'_> {
+    fn drop(&mut self) {
+        let Some(server) = self.0 else { return };
+        server.set(if std::thread::panicking() {
+            Status::Failed { reason: "the task that keeps it has panicked; see the log".to_owned() }
+        } else {
+            Status::Cancelled
+        });
+    }
 }
 
 /// What a failed first start means.
@@ -341,4 +457,126 @@ async fn lost(client: Option<&Client>) -> client::Error {
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // A manager that is gone has stopped.
     stop.wait_for(|stop| *stop).await.ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, path::Path};
+
+    use rmcp::{
+        RoleClient, ServiceExt as _,
+        service::{RxJsonRpcMessage, TxJsonRpcMessage},
+        transport::Transport,
+    };
+    use serde_json::json;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::{
+        config::{Config, Format},
+        manager::handler::{Board, Handler},
+    };
+
+    type Message = Option<RxJsonRpcMessage<RoleClient>>;
+
+    /// A connection that answers the handshake, and ends when it is told to.
+    struct Scripted {
+        told: mpsc::UnboundedSender<Message>,
+        messages: mpsc::UnboundedReceiver<Message>,
+    }
+
+    impl Transport<RoleClient> for Scripted {
+        type Error = io::Error;
+
+        fn send(
+            &mut self,
+            item: TxJsonRpcMessage<RoleClient>,
+        ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+            let item = serde_json::to_value(&item).expect("JSON");
+            if item["method"] == "initialize" {
+                let result = json!({"protocolVersion": "2025-06-18", "capabilities": {},
+                    "serverInfo": {"name": "scripted", "version": "1"}});
+                let answer = json!({"jsonrpc": "2.0", "id": item["id"], "result": result});
+                self.told.send(Some(serde_json::from_value(answer).expect("a message"))).expect("we listen");
+            }
+            std::future::ready(Ok(()))
+        }
+
+        async fn receive(&mut self) -> Message {
+            self.messages.recv().await.flatten()
+        }
+
+        async fn close(&mut self) -> Result<(), Self::Error> {
+            Ok(())
+        }
+    }
+
+    fn server() -> Arc<Server> {
+        let text = "[mcp_servers.t]\ncommand = 't'\n";
+        let mut config = Config::parse(text, Path::new("t.toml"), Format::Toml).expect("a configuration");
+        let config = config.servers.remove("t").expect("a server");
+        Arc::new(Server::new("t", config, broadcast::Sender::new(16)))
+    }
+
+    /// A server that is ready, and how its connection is told to end.
+    async fn life(server: &Server) -> (Life, mpsc::UnboundedSender<Message>) {
+        let (told, messages) = mpsc::unbounded_channel();
+        let board = Board::new();
+        let handler =
+            Handler { server: "t".to_owned(), client_name: "test".to_owned(), elicit: None, board: Arc::clone(&board) };
+        let running = handler.serve(Scripted { told: told.clone(), messages }).await.expect("a handshake");
+        let connection = Arc::new(Connection::new(server, running.peer().clone(), board));
+        (Life { running, connection, tools: Vec::new(), child: None, client: None }, told)
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_by_itself_is_a_crash_that_is_told() {
+        let server = server();
+        let (life, told) = life(&server).await;
+        let (_stop, mut stopped) = watch::channel(false);
+        told.send(None).expect("it listens");
+        let mut tries = Tries::default();
+        let crash =
+            server.live(life, &mut tries, Restarts::default(), &mut stopped).await.expect("nobody asked for it");
+        assert_eq!((crash.reason.as_str(), crash.is_final), ("its connection ended", false));
+        assert_eq!(server.status(), Status::Starting { restarts: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_server_that_begins_to_want_authentication_is_not_started_again() {
+        let server = server();
+        let (life, _told) = life(&server).await;
+        let (_stop, mut stopped) = watch::channel(false);
+        life.connection.board().refuse("who are you");
+        let mut tries = Tries::default();
+        let crash =
+            server.live(life, &mut tries, Restarts::default(), &mut stopped).await.expect("nobody asked for it");
+        assert_eq!((crash.wants_authentication.as_deref(), crash.is_final), (Some("who are you"), true));
+    }
+
+    #[test]
+    fn an_executor_out_of_reach_is_no_crash_of_its_servers() {
+        let restarts = Restarts { most: 2, ..Restarts::default() };
+        let mut tries = Tries::default();
+        for _ in 0..100 {
+            assert!(!tries.count(Crash::new("gone".to_owned(), true), restarts).is_final);
+        }
+        assert_eq!(pause(restarts, tries.in_a_row()), restarts.longest_pause);
+        let ends: Vec<bool> =
+            (0..3).map(|_| tries.count(Crash::new("own".to_owned(), false), restarts).is_final).collect();
+        assert_eq!(ends, [false, false, true]);
+    }
+
+    #[test]
+    fn a_life_that_ends_without_a_word_leaves_no_promise() {
+        let server = server();
+        assert!(server.begin(false));
+        drop(LastWord(Some(&server)));
+        assert_eq!(server.status(), Status::Cancelled);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _last = LastWord(Some(&server));
+            std::panic::resume_unwind(Box::new("a test"));
+        }));
+        assert!(panicked.is_err() && matches!(server.status(), Status::Failed { .. }), "{:?}", server.status());
+    }
 }

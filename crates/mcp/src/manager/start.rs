@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
-use exec_server_client::{Client, backend::Backend};
+use exec_server_client::{self as client, Client, ErrorKind, State, backend::Backend};
 use rmcp::{
     RoleClient, ServiceExt as _,
     model::{ProtocolVersion, ServerResult, Tool},
@@ -24,7 +24,7 @@ use super::{
     hosts::{Hosts, Slot},
     list,
     server::Server,
-    state::Update,
+    state::{Status, Update},
 };
 use crate::{
     config::{HttpConfig, StdioConfig, Way},
@@ -34,6 +34,13 @@ use crate::{
 };
 
 const INITIALIZE: &str = "initialize";
+
+/// How long an executor is tried that nobody finds there: as long as by every other command, so that a mistake is told soon.
+const RETRY_FOR: Duration = Duration::from_secs(10);
+
+/// The pauses between two attempts.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_LONGEST: Duration = Duration::from_secs(2);
 
 /// What all servers of a manager share.
 pub(super) struct Context {
@@ -132,10 +139,11 @@ async fn start_http(server: &Server, context: &Context, place: &Slot, http: &Htt
     let board = Board::new();
     let running = match time::timeout(within, handler(server, context, &board).serve(transport)).await {
         Ok(Ok(running)) => running,
-        Ok(Err(error)) => return Err(failed(HttpError::of_start(&error))),
-        Err(_) => return Err(late(server, INITIALIZE, within, String::new())),
+        Ok(Err(error)) => return Err(of_executor(server, &client, failed(HttpError::of_start(&error)))),
+        Err(_) => return Err(of_executor(server, &client, late(server, INITIALIZE, within, String::new()))),
     };
-    let mut life = introduce(server, running, board, within, &String::new).await?;
+    let ready = introduce(server, running, board, within, &String::new).await;
+    let mut life = ready.map_err(|error| of_executor(server, &client, error))?;
     life.client = Some(client);
     Ok(life)
 }
@@ -155,13 +163,51 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
     }
 }
 
-/// The place of a server, open, within the time of its start.
+/// The place of a server, open, within the time of its start. An executor may be started at the same moment, and is tried for
+/// a while.
 async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> {
     let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
-    let opened = time::timeout(within, place.backend()).await;
-    opened
-        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
-        .map_err(|source| Error::Host { server: name(), source })
+    let until = Instant::now() + within;
+    // What was ready once is started again anyway.
+    let is_first = server.status() == Status::Starting { restarts: 0 };
+    let retry_until = Instant::now() + if is_first { within.min(RETRY_FOR) } else { Duration::ZERO };
+    let mut pause = RETRY_FIRST;
+    let mut last = None;
+    loop {
+        let error = match time::timeout_at(until, place.backend()).await {
+            Ok(Ok(backend)) => return Ok(backend),
+            Ok(Err(source)) => Error::Host { server: name(), source },
+            // What was said before tells more.
+            Err(_) => {
+                let late = || Error::HostTimeout { server: name(), host: place.id().to_owned(), within };
+                return Err(last.unwrap_or_else(late));
+            }
+        };
+        let may_be_soon = matches!(&error, Error::Host { source, .. } if is_worth_a_retry(source));
+        if !may_be_soon || Instant::now() + pause >= retry_until {
+            return Err(error);
+        }
+        time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_LONGEST);
+        last = Some(error);
+    }
+}
+
+/// Whether an executor that is just being started would look like this.
+fn is_worth_a_retry(error: &client::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Connect | ErrorKind::ConnectTimeout | ErrorKind::Disconnected)
+}
+
+/// An error of a start over HTTP, or that of the executor where it is the reason.
+fn of_executor(server: &Server, client: &Client, error: Error) -> Error {
+    match client.state() {
+        State::Recovering { reason } => {
+            let source = client::Error::Disconnected { reason: Some(reason) };
+            Error::Host { server: server.name.clone(), source }
+        }
+        State::Lost { error } => Error::Host { server: server.name.clone(), source: error },
+        _ => error,
+    }
 }
 
 fn handler(server: &Server, context: &Context, board: &Arc<Board>) -> Handler {
