@@ -6,10 +6,11 @@
 //!
 //! Must not guess: what is not found exactly is told with what comes near it.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use exec_server_client::fs::{ErrorKind, FileSystem as _, WriteOptions};
+use memchr::memmem::Finder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +19,11 @@ use super::{Call, Failure, Reply, files, or_default};
 /// How often the file may be changed by somebody else between our reading and writing.
 const ATTEMPTS: usize = 5;
 
-/// Bytes of a file that can be edited.
+/// Bytes of a file that can be edited, before and after.
 const FILE_BYTES: u64 = 16 << 20;
+
+/// Bytes of a file in which something is looked for that only comes near.
+const NEAR_BYTES: usize = 1 << 20;
 
 /// Places that are named where there are several.
 const NAMED: usize = 10;
@@ -62,7 +66,7 @@ pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply,
         return Err(Failure::new("`old` and `new` are the same: there is nothing to change"));
     }
     let path = call.server.place.path(&arguments.path);
-    // Not called off half-way: a write that was sent may be done.
+    let arguments = Arc::new(arguments);
     for _ in 0..ATTEMPTS {
         if let Some(edited) = attempt(call, &path, &arguments).await? {
             let places = if edited.replacements == 1 { "place" } else { "places" };
@@ -76,68 +80,77 @@ pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply,
 }
 
 /// Reads, replaces and writes once; nothing where somebody else was faster.
-async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arguments) -> Result<Option<Edited>, Failure> {
-    let (bytes, state) = files::part(call, path, Some(FILE_BYTES + 1), None).await?;
-    if bytes.len() as u64 > FILE_BYTES {
-        let text =
-            format!("`{}` has more than {FILE_BYTES} bytes; change it with run_command (sed, perl)", path.display());
-        return Err(Failure::new(text));
-    }
-    let (old, new) = (arguments.old.as_bytes(), arguments.new.as_bytes());
-    let places = find(&bytes, old);
-    let first = match (&places[..], arguments.replace_all) {
-        ([], _) => return Err(Failure::new(not_found(&bytes, &arguments.old, path))),
-        ([_, _, ..], false) => return Err(Failure::new(several(&bytes, &places, path))),
-        ([first, ..], _) => *first,
+async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Result<Option<Edited>, Failure> {
+    let changing = async {
+        let (bytes, state) = files::part(call, path, Some(FILE_BYTES + 1), None).await?;
+        let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
+        // Megabytes are gone through more than once: others wait for nothing meanwhile.
+        let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
+        let changed = changed.map_err(|error| Failure::new(format!("the edit failed: {error}")))??;
+        Ok((changed, state))
     };
-    let replaced = replace(&bytes, &places, old.len(), new);
-    let size = replaced.len() as u64;
+    let (changed, state) = call.unless_called_off(changing).await?;
+    let edited = Edited {
+        path: path.display().to_string(),
+        replacements: changed.replacements,
+        first_line: changed.first_line,
+        bytes: changed.bytes.len() as u64,
+    };
     let options = WriteOptions { if_match: state.etag, ..WriteOptions::default() };
-    let files = call.server.place.files().await?;
-    match files.write_file(path, Bytes::from(replaced), options).await {
-        Ok(_) => Ok(Some(Edited {
-            path: path.display().to_string(),
-            replacements: places.len() as u64,
-            first_line: line_at(&bytes, first),
-            bytes: size,
-        })),
-        Err(error) if error.kind == ErrorKind::Changed => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Where a text begins, without overlaps.
-fn find(bytes: &[u8], text: &[u8]) -> Vec<usize> {
-    let mut places = Vec::new();
-    let mut at = 0;
-    while let Some(next) = next_place(&bytes[at..], text) {
-        places.push(at + next);
-        at += next + text.len();
-    }
-    places
-}
-
-/// The first place of a text: by its first byte, which is found fast, and the comparison of the rest.
-fn next_place(bytes: &[u8], text: &[u8]) -> Option<usize> {
-    let first = *text.first()?;
-    let mut at = 0;
-    while let Some(next) = bytes[at..].iter().position(|byte| *byte == first) {
-        at += next;
-        if bytes[at..].starts_with(text) {
-            return Some(at);
+    call.settled(async {
+        let files = call.server.place.files().await?;
+        match files.write_file(path, Bytes::from(changed.bytes), options).await {
+            Ok(_) => Ok(Some(edited)),
+            Err(error) if error.kind == ErrorKind::Changed => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        at += 1;
-    }
-    None
+    })
+    .await
 }
 
-fn replace(bytes: &[u8], places: &[usize], len: usize, new: &[u8]) -> Vec<u8> {
-    let mut replaced = Vec::with_capacity(bytes.len() + places.len() * new.len().saturating_sub(len));
+/// What becomes of a file.
+#[derive(Debug)]
+struct Changed {
+    bytes: Vec<u8>,
+    replacements: u64,
+    first_line: u64,
+}
+
+/// Finds and replaces. Blocks for as long as the file is large.
+fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, Failure> {
+    let too_large = |what: &str| {
+        let text =
+            format!("`{}` {what} more than {FILE_BYTES} bytes; change it with run_command (sed, perl)", path.display());
+        Failure::new(text)
+    };
+    if bytes.len() as u64 > FILE_BYTES {
+        return Err(too_large("has"));
+    }
+    let (old, new) = (Finder::new(&arguments.old), arguments.new.as_bytes());
+    let Some(first) = old.find(bytes) else {
+        return Err(Failure::new(not_found(bytes, &arguments.old, path)));
+    };
+    // Counted, not kept: there may be as many places as bytes.
+    let places = old.find_iter(bytes).count();
+    if places > 1 && !arguments.replace_all {
+        return Err(Failure::new(several(bytes, &old, places, path)));
+    }
+    // Before any of it is made: a few bytes of arguments can ask for more memory than there is.
+    let kept = bytes.len() - places * old.needle().len();
+    let size = places.checked_mul(new.len()).and_then(|added| added.checked_add(kept));
+    let size = size.filter(|size| *size as u64 <= FILE_BYTES).ok_or_else(|| too_large("would have"))?;
+    let replaced = replace(bytes, &old, new, size);
+    Ok(Changed { bytes: replaced, replacements: places as u64, first_line: line_at(bytes, first) })
+}
+
+/// The bytes with every place of a text replaced; there will be so many.
+fn replace(bytes: &[u8], old: &Finder<'_>, new: &[u8], size: usize) -> Vec<u8> {
+    let mut replaced = Vec::with_capacity(size);
     let mut at = 0;
-    for place in places {
-        replaced.extend_from_slice(&bytes[at..*place]);
+    for place in old.find_iter(bytes) {
+        replaced.extend_from_slice(&bytes[at..place]);
         replaced.extend_from_slice(new);
-        at = place + len;
+        at = place + old.needle().len();
     }
     replaced.extend_from_slice(&bytes[at..]);
     replaced
@@ -148,14 +161,14 @@ fn line_at(bytes: &[u8], at: usize) -> u64 {
     1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-fn several(bytes: &[u8], places: &[usize], path: &Path) -> String {
-    let lines: Vec<String> = places.iter().take(NAMED).map(|at| line_at(bytes, *at).to_string()).collect();
-    let more = if places.len() > NAMED { " and more" } else { "" };
+fn several(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String {
+    let lines: Vec<String> = old.find_iter(bytes).take(NAMED).map(|at| line_at(bytes, at).to_string()).collect();
+    let more = if places > NAMED { " and more" } else { "" };
     format!(
         "`old` is in `{}` {} times, at lines {}{more}; take more of the lines around the one that is meant, or set `replace_all`. \
          Nothing was changed",
         path.display(),
-        places.len(),
+        places,
         lines.join(", ")
     )
 }
@@ -164,7 +177,7 @@ fn several(bytes: &[u8], places: &[usize], path: &Path) -> String {
 fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
     let begin = format!("`old` is not in `{}`", path.display());
     let crlf = old.replace("\r\n", "\n").replace('\n', "\r\n");
-    if crlf != old && !find(bytes, crlf.as_bytes()).is_empty() {
+    if crlf != old && Finder::new(&crlf).find(bytes).is_some() {
         return format!("{begin}: its lines end with CR LF, write \\r\\n for each line end. Nothing was changed");
     }
     match near(bytes, old) {
@@ -176,43 +189,76 @@ fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
     }
 }
 
-/// The line where the same words are, whatever the blanks between them.
+/// The line where the same words are, whatever the blanks between them. In large files it is not looked for.
 fn near(bytes: &[u8], old: &str) -> Option<u64> {
-    let text = String::from_utf8_lossy(bytes);
-    let lines: Vec<String> = text.lines().map(words).collect();
-    let wanted: Vec<String> = old.trim().lines().map(words).collect();
-    if wanted.iter().all(String::is_empty) {
+    if bytes.len() > NEAR_BYTES || old.len() > NEAR_BYTES {
         return None;
     }
-    let found = match &wanted[..] {
-        [one] => lines.iter().position(|line| line.contains(one)),
-        _ => lines.windows(wanted.len()).position(|lines| lines == wanted),
-    };
-    found.map(|at| at as u64 + 1)
+    let wanted = words(old.trim());
+    let is_one = wanted.trim_matches('\n').lines().count() == 1;
+    // Of one line a part will do.
+    let wanted = if is_one { wanted.trim_matches('\n') } else { &wanted };
+    if wanted.trim().is_empty() {
+        return None;
+    }
+    let text = words(&String::from_utf8_lossy(bytes));
+    let at = Finder::new(wanted).find(text.as_bytes())?;
+    // Each line has its line end in front of it here.
+    Some(line_at(text.as_bytes(), at + 1) - 1)
 }
 
-fn words(line: &str) -> String {
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
+/// Lines without the blanks that do not matter, a line end in front of each and behind the last.
+fn words(text: &str) -> String {
+    let mut words = String::from("\n");
+    for line in text.lines() {
+        for (index, word) in line.split_whitespace().enumerate() {
+            words.push_str(if index == 0 { "" } else { " " });
+            words.push_str(word);
+        }
+        words.push('\n');
+    }
+    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn places_do_not_overlap() {
-        assert_eq!(find(b"aaaa", b"aa"), [0, 2]);
-        assert_eq!(find(b"abcabc", b"c"), [2, 5]);
-        assert_eq!(find(b"abc", b"abcd"), [] as [usize; 0]);
-        assert_eq!(find(b"aab", b"ab"), [1]);
+    fn changed(file: &str, old: &str, new: &str) -> Result<Changed, Failure> {
+        let (old, new) = (old.to_owned(), new.to_owned());
+        change(
+            file.as_bytes(),
+            &Arguments { path: String::new(), old, new, replace_all: true },
+            Path::new("/f"),
+        )
     }
 
     #[test]
-    fn every_place_is_replaced_and_the_rest_stays() {
-        let bytes = b"one two one";
-        assert_eq!(replace(bytes, &find(bytes, b"one"), 3, b"1"), b"1 two 1");
-        assert_eq!(replace(bytes, &find(bytes, b"two "), 4, b""), b"one one");
-        assert_eq!(line_at(b"a\nb\nc", 4), 3);
+    fn every_place_is_replaced_without_overlaps_and_the_rest_stays() {
+        let text = |file, old, new| String::from_utf8(changed(file, old, new).unwrap().bytes).unwrap();
+        assert_eq!(text("aaaaa", "aa", "b"), "bba");
+        assert_eq!(text("one two one", "one", "1"), "1 two 1");
+        assert_eq!(text("one two one", "two ", ""), "one one");
+        let edit = changed("a\nb\nc b", "b", "longer").unwrap();
+        assert_eq!((edit.replacements, edit.first_line, edit.bytes.len()), (2, 2, 16));
+    }
+
+    #[test]
+    fn what_would_become_too_large_is_refused_before_it_is_made() {
+        let (file, new) = ("x".repeat(1 << 20), "y".repeat(1 << 20));
+        let Failure(text) = changed(&file, "x", &new).unwrap_err();
+        assert!(text.contains("would have more than 16777216 bytes"), "{text}");
+        assert_eq!(changed(&file, "x", &"y".repeat(16)).unwrap().bytes.len(), 16 << 20);
+        assert!(changed(&file, "x", &"y".repeat(17)).is_err());
+    }
+
+    #[test]
+    fn a_text_that_is_nearly_everywhere_is_looked_for_in_no_time() {
+        let file = "a\n".repeat(NEAR_BYTES / 2);
+        let old = format!("{}b", "a \n".repeat(NEAR_BYTES / 6));
+        assert!(changed(&file, &old, "x").is_err());
+        let large = format!("{}  let  a;\n", "\n".repeat(NEAR_BYTES));
+        assert_eq!(near(large.as_bytes(), "let a;"), None);
     }
 
     #[test]
@@ -229,7 +275,7 @@ mod tests {
     #[test]
     fn several_places_are_named_up_to_a_bound() {
         let file = "x\n".repeat(30);
-        let text = several(file.as_bytes(), &find(file.as_bytes(), b"x"), Path::new("/f"));
+        let text = several(file.as_bytes(), &Finder::new("x"), 30, Path::new("/f"));
         assert!(text.contains("30 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and more"), "{text}");
     }
 }

@@ -83,11 +83,7 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
     let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
     let limit = within("limit", arguments.limit, LINES, (1, LINES_MAX))?;
     let path = call.server.place.path(&arguments.path);
-    let reading = fetch(call, &path, first, limit);
-    let (bytes, size, at_end) = tokio::select! {
-        read = reading => read?,
-        why = call.called_off() => return Err(Failure::new(why)),
-    };
+    let (bytes, size, at_end) = call.unless_called_off(fetch(call, &path, first, limit)).await?;
     let shown = path.display().to_string();
     if is_binary(&bytes) {
         let size = size.map_or_else(String::new, |size| format!(", {size} bytes"));
@@ -256,22 +252,27 @@ pub(super) struct Written {
 /// Writes a file.
 pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
     let path = call.server.place.path(&arguments.path);
-    let files = call.server.place.files().await?;
     let bytes = Bytes::from(arguments.content);
     let size = bytes.len() as u64;
-    // Not called off half-way: what was begun is done, or fails as a whole.
-    let created = match files.metadata(&path, Links::Follow).await {
-        Ok(_) => false,
-        Err(error) if error.kind == ErrorKind::NotFound => true,
-        Err(error) => return Err(error.into()),
-    };
-    let written = match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
-        Err(error) if error.kind == ErrorKind::NotFound => {
-            make_parents(&files, &path).await?;
-            files.write_file(&path, bytes, WriteOptions::default()).await?
+    let looking = async {
+        let files = call.server.place.files().await?;
+        match files.metadata(&path, Links::Follow).await {
+            Ok(_) => Ok((files, false)),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok((files, true)),
+            Err(error) => Err(error.into()),
         }
-        done => done?,
     };
+    let (files, created) = call.unless_called_off(looking).await?;
+    let writing = async {
+        match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                make_parents(&files, &path).await?;
+                Ok(files.write_file(&path, bytes, WriteOptions::default()).await?)
+            }
+            done => Ok(done?),
+        }
+    };
+    let written = call.settled(writing).await?;
     let shown = path.display().to_string();
     let text = format!("{} `{shown}`, {size} bytes", if created { "made" } else { "replaced" });
     Ok(Reply::new(text, &Written { path: shown, bytes: size, created, atomic: written.atomic }))
@@ -327,12 +328,9 @@ struct Row {
 pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Reply, Failure> {
     let limit = within("limit", arguments.limit, ENTRIES, (1, ENTRIES_MAX))?;
     let path = call.server.place.path(arguments.path.as_deref().unwrap_or("."));
-    let files = call.server.place.files().await?;
     let after = arguments.after.map(OsString::from);
-    let (mut rows, mut more) = tokio::select! {
-        page = page(&files, &path, after) => page?,
-        why = call.called_off() => return Err(Failure::new(why)),
-    };
+    let listing = async { page(&call.server.place.files().await?, &path, after).await };
+    let (mut rows, mut more) = call.unless_called_off(listing).await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     more |= rows.len() > limit;
     rows.truncate(limit);

@@ -12,7 +12,7 @@ mod processes;
 mod run;
 mod search;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use exec_server_client::{ErrorKind, fs, protocol::failure::Kind};
 use rmcp::{
@@ -23,6 +23,7 @@ use rmcp::{
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use tokio::time;
 
 pub(super) use processes::Table;
 
@@ -30,6 +31,12 @@ use super::{Server, said};
 
 /// Bytes of a command and its arguments: what an operating system takes.
 const COMMAND_BYTES: usize = 128 << 10;
+
+/// How long a change of a file may take: links are cut and come back within less.
+const CHANGE_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long a change that is called off may take to end in order; less than what the end of the server leaves to calls.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
 /// One call, and everything that it may touch.
 pub(super) struct Call<'a> {
@@ -48,6 +55,33 @@ impl Call<'_> {
         tokio::select! {
             () = self.context.ct.cancelled() => "the call was cancelled",
             () = said(&mut ending) => "the server is shutting down",
+        }
+    }
+
+    /// Does what changes nothing, and may be dropped when nobody waits for it any more.
+    async fn unless_called_off<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::select! {
+            done = doing => done,
+            why = self.called_off() => Err(Failure::new(why)),
+        }
+    }
+
+    /// Does what changes something: called off, it still has a moment to end in order, and it has not for ever.
+    async fn settled<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let over = async {
+            tokio::select! {
+                why = self.called_off() => {
+                    time::sleep(SETTLE_WITHIN).await;
+                    why.to_owned()
+                }
+                () = time::sleep(CHANGE_WITHIN) => {
+                    format!("the executor has not answered within {} s", CHANGE_WITHIN.as_secs())
+                }
+            }
+        };
+        tokio::select! {
+            done = doing => done,
+            why = over => Err(Failure::new(format!("{why}; look before you do it again, it may have happened"))),
         }
     }
 }

@@ -107,7 +107,6 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
     let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
     let place = &call.server.place;
     let path = place.path(arguments.path.as_deref().unwrap_or("."));
-    let files = place.files().await?;
     let scan = ScanParams {
         hidden: arguments.all,
         ignore_rules: arguments.all.then_some(false),
@@ -117,6 +116,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
     // The client's call names path, handle and sandbox itself.
     let unset = || PathArg::new("/");
     let looking = async {
+        let files = place.files().await?;
         match (arguments.pattern, arguments.glob) {
             (None, None) => Err(Failure::new("give `pattern` to search in files, or `glob` to find paths")),
             (Some(pattern), _) if pattern.is_empty() => {
@@ -143,10 +143,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
         }
     };
     // Dropping a search calls it off.
-    tokio::select! {
-        found = looking => found,
-        why = call.called_off() => Err(Failure::new(why)),
-    }
+    call.unless_called_off(looking).await
 }
 
 async fn paths(call: &Call<'_>, files: &Remote, path: &Path, params: GlobParams) -> Result<Reply, Failure> {
