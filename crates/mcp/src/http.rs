@@ -10,23 +10,27 @@
 //! what was asked may have been done. Whatever nobody waits for any more is called off on the executor too, so that a handshake that
 //! timed out holds nothing there.
 //!
+//! Redirects are followed within the origin of the server where a request carries a token or configured headers, and else wherever the
+//! executor lets them lead.
+//!
 //! Must not read the environment, nor know which servers there are.
+
+mod events;
+mod redirect;
 
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
     fmt,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use exec_server_client::{
     Client, Error,
-    http::{Body, Request, Response},
+    http::{Body, RedirectPolicy, Request, Response},
 };
-use futures_util::{Stream, StreamExt as _, stream::BoxStream};
+use futures_util::stream::BoxStream;
 use http::{HeaderName, HeaderValue, StatusCode};
 use rmcp::{
     RoleClient,
@@ -41,9 +45,10 @@ use rmcp::{
         },
     },
 };
-use sse_stream::{Sse, SseStream};
+use sse_stream::Sse;
 use tokio::sync::watch;
 
+use self::{events::events, redirect::Next};
 use crate::config::HttpConfig;
 
 /// Bytes of one message of a server: an event, or a whole JSON answer.
@@ -322,9 +327,21 @@ impl ExecutorHttp {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
-        let response = self.client.http_stream(&request).await.map_err(StreamableHttpError::Client)?;
-        check_access(&response)?;
-        Ok(response)
+        if call.token.is_some() || !call.headers.is_empty() {
+            request = request.redirect(RedirectPolicy::Stop);
+        }
+        let mut followed = 0;
+        loop {
+            let response = self.client.http_stream(&request).await.map_err(StreamableHttpError::Client)?;
+            check_access(&response)?;
+            let status = status(&response);
+            match redirect::next(call.method, &request.url, status, response.header("location")) {
+                Next::Go(url) if followed < redirect::MOST => request.url = url,
+                Next::Stay => return Ok(response),
+                Next::Go(place) | Next::Elsewhere(place) => return Err(leads_away(status, &place)),
+            }
+            followed += 1;
+        }
     }
 }
 
@@ -461,6 +478,12 @@ fn busy(response: &Response<Body>) -> Option<Failure> {
     is_busy.then(|| HttpStatusError::new(response.status, retry_after).into())
 }
 
+/// An answer that leads where the headers of this server do not go.
+fn leads_away(status: StatusCode, place: &str) -> Failure {
+    let text = format!("HTTP {status} leads to `{place}`, which is not asked; if that is the server, set `url` to it");
+    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
+}
+
 fn unexpected(status: StatusCode, body: &[u8]) -> Failure {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
     let colon = if shown.is_empty() { "" } else { ": " };
@@ -512,81 +535,5 @@ fn whole(
             let text = format!("the answer is no message of the protocol: {error}: {shown}");
             Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text)))
         }
-    }
-}
-
-/// The events of a body.
-fn events(
-    body: Body,
-    most: usize,
-    unwanted: impl Future<Output = ()> + Send + 'static,
-) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bounded = Bounded { body, most, event: 0, line: Line::Empty, is_over: false };
-    SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
-}
-
-/// A stream of events of which none is larger than it may be.
-struct Bounded {
-    body: Body,
-    most: usize,
-    /// Bytes of the event that is being read.
-    event: usize,
-    line: Line,
-    is_over: bool,
-}
-
-/// What the line that is being read is like so far.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Line {
-    Empty,
-    Data,
-    /// A sign of life, which is kept nowhere.
-    Comment,
-}
-
-/// An event that would not fit.
-#[derive(Debug, thiserror::Error)]
-enum EventError {
-    #[error("an event has more than {most} bytes")]
-    TooLarge { most: usize },
-    #[error(transparent)]
-    Body(#[from] Error),
-}
-
-impl Bounded {
-    fn measure(&mut self, bytes: &[u8]) -> Result<(), EventError> {
-        for byte in bytes {
-            match (*byte, self.line) {
-                // Carriage returns end a line together with what follows them.
-                (b'\r', _) => {}
-                (b'\n', Line::Empty) => self.event = 0,
-                (b'\n', _) => self.line = Line::Empty,
-                (b':', Line::Empty) => self.line = Line::Comment,
-                (_, Line::Comment) => {}
-                (_, Line::Empty | Line::Data) => {
-                    self.line = Line::Data;
-                    self.event += 1;
-                }
-            }
-            if self.event > self.most {
-                return Err(EventError::TooLarge { most: self.most });
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Stream for Bounded {
-    type Item = Result<Bytes, EventError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_over {
-            return Poll::Ready(None);
-        }
-        let Poll::Ready(next) = self.body.poll_next_unpin(cx) else { return Poll::Pending };
-        let item =
-            next.map(|piece| piece.map_err(EventError::from).and_then(|piece| self.measure(&piece).map(|()| piece)));
-        self.is_over = !matches!(item, Some(Ok(_)));
-        Poll::Ready(item)
     }
 }
