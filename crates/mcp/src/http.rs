@@ -10,9 +10,13 @@
 //! what was asked may have been done. Whatever nobody waits for any more is called off on the executor too, so that a handshake that
 //! timed out holds nothing there.
 //!
+//! Redirects are followed within the origin of the server where a request carries a token or configured headers, and else wherever the
+//! executor lets them lead.
+//!
 //! Must not read the environment, nor know which servers there are.
 
 mod events;
+mod redirect;
 
 use std::{
     borrow::Cow,
@@ -24,7 +28,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_client::{
     Client, Error,
-    http::{Body, Request, Response},
+    http::{Body, RedirectPolicy, Request, Response},
 };
 use futures_util::stream::BoxStream;
 use http::{HeaderName, HeaderValue, StatusCode};
@@ -44,7 +48,7 @@ use rmcp::{
 use sse_stream::Sse;
 use tokio::sync::watch;
 
-use self::events::events;
+use self::{events::events, redirect::Next};
 use crate::config::HttpConfig;
 
 /// Bytes of one message of a server: an event, or a whole JSON answer.
@@ -323,9 +327,21 @@ impl ExecutorHttp {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
-        let response = self.client.http_stream(&request).await.map_err(StreamableHttpError::Client)?;
-        check_access(&response)?;
-        Ok(response)
+        if call.token.is_some() || !call.headers.is_empty() {
+            request = request.redirect(RedirectPolicy::Stop);
+        }
+        let mut followed = 0;
+        loop {
+            let response = self.client.http_stream(&request).await.map_err(StreamableHttpError::Client)?;
+            check_access(&response)?;
+            let status = status(&response);
+            match redirect::next(call.method, &request.url, status, response.header("location")) {
+                Next::Go(url) if followed < redirect::MOST => request.url = url,
+                Next::Stay => return Ok(response),
+                Next::Go(place) | Next::Elsewhere(place) => return Err(leads_away(status, &place)),
+            }
+            followed += 1;
+        }
     }
 }
 
@@ -460,6 +476,12 @@ fn busy(response: &Response<Body>) -> Option<Failure> {
     let is_busy = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
     let retry_after = response.header("retry-after").map(str::to_owned);
     is_busy.then(|| HttpStatusError::new(response.status, retry_after).into())
+}
+
+/// An answer that leads where the headers of this server do not go.
+fn leads_away(status: StatusCode, place: &str) -> Failure {
+    let text = format!("HTTP {status} leads to `{place}`, which is not asked; if that is the server, set `url` to it");
+    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
 }
 
 fn unexpected(status: StatusCode, body: &[u8]) -> Failure {

@@ -121,11 +121,11 @@ pub(crate) enum Failure {
     #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
     WrongHandle { id: String, used: Use },
     #[error("HTTP request to `{host}`: {source}")]
-    Http { host: String, source: FetchError },
+    Http { host: String, source: Box<FetchError> },
     #[error(
         "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
     )]
-    HttpTarget { principal: String, source: FetchError },
+    HttpTarget { principal: String, source: Box<FetchError> },
     #[error("HTTP request to `{host}`: not done within {ms} ms")]
     HttpTimeout { host: String, ms: u64 },
     #[error(
@@ -206,7 +206,8 @@ impl Failure {
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } | Self::ForbiddenVariable { .. } => Kind::Forbidden,
             Self::HttpTarget { .. } | Self::HttpVariable { .. } => Kind::Forbidden,
-            Self::Http { source: FetchError::Headers, .. } | Self::HttpTooLarge { .. } => Kind::HttpTooLarge,
+            Self::HttpTooLarge { .. } => Kind::HttpTooLarge,
+            Self::Http { source, .. } if matches!(**source, FetchError::Headers) => Kind::HttpTooLarge,
             Self::Http { .. } => Kind::HttpFailed,
             Self::HttpTimeout { .. } => Kind::HttpTimeout,
             Self::HttpCancelled => Kind::HttpCancelled,

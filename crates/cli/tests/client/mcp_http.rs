@@ -42,6 +42,7 @@ at_both_places! {
     streamable_http_non_session_failure_does_not_trigger_recovery
     streamable_http_handshake_timeout_unblocks_remote_executor
     streamable_http_events_before_the_answer_are_heard
+    streamable_http_headers_of_a_server_go_to_no_other
 }
 
 /// How calls are answered.
@@ -103,6 +104,9 @@ impl Server {
 }
 
 fn serve(shared: &Shared, asked: &Asked, stream: &mut TcpStream) {
+    if asked.path == "/moved" {
+        return target::respond(stream, "307 Temporary Redirect", &[("location", "/mcp")], b"");
+    }
     if asked.method != "POST" {
         // No stream of its own, and no end of a session.
         return target::respond(stream, "405 Method Not Allowed", &[], b"");
@@ -206,6 +210,28 @@ async fn streamable_http_client_round_trips_through_exec_server(place: &Place) {
         assert_eq!(sent, ["Bearer t0ken", "1", "here", ""], "{asked:?}");
     }
     service.cancel().await.expect("it ends");
+}
+
+async fn streamable_http_headers_of_a_server_go_to_no_other(place: &Place) {
+    let server = Server::start();
+    let to = server.target.url("/mcp");
+    let leading = Target::start(move |_, stream| {
+        target::respond(stream, "307 Temporary Redirect", &[("location", &to)], b"");
+    });
+    let headers = BTreeMap::from([("x-api-key".to_owned(), "s3cret".to_owned())]);
+    let mut endpoint = Endpoint { url: leading.url("/mcp"), headers, ..Endpoint::default() };
+    let error = connect(place, &endpoint).await.map(drop).expect_err("it leads to another origin");
+    assert!(error.to_string().contains(&server.target.url("/mcp")), "{error}");
+    assert_eq!(server.target.asked(), [], "nothing was sent there");
+    // Within its own it goes along, headers and all.
+    endpoint.url = server.target.url("/moved");
+    let service = connect(place, &endpoint).await.expect("a handshake");
+    assert_eq!(echo(&service, "hi").await.expect("an answer"), "hi");
+    service.cancel().await.expect("it ends");
+    assert!(server.target.asked().iter().all(|asked| asked.all("x-api-key") == ["s3cret"]));
+    // Who has nothing to hide follows.
+    endpoint = Endpoint { url: leading.url("/mcp"), ..Endpoint::default() };
+    connect(place, &endpoint).await.expect("a handshake").cancel().await.expect("it ends");
 }
 
 async fn streamable_http_events_before_the_answer_are_heard(place: &Place) {

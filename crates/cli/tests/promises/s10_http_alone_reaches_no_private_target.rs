@@ -66,10 +66,15 @@ fn no_private_address_is_reached_however_it_is_written() {
         refused(&mut client, &format!("https://{host}/"));
     }
     assert_eq!(target.asked(), [], "nothing was sent");
+    // What a name means inside is for the audit alone.
+    let error = refused(&mut client, &format!("http://localhost:{port}/"));
+    assert!(!error.message.contains("127.0.0.1") && !error.message.contains("::1"), "{}", error.message);
     wait_for("all of it to be on record", || {
         let denied = tokens::lines(&server.dir().join("audit.log"));
+        let reasons = denied.iter().filter_map(|line| line["reason"].as_str());
+        assert!(reasons.filter(|reason| reason.contains("`localhost`")).all(|reason| reason.contains("it is at ")));
         let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
-        denied.count() == 40
+        denied.count() == 41
     });
     // The owner may start processes, and they could ask as well.
     assert_eq!(get(&mut server.client(), &target.url("/")).expect("an answer")["status"], 200);

@@ -1,4 +1,5 @@
-//! The events of a streamed body, of which none is larger than it may be. Must not know what they say.
+//! The events of an answer, none larger than it may be. The bound stands before the parser, which keeps an unfinished line, a comment's too,
+//! however long it gets; lines end here where they end there. Must not know what an event says.
 
 use std::{
     pin::Pin,
@@ -11,37 +12,34 @@ use futures_util::{Stream, StreamExt as _, stream::BoxStream};
 use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
-/// The events of a body.
+/// The events of a body, of at most so many bytes each.
 pub(super) fn events(
     body: Body,
     most: usize,
     unwanted: impl Future<Output = ()> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bounded = Bounded { body, size: Size { most, event: 0, line: Line::Empty }, is_over: false };
+    let bounded = Bounded { body, size: Size::new(most), is_over: false };
     SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
 }
 
-/// A stream of events of which none is larger than it may be.
+/// A body that ends with an error where an event would not fit.
 struct Bounded {
     body: Body,
     size: Size,
     is_over: bool,
 }
 
-/// How large the event that is being read is.
+/// What the parser keeps.
 struct Size {
     most: usize,
+    /// Bytes of the finished lines of the event that is being read.
     event: usize,
-    line: Line,
-}
-
-/// What the line that is being read is like so far.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Line {
-    Empty,
-    Data,
-    /// A sign of life, which is kept nowhere.
-    Comment,
+    /// Bytes of the line that is being read.
+    line: usize,
+    /// The line is a sign of life, of which nothing is kept when it is finished.
+    is_comment: bool,
+    /// The last byte was a carriage return: a line feed behind it belongs to it.
+    is_after_return: bool,
 }
 
 /// An event that would not fit.
@@ -54,25 +52,34 @@ enum EventError {
 }
 
 impl Size {
-    fn add(&mut self, bytes: &[u8]) -> Result<(), EventError> {
+    fn new(most: usize) -> Self {
+        Self { most, event: 0, line: 0, is_comment: false, is_after_return: false }
+    }
+
+    fn measure(&mut self, bytes: &[u8]) -> Result<(), EventError> {
         for byte in bytes {
-            match (*byte, self.line) {
-                // Carriage returns end a line together with what follows them.
-                (b'\r', _) => {}
-                (b'\n', Line::Empty) => self.event = 0,
-                (b'\n', _) => self.line = Line::Empty,
-                (b':', Line::Empty) => self.line = Line::Comment,
-                (_, Line::Comment) => {}
-                (_, Line::Empty | Line::Data) => {
-                    self.line = Line::Data;
-                    self.event += 1;
+            let is_after_return = std::mem::replace(&mut self.is_after_return, *byte == b'\r');
+            match byte {
+                b'\n' if is_after_return => {}
+                b'\n' | b'\r' => self.end_line(),
+                _ => {
+                    self.is_comment = if self.line == 0 { *byte == b':' } else { self.is_comment };
+                    self.line += 1;
                 }
             }
-            if self.event > self.most {
+            if self.event + self.line > self.most {
                 return Err(EventError::TooLarge { most: self.most });
             }
         }
         Ok(())
+    }
+
+    fn end_line(&mut self) {
+        match std::mem::take(&mut self.line) {
+            0 => self.event = 0,
+            _ if self.is_comment => {}
+            line => self.event += line,
+        }
     }
 }
 
@@ -84,8 +91,8 @@ impl Stream for Bounded {
             return Poll::Ready(None);
         }
         let Poll::Ready(next) = self.body.poll_next_unpin(cx) else { return Poll::Pending };
-        let item =
-            next.map(|piece| piece.map_err(EventError::from).and_then(|piece| self.size.add(&piece).map(|()| piece)));
+        let item = next
+            .map(|piece| piece.map_err(EventError::from).and_then(|piece| self.size.measure(&piece).map(|()| piece)));
         self.is_over = !matches!(item, Some(Ok(_)));
         Poll::Ready(item)
     }
@@ -93,14 +100,31 @@ impl Stream for Bounded {
 
 #[cfg(test)]
 mod tests {
-    use super::{EventError, Line, Size};
+    use super::Size;
+
+    /// Whether these pieces, one after another, fit ten bytes for each event.
+    fn fits(pieces: &[&str]) -> bool {
+        let mut size = Size::new(10);
+        pieces.iter().all(|piece| size.measure(piece.as_bytes()).is_ok())
+    }
 
     #[test]
-    fn an_event_is_measured_by_its_lines_and_signs_of_life_by_nothing() {
-        let mut size = Size { most: 10, event: 0, line: Line::Empty };
-        for part in ["data: a", "bc\n\n", ": a long sign of life\n\n", "data: abc\r\n\r\n", "a\n", "b\n", "cdefghij\n"] {
-            size.add(part.as_bytes()).unwrap();
+    fn events_that_fit_follow_each_other_however_their_lines_end() {
+        for end in ["\n", "\r", "\r\n"] {
+            let event = format!("data:{end}id:12{end}{end}");
+            assert!(fits(&[&event, &event, &event]), "{end:?}");
+            assert!(!fits(&[&format!("data:{end}id:123{end}x")]), "{end:?}: an event of several lines");
         }
-        assert!(matches!(size.add(b"k"), Err(EventError::TooLarge { most: 10 })));
+        assert!(fits(&["data:12345\r", "\n\r", "\ndata:12345\r\n\r\n"]), "a line end in two pieces is one");
+        // The return ended the line, and the event with it: the line feed behind it is no line of its own.
+        assert!(!fits(&["data:12345\r", "\n", "d"]));
+    }
+
+    #[test]
+    fn all_that_is_kept_of_an_unfinished_line_counts() {
+        assert!(fits(&["data:12345"]) && !fits(&["data:123456"]));
+        assert!(fits(&[":345678901"]) && !fits(&[":345", "6789", "012"]), "a comment that does not end");
+        assert!(fits(&[":3456789\n", ":3456789\r", ":3456789\r\n", "data:12345\n"]), "a comment that did is forgotten");
+        assert!(!fits(&["data:12\n:4567"]), "and counts beside the event while it is read");
     }
 }

@@ -26,7 +26,7 @@ use reqwest::{
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs::default_provider};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use self::{proxies::Proxies, target::PublicOnly};
+use self::{proxies::Proxies, target::Names, under_way::Shares};
 pub(crate) use self::{
     proxies::ProxyError,
     target::Private,
@@ -40,9 +40,14 @@ const KIB: usize = 1024;
 /// Bodies up to this size are kept without asking for room.
 pub(crate) const SMALL_BYTES: usize = 256 * KIB;
 
-/// How long a connection that nobody uses is kept, and how many to one place.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long a connection that nobody uses is kept, and how many to one place. Of all places there is no bound but the time: these are kept
+/// for those alone who may start processes, which hold what connections they like. Others leave none behind.
+const IDLE: Duration = Duration::from_secs(10);
 const IDLE_PER_HOST: usize = 4;
+
+/// How long it may take to look a name up and to connect. Whoever gives no timeout would hold a place for as long as a silent target
+/// likes.
+const CONNECTING: Duration = Duration::from_secs(30);
 
 /// What a peer may send over HTTP/2 before it is read: a stream, and all streams of a connection.
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -116,6 +121,7 @@ pub(crate) struct Fetcher {
     proxies: Arc<Proxies>,
     clients: OnceCell<Clients>,
     places: Arc<Semaphore>,
+    shares: Arc<Shares>,
     reading: Arc<Semaphore>,
 }
 
@@ -131,6 +137,7 @@ impl Fetcher {
             proxies: Arc::new(Proxies::read(environment)),
             clients: OnceCell::new(),
             places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
+            shares: Arc::default(),
             reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES_OF_SERVER / KIB)),
         }
     }
@@ -199,13 +206,15 @@ impl Fetcher {
 
 fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
     let tls = tls().map_err(|error| format!("set TLS up: {error}"))?;
-    let builder = || {
+    let builder = |names: Names, idle: usize| {
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .redirect(redirect::Policy::none())
             .referer(false)
             .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(IDLE_PER_HOST)
+            .pool_max_idle_per_host(idle)
+            .connect_timeout(CONNECTING)
+            .dns_resolver(names)
             .tcp_user_timeout(None)
             .http1_max_headers(limits::HTTP_HEADERS)
             .http2_max_header_list_size(u32::try_from(limits::HTTP_HEADER_BYTES).unwrap_or(u32::MAX))
@@ -214,8 +223,9 @@ fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
             .no_proxy()
     };
     let through = proxies.clone();
-    let anywhere = builder().proxy(reqwest::Proxy::custom(move |url| through.find(url).cloned())).build();
-    let public = builder().dns_resolver(PublicOnly).build();
+    let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
+    let anywhere = builder(Names::new(Reach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
+    let public = builder(Names::new(Reach::Public), 0).build();
     let told = |error: reqwest::Error| format!("make an HTTP client: {}", told(&error));
     Ok(Clients { anywhere: anywhere.map_err(told)?, public: public.map_err(told)? })
 }

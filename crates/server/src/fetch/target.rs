@@ -1,22 +1,40 @@
-//! Which addresses belong to the public internet, and a look-up of names that gives out no other.
+//! Which addresses belong to the public internet, and the look-up of names, which gives out no other to those who may go nowhere else.
 //!
 //! What is looked at is what is connected to: an address in the URL is checked as it stands there, and a name is resolved
 //! once, here, by the client that connects. There is no second look-up between the two that could say something else.
 //! Must not know who asks.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _},
+    sync::Arc,
+};
 
 use reqwest::{
     Url,
     dns::{Addrs, Name, Resolve, Resolving},
 };
+use tokio::sync::Semaphore;
 
-/// An address that only those reach who may start processes.
+use super::Reach;
+
+/// Look-ups under way at once of those who may go to the same places. Nothing calls one off: it stays on its thread until the system's
+/// resolver gives up, and files need these threads too.
+const LOOK_UPS: usize = 32;
+
+/// An address that only those reach who may start processes. It is in no text: whoever asks is not told what a name means inside.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("`{host}` is at {address}, which is not an address of the public internet")]
+#[error("`{host}` is not at an address of the public internet")]
 pub(crate) struct Private {
     host: String,
     address: IpAddr,
+}
+
+impl Private {
+    /// The address, for the log.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
 }
 
 /// Refuses a URL whose host is a private address. A name is looked at when it is resolved.
@@ -29,21 +47,50 @@ pub(super) fn check_literal(url: &Url) -> Result<(), Private> {
     }
 }
 
-/// Resolves names, and refuses those that lead to a private address, even if they lead elsewhere too.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PublicOnly;
+/// Resolves names. For those who reach the public internet alone it refuses a name that leads to a private address, even if it leads
+/// elsewhere too.
+#[derive(Debug)]
+pub(super) struct Names {
+    reach: Reach,
+    places: Arc<Semaphore>,
+}
 
-impl Resolve for PublicOnly {
+impl Names {
+    pub(super) fn new(reach: Reach) -> Self {
+        Self { reach, places: Arc::new(Semaphore::new(LOOK_UPS)) }
+    }
+}
+
+impl Resolve for Names {
     fn resolve(&self, name: Name) -> Resolving {
+        let (reach, places) = (self.reach, self.places.clone());
         Box::pin(async move {
-            let host = name.as_str();
-            let found: Vec<_> = tokio::net::lookup_host((host, 0)).await?.collect();
-            match found.iter().find(|address| !is_public(address.ip())) {
-                Some(private) => Err(Private { host: host.to_owned(), address: private.ip() }.into()),
+            let host = name.as_str().to_owned();
+            let looked_up = in_its_place(places, move || {
+                let found: Vec<_> = (host.as_str(), 0).to_socket_addrs()?.collect();
+                Ok::<_, io::Error>((host, found))
+            });
+            let (host, found) = looked_up.await??;
+            match found.iter().find(|address| reach == Reach::Public && !is_public(address.ip())) {
+                Some(private) => Err(Private { host, address: private.ip() }.into()),
                 None => Ok(Box::new(found.into_iter()) as Addrs),
             }
         })
     }
+}
+
+/// Does work that blocks when there is a place for it, which it keeps until it is done, whether or not anybody still waits.
+async fn in_its_place<T: Send + 'static>(
+    places: Arc<Semaphore>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let place = places.acquire_owned().await.map_err(io::Error::other)?;
+    let working = tokio::task::spawn_blocking(move || {
+        let done = work();
+        drop(place);
+        done
+    });
+    working.await.map_err(io::Error::other)
 }
 
 /// Whether an address is one of the public internet: neither of this host nor of a network around it, nor of a part of the
@@ -60,6 +107,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let is_shared = a == 100 && (64..128).contains(&b);
     let is_for_protocols = a == 192 && b == 0 && c == 0;
     let is_for_measuring = a == 198 && (18..20).contains(&b);
+    // Public by its number, and the host's own service in a large cloud.
+    let is_the_cloud_s = address == Ipv4Addr::new(168, 63, 129, 16);
     !(a == 0
         || a >= 240
         || address.is_private()
@@ -69,7 +118,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         || address.is_documentation()
         || is_shared
         || is_for_protocols
-        || is_for_measuring)
+        || is_for_measuring
+        || is_the_cloud_s)
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -91,11 +141,12 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use std::{net::IpAddr, sync::Arc};
 
     use reqwest::{Url, dns::Resolve};
+    use tokio::sync::Semaphore;
 
-    use super::{Private, PublicOnly, check_literal, is_public};
+    use super::{Names, Private, Reach, check_literal, in_its_place, is_public};
 
     #[test]
     fn only_the_public_internet_is_public() {
@@ -107,6 +158,7 @@ mod tests {
             "100.127.255.255",
             "127.0.0.1",
             "127.8.9.1",
+            "168.63.129.16",
             "169.254.169.254",
             "172.16.0.1",
             "172.31.255.255",
@@ -196,10 +248,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_to_this_host_is_not_given_out() {
-        let Err(error) = PublicOnly.resolve("localhost".parse().unwrap()).await else {
+    async fn a_name_that_leads_to_this_host_is_given_to_those_alone_who_may_go_there() {
+        let Err(error) = Names::new(Reach::Public).resolve("localhost".parse().unwrap()).await else {
             panic!("localhost is this host")
         };
-        assert!(error.downcast_ref::<Private>().is_some(), "{error}");
+        let private = error.downcast_ref::<Private>().expect("it is refused as such");
+        assert!(private.address().is_loopback());
+        assert!(!error.to_string().contains(&private.address().to_string()), "{error}");
+        let found = Names::new(Reach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
+        assert!(found.count() > 0);
+    }
+
+    #[tokio::test]
+    async fn a_look_up_that_nobody_waits_for_keeps_its_place_until_it_is_done() {
+        let places = Arc::new(Semaphore::new(1));
+        let (done, wait) = std::sync::mpsc::channel::<()>();
+        let mut abandoned = Box::pin(in_its_place(places.clone(), move || wait.recv().ok()));
+        assert!(futures_util::poll!(&mut abandoned).is_pending());
+        drop(abandoned);
+        assert_eq!(places.available_permits(), 0);
+        let mut next = Box::pin(in_its_place(places.clone(), || "next"));
+        assert!(futures_util::poll!(&mut next).is_pending());
+        assert_eq!(places.available_permits(), 0);
+        drop(done);
+        assert_eq!(next.await.unwrap(), "next");
     }
 }

@@ -12,6 +12,42 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use super::{Fetcher, KIB};
 use crate::{error::Failure, process::lock};
 
+/// Places of the server that one principal may have, so that it keeps nobody else from theirs.
+const OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
+
+/// How many requests each principal has under way.
+#[derive(Default)]
+pub(super) struct Shares(Mutex<BTreeMap<String, usize>>);
+
+impl Shares {
+    fn take(self: &Arc<Self>, principal: &str) -> Option<Share> {
+        let mut shares = lock(&self.0);
+        let taken = shares.entry(principal.to_owned()).or_default();
+        (*taken < OF_PRINCIPAL).then(|| {
+            *taken += 1;
+            Share { shares: self.clone(), principal: principal.to_owned() }
+        })
+    }
+}
+
+/// One of them, until it is dropped.
+struct Share {
+    shares: Arc<Shares>,
+    principal: String,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut shares = lock(&self.shares.0);
+        if let Some(taken) = shares.get_mut(&self.principal) {
+            *taken -= 1;
+            if *taken == 0 {
+                shares.remove(&self.principal);
+            }
+        }
+    }
+}
+
 /// What a connection has under way.
 pub(crate) struct Fetches {
     places: Arc<Semaphore>,
@@ -45,14 +81,20 @@ impl Default for Fetches {
 
 impl Fetches {
     /// Puts a request on the table, where there is a place for it.
-    pub(crate) fn begin(self: &Arc<Self>, server: &Fetcher, name: &str, is_stream: bool) -> Result<UnderWay, Failure> {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        server: &Fetcher,
+        principal: &str,
+        name: &str,
+        is_stream: bool,
+    ) -> Result<UnderWay, Failure> {
         if name.len() > limits::HTTP_REQUEST_ID_BYTES {
             let reason = format!("requestId has more than {} bytes", limits::HTTP_REQUEST_ID_BYTES);
             return Err(Failure::InvalidParams { reason });
         }
         let place = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
-        let places = place(&self.places).zip(place(&server.places));
-        let places = places.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
+        let places = place(&self.places).zip(place(&server.places)).zip(server.shares.take(principal));
+        let (places, share) = places.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
         let mut table = lock(&self.table);
         if is_stream && table.under_way.values().any(|entry| entry.is_stream && entry.name == name) {
             return Err(Failure::DuplicateRequest { id: name.to_owned() });
@@ -63,7 +105,7 @@ impl Fetches {
         let entry = Entry { name: name.to_owned(), is_stream, calling_off: calling_off.clone(), taken };
         table.under_way.insert(key, entry);
         drop(table);
-        Ok(UnderWay { fetches: self.clone(), key, calling_off, taken: taken_rx, _places: places })
+        Ok(UnderWay { fetches: self.clone(), key, calling_off, taken: taken_rx, _places: places, _share: share })
     }
 
     /// The peer has taken a stream up to this piece. One that is not there, or a number from before, changes nothing.
@@ -89,6 +131,7 @@ pub(crate) struct UnderWay {
     calling_off: Arc<Notify>,
     taken: watch::Receiver<u64>,
     _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _share: Share,
 }
 
 impl UnderWay {
@@ -120,29 +163,42 @@ mod tests {
     use exec_server_protocol::limits;
     use futures_util::FutureExt as _;
 
-    use super::{Fetcher, Fetches};
+    use super::{Fetcher, Fetches, OF_PRINCIPAL};
     use crate::error::Failure;
 
     #[test]
     fn a_stream_has_its_name_alone_and_places_come_back() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
-        let first = fetches.begin(&server, "r", true).unwrap();
-        assert!(matches!(fetches.begin(&server, "r", true), Err(Failure::DuplicateRequest { .. })));
-        let whole = fetches.begin(&server, "r", false).unwrap();
+        let first = fetches.begin(&server, "me", "r", true).unwrap();
+        assert!(matches!(fetches.begin(&server, "me", "r", true), Err(Failure::DuplicateRequest { .. })));
+        let whole = fetches.begin(&server, "me", "r", false).unwrap();
         drop((first, whole));
         let many: Vec<_> =
-            (0..limits::HTTP_REQUESTS).map(|n| fetches.begin(&server, &n.to_string(), true).unwrap()).collect();
-        assert!(matches!(fetches.begin(&server, "more", true), Err(Failure::Overloaded { .. })));
+            (0..limits::HTTP_REQUESTS).map(|n| fetches.begin(&server, "me", &n.to_string(), true).unwrap()).collect();
+        assert!(matches!(fetches.begin(&server, "me", "more", true), Err(Failure::Overloaded { .. })));
         drop(many);
-        assert!(fetches.begin(&server, "more", true).is_ok());
+        assert!(fetches.begin(&server, "me", "more", true).is_ok());
         let long = "x".repeat(limits::HTTP_REQUEST_ID_BYTES + 1);
-        assert!(matches!(fetches.begin(&server, &long, false), Err(Failure::InvalidParams { .. })));
+        assert!(matches!(fetches.begin(&server, "me", &long, false), Err(Failure::InvalidParams { .. })));
+    }
+
+    #[test]
+    fn one_principal_leaves_places_for_others() {
+        let server = Fetcher::new(&[]);
+        let begin = |principal: &str| Arc::new(Fetches::default()).begin(&server, principal, "r", true);
+        let mut many: Vec<_> = (0..OF_PRINCIPAL).map(|_| begin("greedy").unwrap()).collect();
+        assert!(matches!(begin("greedy"), Err(Failure::Overloaded { .. })));
+        let other = begin("other").unwrap();
+        many.pop();
+        many.push(begin("greedy").unwrap());
+        drop((many, other));
+        assert!(server.shares.0.lock().unwrap().is_empty(), "who has nothing under way is not remembered");
     }
 
     #[tokio::test]
     async fn whoever_waits_hears_that_it_was_called_off_however_late_it_asks() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
-        let under_way = fetches.begin(&server, "r", true).unwrap();
+        let under_way = fetches.begin(&server, "me", "r", true).unwrap();
         assert!(!fetches.cancel("other"));
         assert!(fetches.cancel("r"));
         under_way.called_off().await;
@@ -154,7 +210,7 @@ mod tests {
     #[tokio::test]
     async fn a_piece_waits_for_its_window() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
-        let under_way = fetches.begin(&server, "r", true).unwrap();
+        let under_way = fetches.begin(&server, "me", "r", true).unwrap();
         under_way.window(2, 2).await;
         assert_eq!(under_way.window(3, 2).now_or_never(), None);
         fetches.ack("r", 1);

@@ -36,6 +36,12 @@ use crate::{
 const OF_THE_CONNECTION: [&str; 7] =
     ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
+/// Bytes of the name of a method; the longest that is registered has 17.
+const METHOD_BYTES: usize = 32;
+
+/// How long whoever has the scope `http` alone may wait for the head of an answer.
+const HEAD_MS: u64 = 5 * 60 * 1000;
+
 /// As long as anybody can mean; more would overflow the clock.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
@@ -58,17 +64,29 @@ pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
         let what = "the sandbox of the request has no network, and no HTTP request is made in its name".to_owned();
         return Err(Failure::SandboxDenied { what });
     }
+    if params.method.len() > METHOD_BYTES {
+        return Err(invalid(format!("the method has more than {METHOD_BYTES} bytes")));
+    }
     let method = Method::from_bytes(params.method.as_bytes()).ok().filter(|method| *method != Method::CONNECT);
     let method = method.ok_or_else(|| invalid(format!("`{}` is no HTTP method for a request", params.method)))?;
     let url = url(&params.url)?;
-    let bytes: usize = params.headers.iter().map(|header| header.name.len() + header.value.len()).sum();
+    let variable = |header: &wire::Header| header.value_env_var.as_ref().map_or(0, String::len);
+    let bytes = params.headers.iter().map(|header| header.name.len() + header.value.len() + variable(header));
+    let bytes: usize = bytes.sum();
     if params.headers.len() > limits::HTTP_HEADERS || bytes > limits::HTTP_HEADER_BYTES {
         let most = format!("{} headers, {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES);
         return Err(invalid(format!("more headers than a request may have: {most}")));
     }
     let body = params.body_base64.as_deref().map(base64::decode).transpose();
     let body = body.map_err(|_| invalid("bodyBase64 is not base64 with padding".to_owned()))?.unwrap_or_default();
-    let headers = params.headers.into_iter().map(|header| Ok((name(&header.name)?, header)));
+    let headers = params.headers.into_iter().map(|header| {
+        let name = name(&header.name)?;
+        // Its name stands in errors, and these in the log.
+        if header.value_env_var.as_ref().is_some_and(|variable| variable.contains(char::is_control)) {
+            return Err(invalid(format!("valueEnvVar of the header `{name}` has control characters")));
+        }
+        Ok((name, header))
+    });
     Ok(Request {
         method,
         url,
@@ -130,8 +148,9 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
     context.record(&context.session, None, Record { target: Some(target), ..Record::of("http.request") });
     let begun = Instant::now();
     let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
-    let sent =
-        clock.run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
+    let until_head = clock.of_head(errand.reach);
+    let sent = until_head
+        .run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
     let response = match sent.await {
         Ok(response) => response,
         Err(failure) => return refuse(&context, &request, &failure, reply),
@@ -158,36 +177,38 @@ pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: 
     reply.result(&wire::CancelResult { cancelled });
 }
 
-/// Checks what depends on who asks, and takes a place. Nothing is sent yet.
+/// Checks what depends on who asks, and takes a place. Nothing is sent yet. Body and headers go with the errand: what is parked counts
+/// until the answer, and a stream may go on for long.
 fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
     let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
-    for (name, header) in &request.headers {
-        let mut value = header.value.clone().into_bytes();
-        if let Some(variable) = &header.value_env_var {
+    for (name, header) in std::mem::take(&mut request.headers) {
+        let mut value = header.value.into_bytes();
+        let is_secret = header.value_env_var.is_some();
+        if let Some(variable) = header.value_env_var {
             if !is_trusted {
                 let principal = context.grant.principal().to_string();
-                return Err(Failure::HttpVariable { principal, name: variable.clone() });
+                return Err(Failure::HttpVariable { principal, name: variable });
             }
-            value.extend_from_slice(variable_of(&context.core.config.environment, variable)?);
+            value.extend_from_slice(variable_of(&context.core.config.environment, &variable)?);
             secret.push(name.clone());
         }
         let mut value = HeaderValue::from_bytes(&value)
             .map_err(|_| invalid(format!("the value of the header `{name}` has characters that no header has")))?;
-        value.set_sensitive(header.value_env_var.is_some());
-        if *name != header::CONTENT_LENGTH {
+        value.set_sensitive(is_secret);
+        if name != header::CONTENT_LENGTH {
             headers.append(name, value);
         } else if value.to_str().ok().and_then(|text| text.parse().ok()) != Some(request.body.len()) {
             return Err(invalid(format!("content-length is not the {} bytes of the body", request.body.len())));
         }
     }
-    let under_way = context.peer.fetches.begin(&context.core.fetcher, &request.request_id, request.is_stream)?;
+    let (fetcher, principal) = (&context.core.fetcher, context.grant.principal().to_string());
+    let under_way = context.peer.fetches.begin(fetcher, &principal, &request.request_id, request.is_stream)?;
     let errand = Errand {
         method: request.method.clone(),
         url: request.url.clone(),
         headers,
         secret,
-        // Not kept beyond the sending: a stream may last.
         body: std::mem::take(&mut request.body),
         follows: request.follows,
         reach: if is_trusted { Reach::Anywhere } else { Reach::Public },
@@ -206,23 +227,32 @@ fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Resul
 
 /// Why there is no answer, in the words of who asked.
 fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
-    match source {
+    let source = Box::new(source);
+    match *source {
         FetchError::Private(_) | FetchError::Proxied => {
             Failure::HttpTarget { principal: context.grant.principal().to_string(), source }
         }
-        source => Failure::Http { host: host(&request.url), source },
+        _ => Failure::Http { host: host(&request.url), source },
     }
 }
 
 /// Says no, in the log and the audit too: without the URL, whose path and query are nobody's business.
 fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
+    // Where a private name leads is told here alone: who may not go there need not know what is there.
+    let reason = match failure {
+        Failure::HttpTarget { source, .. } => match &**source {
+            FetchError::Private(private) => format!("{failure}: it is at {}", private.address()),
+            _ => failure.to_string(),
+        },
+        _ => failure.to_string(),
+    };
     if kind == exec_server_protocol::failure::Kind::Forbidden {
-        let (method, reason) = (Some("http/request"), Record::text(&failure.to_string()));
+        let (method, reason) = (Some("http/request"), Record::text(&reason));
         let record = Record { method, reason, target: Some(target(&request.url)), ..Record::of("request.deny") };
         context.record(&context.session, None, record);
     }
-    tracing::warn!(parent: reply.span(), to = target_of(request), kind = kind.as_str(), reason = %failure, "HTTP request failed");
+    tracing::warn!(parent: reply.span(), to = target_of(request), kind = kind.as_str(), reason, "HTTP request failed");
     reply.fail(failure);
 }
 
@@ -354,6 +384,7 @@ impl Pieces<'_> {
 }
 
 /// How long a request may take, and whether anybody still wants it.
+#[derive(Clone)]
 struct Clock<'a> {
     under_way: &'a UnderWay,
     host: String,
@@ -362,6 +393,12 @@ struct Clock<'a> {
 }
 
 impl Clock<'_> {
+    /// The clock until the head of the answer is there.
+    fn of_head(&self, reach: Reach) -> Self {
+        let most = (reach == Reach::Public).then_some(HEAD_MS);
+        Self { timeout_ms: self.timeout_ms.into_iter().chain(most).min(), ..self.clone() }
+    }
+
     /// Works until it is done, called off, or out of time.
     async fn run<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let ms = self.timeout_ms.unwrap_or(u64::MAX);
@@ -398,4 +435,48 @@ fn target(url: &Url) -> String {
 
 fn target_of(request: &Request) -> String {
     target(&request.url)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use exec_server_protocol::{http as wire, limits};
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::{Clock, HEAD_MS, decode};
+    use crate::{
+        error::Failure,
+        fetch::{Fetcher, Fetches, Reach},
+    };
+
+    fn check(method: &str, variable: &str) -> Result<(), String> {
+        let headers = json!([{"name": "x", "value": "", "valueEnvVar": variable}]);
+        let params = json!({"method": method, "url": "http://a.example/", "requestId": "r", "headers": headers});
+        let params: wire::RequestParams = serde_json::from_value(params).unwrap();
+        decode(params).map(drop).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn long_methods_and_strange_variables_are_refused() {
+        check(&"M".repeat(32), "KEY").unwrap();
+        assert!(check(&"M".repeat(33), "KEY").unwrap_err().contains("32 bytes"));
+        assert!(check("GET", "K\nEY").unwrap_err().contains("control characters"));
+        assert!(check("GET", &"K".repeat(limits::HTTP_HEADER_BYTES)).unwrap_err().contains("more headers"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_the_scope_http_alone_waits_for_no_head_for_ever() {
+        let fetches = Arc::new(Fetches::default());
+        let under_way = fetches.begin(&Fetcher::new(&[]), "me", "r", true).unwrap();
+        let clock = Clock { under_way: &under_way, host: String::new(), begun: Instant::now(), timeout_ms: None };
+        let silent = std::future::pending::<Result<(), Failure>>;
+        let late = clock.of_head(Reach::Public).run(silent()).await;
+        assert!(matches!(late, Err(Failure::HttpTimeout { ms: HEAD_MS, .. })), "{late:?}");
+        let (hour, forever) = (Duration::from_secs(3600), clock.of_head(Reach::Anywhere));
+        assert!(tokio::time::timeout(hour, forever.run(silent())).await.is_err());
+        let short = Clock { begun: Instant::now(), timeout_ms: Some(5), ..clock.clone() };
+        assert!(matches!(short.of_head(Reach::Public).run(silent()).await, Err(Failure::HttpTimeout { ms: 5, .. })));
+    }
 }

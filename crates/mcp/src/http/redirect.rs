@@ -1,0 +1,109 @@
+//! Where an answer leads. A request with credentials goes no further than the origin that they were given for: which headers are
+//! credentials only the configuration knows, so the executor cannot leave them out elsewhere. Must not make requests.
+
+use http::{StatusCode, Uri, uri::Scheme};
+
+/// Redirects that one request follows.
+pub(super) const MOST: usize = 5;
+
+/// What an answer asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing: it is the answer.
+    Stay,
+    /// The same request again, to this URL.
+    Go(String),
+    /// Another place, which is not asked: shown without its query.
+    Elsewhere(String),
+}
+
+/// Where an answer to a request leads, given its status and `location`.
+pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> Next {
+    let keeps_method = match status {
+        StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
+        StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
+        // What follows would be no message.
+        _ => false,
+    };
+    let Some(location) = location.filter(|_| status.is_redirection()) else { return Next::Stay };
+    let elsewhere = || {
+        let shown = location.split(['?', '#']).next().unwrap_or_default();
+        Next::Elsewhere(shown.chars().filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect())
+    };
+    let Some(next) = from.parse().ok().and_then(|from| join(&from, location)) else { return elsewhere() };
+    if keeps_method { Next::Go(next) } else { elsewhere() }
+}
+
+/// The URL that a location means, if it is of the same origin.
+fn join(from: &Uri, location: &str) -> Option<String> {
+    let location = location.split('#').next().unwrap_or_default();
+    let (scheme, authority) = (from.scheme()?, from.authority()?);
+    let path = if location.starts_with('/') && !location.starts_with("//") {
+        location.to_owned()
+    } else if location.contains(':') || location.starts_with("//") {
+        let absolute = if location.starts_with("//") { format!("{scheme}:{location}") } else { location.to_owned() };
+        let there: Uri = absolute.parse().ok()?;
+        if origin(&there)? != origin(from)? {
+            return None;
+        }
+        there.path_and_query()?.as_str().to_owned()
+    } else {
+        let directory = from.path().rsplit_once('/').map_or("", |(directory, _)| directory);
+        format!("{directory}/{location}")
+    };
+    // With the authority of before, whatever the location looked like.
+    Some(format!("{scheme}://{authority}{path}"))
+}
+
+fn origin(uri: &Uri) -> Option<(&Scheme, String, u16)> {
+    let scheme = uri.scheme()?;
+    let known = if *scheme == Scheme::HTTPS { 443 } else { 80 };
+    Some((scheme, uri.host()?.to_ascii_lowercase(), uri.port_u16().unwrap_or(known)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::{Next, next};
+
+    fn post(location: &str) -> Next {
+        next("POST", "https://a.example/v1/mcp?k=1", StatusCode::TEMPORARY_REDIRECT, Some(location))
+    }
+
+    #[test]
+    fn the_same_origin_is_followed_and_no_other() {
+        for (location, to) in [
+            ("/v1/mcp/", "/v1/mcp/"),
+            ("mcp/?x=1#there", "/v1/mcp/?x=1"),
+            ("https://A.example:443/new", "/new"),
+            ("//a.example/new?x", "/new?x"),
+            ("/\\b.example/", "/\\b.example/"),
+        ] {
+            assert_eq!(post(location), Next::Go(format!("https://a.example{to}")), "{location}");
+        }
+        for location in [
+            "http://a.example/v1/mcp",
+            "https://b.example/v1/mcp",
+            "https://a.example:444/",
+            "https://a.example@b.example/",
+            "https://a.example\\@b.example/",
+            "//b.example/",
+            "ftp://a.example/",
+            "https:b.example/",
+        ] {
+            assert_eq!(post(location), Next::Elsewhere(location.to_owned()), "{location}");
+        }
+        assert_eq!(post("https://b.example/p?secret=1"), Next::Elsewhere("https://b.example/p".to_owned()));
+    }
+
+    #[test]
+    fn a_message_stays_one() {
+        let from = "http://a.example/mcp";
+        let found = |method| next(method, from, StatusCode::FOUND, Some("/there"));
+        assert_eq!(found("POST"), Next::Elsewhere("/there".to_owned()));
+        assert_eq!(found("GET"), Next::Go("http://a.example/there".to_owned()));
+        assert_eq!(next("POST", from, StatusCode::TEMPORARY_REDIRECT, None), Next::Stay);
+        assert_eq!(next("POST", from, StatusCode::OK, Some("/there")), Next::Stay);
+    }
+}
