@@ -10,7 +10,7 @@ use exec_server_client::{
     protocol::{initialize::Ttl, process::Inherit},
 };
 use exec_server_mcp::serve::{
-    self, Config, Open, Server as McpServer,
+    self, Config, Open, Opened, Server as McpServer,
     http::{Gate, Verdict},
 };
 use exec_server_server::{
@@ -48,17 +48,17 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
         let signals = Signals::new().context("listen to signals")?;
         match server {
             None => {
+                // A server of its own for each session is the simplest thing that ends with it, and costs a directory.
                 let config = LocalConfig { name: "exec-server mcp serve".to_owned(), ..LocalConfig::default() };
-                let local = Local::start(config).await?;
-                let client = local.client().clone();
                 let open: Open = Box::new(move || {
-                    let client = client.clone();
-                    Box::pin(async move { Ok(client) })
+                    let config = config.clone();
+                    Box::pin(async move {
+                        let local = Local::start(config).await?;
+                        Ok(Opened { client: local.client().clone(), end: Box::pin(local.end()) })
+                    })
                 });
                 // Our own variables, for programs of our own user; those that look like secrets stay here.
-                let served = serve(args, door_token, open, Inherit::All, signals).await;
-                local.end().await;
-                served
+                serve(args, door_token, open, Inherit::All, signals).await
             }
             Some(server) => remote(args, door_token, server, signals).await,
         }
@@ -69,36 +69,30 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
 async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, signals: Signals) -> anyhow::Result<()> {
     let server = Arc::new(server);
     let first = open(&server).await?;
-    // What was opened last is ended by us; one that was lost before has ended by itself.
-    let last = Arc::new(std::sync::Mutex::new(first.clone()));
-    let kept = Arc::clone(&last);
+    let unused = Arc::new(std::sync::Mutex::new(Some(first.clone())));
     let opened: Open = Box::new(move || {
-        let (server, kept) = (Arc::clone(&server), Arc::clone(&kept));
+        let (server, unused) = (Arc::clone(&server), Arc::clone(&unused));
         Box::pin(async move {
-            let current = lock(&kept).clone();
-            if !matches!(current.state(), exec_server_client::State::Lost { .. }) {
-                return Ok(current);
-            }
-            let next = open(&server).await?;
-            *lock(&kept) = next.clone();
-            Ok(next)
+            // Nothing under the lock can panic half-way through a change.
+            let first = unused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let client = match first {
+                Some(first) => first,
+                None => open(&server).await?,
+            };
+            let ending = client.clone();
+            Ok(Opened { client, end: Box::pin(async move { connect::end(&ending).await }) })
         })
     });
     let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
     let work = serve(args, token, opened, Inherit::Core, signals);
     let served = link::telling(std::slice::from_ref(&first), say, work).await;
-    let current = lock(&last).clone();
-    connect::end(&current).await;
+    // Where a signal came before anything was served nobody has ended it; else this finds it gone.
+    connect::end(&first).await;
     served
 }
 
 async fn open(server: &Server) -> Result<Client, exec_server_client::Error> {
     server.open(|builder| builder.ttl(Ttl::Ms(KEEP_MS))).await
-}
-
-fn lock(client: &std::sync::Mutex<Client>) -> std::sync::MutexGuard<'_, Client> {
-    // Nothing under the lock can panic half-way through a change.
-    client.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Serves the executor that `open` leads to.
@@ -135,10 +129,12 @@ async fn serve(
         std::future::pending::<()>().await
     };
     // What is served is never dropped before its end.
-    tokio::select! {
+    let served = tokio::select! {
         served = served => served,
         () = ended => Ok(()),
-    }
+    };
+    server.close().await;
+    served
 }
 
 async fn over_http(

@@ -420,6 +420,24 @@ fn output_that_nobody_reads_does_not_hold_a_process_up_and_its_loss_is_told() {
 }
 
 #[test]
+fn characters_are_whole_however_the_output_is_read() {
+    let home = Home::new();
+    let mut mcp = Mcp::start(&home, &[]);
+    // Three bytes each: no piece of a power of two ends behind one.
+    mcp.ok("start_process", json!({"command": "yes € | tr -d '\\n' | head -c 300000"}));
+    let (mut heard, mut answers) = (String::new(), 0);
+    wait_for("all of it", || {
+        let read = mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000, "max_bytes": 1}));
+        let pieces = read["output"].as_array().expect("pieces");
+        pieces.iter().for_each(|piece| heard.push_str(piece["text"].as_str().expect("a text")));
+        answers += 1;
+        read["closed"] == true
+    });
+    assert!(answers > 1 && heard == "€".repeat(100_000), "{answers} answers, {} bytes", heard.len());
+    mcp.end();
+}
+
+#[test]
 fn processes_end_with_their_session_however_it_ends() {
     for end in [None, Some(Signal::TERM), Some(Signal::KILL)] {
         let home = Home::new();

@@ -1,6 +1,14 @@
 //! `mcp serve --http`: its door, its sessions and their end, by requests that are written by hand.
 
-use std::{collections::BTreeSet, fs, io::Read as _, net::TcpStream, process::Stdio, thread};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Read as _,
+    net::TcpStream,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -10,7 +18,7 @@ use crate::{
     common::{Reply, descendants, http, wait_for, wait_gone},
     end_of, finish,
     mcp_serve::{initialize, pid_in},
-    read_until, signal, spawn, text,
+    read_until, signal, spawn, state, text,
 };
 
 /// A server, and how it is reached.
@@ -219,6 +227,47 @@ fn a_session_that_nobody_uses_is_ended_with_its_processes_and_one_with_a_call_un
     assert_eq!(session.ok("list_processes", json!({}))["processes"][0]["exited"], false);
     wait_gone("the process of a session that nobody used", &BTreeSet::from([pid]));
     wait_for("the session is gone", || session.post(&request(3, "tools/list", json!({}))).status == 404);
+    served.end();
+}
+
+#[test]
+fn what_commands_leave_behind_ends_with_the_session_and_no_other_does() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let (one, other) = (served.begin(), served.begin());
+    // Nothing of it is left that a command is known by: neither streams, nor group, nor parent.
+    let leave = |session: &Session<'_>, name: &str| {
+        let command = format!(
+            "setsid sh -c 'echo $$ >{name}; exec sleep 1000' </dev/null >/dev/null 2>&1 & \
+             until test -s {name}; do sleep 0.02; done; echo done"
+        );
+        let ran = session.ok("run_command", json!({"command": command}));
+        assert_eq!((&ran["stdout"], &ran["note"]), (&json!("done\n"), &Value::Null), "{ran}");
+        pid_in(&home.path().join(name))
+    };
+    let (left, others) = (leave(&one, "left"), leave(&other, "others"));
+    assert!(state(left).is_some(), "it is not sought while the session lasts");
+    assert_eq!(one.delete().status, 204);
+    wait_gone("what a command of the session left", &BTreeSet::from([left]));
+    assert!(state(others).is_some(), "that of the other session runs on");
+    served.end();
+    wait_gone("what a command of the other session left", &BTreeSet::from([others]));
+}
+
+#[test]
+fn connections_that_say_nothing_do_not_close_the_door() {
+    let home = Home::new();
+    let served = Served::start(&home, &[]);
+    let begun = Instant::now();
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(&served.address).expect("a connection")).collect();
+    let session = served.begin();
+    assert_eq!(session.ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
+    // Each of them is cut off after ten seconds anyway.
+    assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    // The oldest had to go.
+    let mut oldest = &silent[0];
+    assert!(matches!(oldest.read(&mut [0]), Ok(0) | Err(_)));
+    drop(silent);
     served.end();
 }
 

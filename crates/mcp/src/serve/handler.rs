@@ -1,6 +1,6 @@
 //! One MCP session: what it answers, the processes it has started, and how many calls it may have under way.
 //!
-//! Dropping it is the end of the session: the table goes, and with each handle its process and everything that it started.
+//! Dropping it is the end of the session, and of its session with the executor: with that goes everything that was started.
 //! Must not know transports, nor what a tool does.
 
 use std::{
@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     Server,
+    executors::Owned,
     tools::{self, Call, Table},
 };
 
@@ -43,6 +44,7 @@ pub(super) struct Handler {
     server: Arc<Server>,
     over: Over,
     table: Table,
+    executor: Owned,
     calls: Semaphore,
     /// The client has begun a session. Over HTTP newer clients may ask without one, and what they start would have no owner.
     has_begun: AtomicBool,
@@ -52,6 +54,7 @@ impl Handler {
     /// A session that has not begun.
     pub(super) fn new(server: Arc<Server>, over: Over) -> Self {
         Self {
+            executor: Owned::new(Arc::clone(&server)),
             server,
             over,
             table: Table::default(),
@@ -116,8 +119,13 @@ impl ServerHandler for Handler {
             let text = format!("{CALLS_OF_SESSION} calls are under way already; wait for the answer to one of them");
             return Ok(tools::Failure::new(text).into_result().into());
         };
-        let call =
-            Call { server: &self.server, table: &self.table, context: &context, has_session: self.has_session() };
+        let call = Call {
+            server: &self.server,
+            executor: &self.executor,
+            table: &self.table,
+            context: &context,
+            has_session: self.has_session(),
+        };
         let arguments = request.arguments.unwrap_or_default();
         Ok(tools::dispatch(&tool.name, &call, arguments).await.into())
     }

@@ -7,12 +7,19 @@
 //! Nothing of a request is read beyond its head before the [`Gate`] has let it in, and whoever is refused is also disconnected. The token is taken out of the
 //! request behind the gate: neither a tool nor a log ever sees it.
 //!
-//! Failure paths: a body that is too large or too slow ends its request; sessions beyond the bound are refused with 503; a connection that fails ends
+//! Failure paths: connections that have shown no token are few, and the oldest makes room for the next; a body that is too large or too slow ends its request; sessions beyond the bound are refused with 503; a connection that fails ends
 //! alone. When the server ends, calls under way are told, then sessions and connections are closed.
 //!
 //! Must not decide who may come in.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -26,7 +33,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{Notify, Semaphore, watch},
     task::JoinSet,
     time,
 };
@@ -46,6 +53,9 @@ const SESSIONS: usize = 64;
 
 /// Connections at once; others wait to be accepted. A client has about three.
 const CONNECTIONS: usize = 256;
+
+/// Of these, such as have not shown a token yet; beyond it the oldest goes.
+const STRANGERS: usize = 64;
 
 /// Bytes of a request's head, as at the door of `serve`.
 const HEAD_BYTES: usize = 8 << 10;
@@ -114,15 +124,25 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
     let mut connections = JoinSet::new();
     let mut ending = server.ending.subscribe();
     let mut look = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
+    // Beside the rest, not within it: nobody waits at the door for the end of somebody else's session.
+    let expiring = async {
+        loop {
+            look.tick().await;
+            sessions.expire(idle).await;
+        }
+    };
+    tokio::pin!(expiring);
     let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let strangers = Arc::new(Strangers::default());
     loop {
         // All are cancel safe: a connection that was not returned waits to be accepted.
         tokio::select! {
             accepted = accept(&listener, &places) => match accepted {
                 Ok((socket, place)) => {
                     let (door, closing) = (Arc::clone(&door), closing_rx.clone());
+                    let stranger = strangers.enter();
                     connections.spawn(async move {
-                        attend(socket, door, closing).await;
+                        attend(socket, door, stranger, closing).await;
                         drop(place);
                     });
                 }
@@ -133,7 +153,7 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
             },
             // Those that have ended are let go here, so that the set does not grow.
             Some(_) = connections.join_next() => {}
-            _ = look.tick() => sessions.expire(idle).await,
+            () = &mut expiring => {}
             () = said(&mut ending) => break,
         }
     }
@@ -163,12 +183,14 @@ async fn accept(
 }
 
 /// Serves one connection to its end.
-async fn attend(socket: TcpStream, door: Arc<Door>, mut closing: watch::Receiver<bool>) {
+async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut closing: watch::Receiver<bool>) {
     // An answer must not wait for the next one.
     socket.set_nodelay(true).ok();
+    let stranger = Arc::new(stranger);
+    let known = Arc::clone(&stranger);
     let service = service_fn(move |request| {
-        let door = Arc::clone(&door);
-        async move { Ok::<_, Infallible>(door.answer(request).await) }
+        let (door, stranger) = (Arc::clone(&door), Arc::clone(&known));
+        async move { Ok::<_, Infallible>(door.answer(request, &stranger).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -183,17 +205,76 @@ async fn attend(socket: TcpStream, door: Arc<Door>, mut closing: watch::Receiver
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        () = stranger.out.notified() => {
+            tracing::debug!("a connection that proved nothing made room for another");
+            return;
+        }
     };
     if let Err(error) = done {
         tracing::debug!(%error, "a connection ended early");
     }
 }
 
+/// The connections that have proven nothing yet, the oldest first: when there are too many of them, that one goes. Those who hold
+/// many and say nothing push each other out, and whoever has a token shows it long before.
+#[derive(Debug, Default)]
+struct Strangers(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Counts those that ever came.
+    last: u64,
+    all: BTreeMap<u64, Arc<Notify>>,
+}
+
+/// One of them; dropping it is its end.
+#[derive(Debug)]
+struct Stranger {
+    among: Arc<Strangers>,
+    number: u64,
+    /// Says that it has to go.
+    out: Arc<Notify>,
+}
+
+impl Strangers {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // No code under the lock can panic half-way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one more in; the oldest one goes where there are too many.
+    fn enter(self: &Arc<Self>) -> Stranger {
+        let mut waiting = self.lock();
+        if waiting.all.len() >= STRANGERS
+            && let Some((_, oldest)) = waiting.all.pop_first()
+        {
+            oldest.notify_one();
+        }
+        waiting.last += 1;
+        let (number, out) = (waiting.last, Arc::new(Notify::new()));
+        waiting.all.insert(number, Arc::clone(&out));
+        Stranger { among: Arc::clone(self), number, out }
+    }
+}
+
+impl Stranger {
+    /// It has shown the token, and is no longer one of them.
+    fn is_known(&self) {
+        self.among.lock().all.remove(&self.number);
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.is_known();
+    }
+}
+
 impl Door {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, stranger: &Stranger) -> Answer {
         let (mut head, body) = request.into_parts();
         match self.gate.judge(&head, self.local) {
-            Verdict::Admitted => {}
+            Verdict::Admitted => stranger.is_known(),
             Verdict::Forbidden => return refusal(StatusCode::FORBIDDEN, ""),
             Verdict::Unauthorized => {
                 let mut answer = refusal(StatusCode::UNAUTHORIZED, "");

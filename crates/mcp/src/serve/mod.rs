@@ -5,15 +5,17 @@
 //!             ──HTTP───▶ http (gate, bounds) ──▶ sessions ──▶ rmcp ──▶ Handler …
 //! ```
 //!
-//! Reading order: [`Server`] is what all sessions share, [`place`] the executor, `handler` one MCP session, `tools` what it offers,
-//! `http` and `sessions` the door of streamable HTTP.
+//! Reading order: [`Server`] is what all sessions share, [`place`] the executor, `executors` the sessions there in which processes run, `handler`
+//! one MCP session, `tools` what it offers, `http` and `sessions` the door of streamable HTTP.
 //!
-//! What a session starts belongs to it: its processes end with it, at once and with all that they started. A session over standard streams
+//! What a session starts belongs to it: its processes end with it, at once and with all that they started, because they run in a session with
+//! the executor that is its own. A session over standard streams
 //! ends with the end of input; calls that are under way then have five seconds to be answered. One over HTTP ends by DELETE, or when
 //! for long enough nobody has sent a request and no stream is open. All end when the server is told to: [`Server::end`].
 //!
 //! Must not read the environment, and must not know who starts it.
 
+mod executors;
 mod handler;
 pub mod http;
 pub mod place;
@@ -35,9 +37,10 @@ use tokio::{
     time,
 };
 
-pub use place::{Config, Open, ServeError};
+pub use place::{Config, Open, Opened, ServeError};
 
 use self::{
+    executors::Executors,
     handler::{Handler, Over},
     place::Place,
 };
@@ -54,6 +57,7 @@ const END_WITHIN: Duration = Duration::from_secs(3);
 /// What all MCP sessions share: the executor, the tools, and the word that it is over.
 pub struct Server {
     place: Place,
+    executors: Executors,
     read_only: bool,
     tools: Vec<Tool>,
     instructions: String,
@@ -71,6 +75,7 @@ impl Server {
             tools: tools::offered(read_only),
             instructions: instructions(&place, read_only, has_root),
             place,
+            executors: Executors::default(),
             read_only,
             ending: watch::Sender::new(false),
             calls: Arc::new(Semaphore::new(CALLS as usize)),
@@ -119,6 +124,12 @@ impl Server {
     /// Ends every session: what is under way is told, then all stops.
     pub fn end(&self) {
         self.ending.send_replace(true);
+    }
+
+    /// Leaves the executor: every session there is ended, with what is left in it. For when nothing is served any more.
+    pub async fn close(&self) {
+        self.executors.end_all().await;
+        self.place.end().await;
     }
 
     /// Waits until no call is under way, for a while.

@@ -1,12 +1,13 @@
-//! The executor as the tools see it: a session that is opened again when it is lost, the directory that relative paths begin
-//! at, and the walls of a root.
+//! The executor as the tools see it: a session for files that is opened again when it is lost, the directory that relative paths begin
+//! at, and the walls of a root. Processes run in sessions of their own: see `executors`.
 //!
 //! ```text
 //! Place ── client() ──▶ the session of the moment ──lost──▶ open() ──▶ the next one
 //!   └── base, root ──▶ sandbox: sent with every file call and every start, enforced by the executor's server
 //! ```
 //!
-//! Failure paths: a root that the executor cannot enforce is an error before the first tool is offered. A session that is lost takes its
+//! Failure paths: a root that the executor cannot enforce is an error before the first tool is offered, and one that a server does not know
+//! that comes after is an error of the call. A session that is lost takes its
 //! processes with it; their handles say so, and the next call begins anew.
 //!
 //! Must not know MCP.
@@ -18,7 +19,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Client, Error, ErrorKind, Process, Start, State,
+    Client, Error, Start, State,
     fs::{self, EntryKind, FileSystem as _, Links, Remote},
     protocol::{failure, path::PathArg, process::Inherit, sandbox::SandboxContext},
     transport::BoxFuture,
@@ -29,8 +30,43 @@ use serde_json::{
 };
 use tokio::{sync::Mutex, time};
 
-/// Opens a session with the executor; asked again when the one before is lost.
-pub type Open = Box<dyn Fn() -> BoxFuture<'static, Result<Client, Error>> + Send + Sync>;
+/// Opens a session with the executor: one for files, one for the processes of each MCP session, the next one where one is lost.
+pub type Open = Box<dyn Fn() -> BoxFuture<'static, Result<Opened, Error>> + Send + Sync>;
+
+/// A session with the executor, and what ends it.
+pub struct Opened {
+    /// The session.
+    pub client: Client,
+    /// Ends it and everything that runs in it. Dropped instead, the executor does so after a while.
+    pub end: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl Opened {
+    /// Ends it, unless the executor takes too long; then its time-to-live does.
+    pub(super) async fn end(self) {
+        if time::timeout(END_WITHIN, self.end).await.is_err() {
+            tracing::warn!("a session with the executor could not be ended: no answer");
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        is_lost(&self.client)
+    }
+}
+
+/// Whether a session is gone for good.
+pub(super) fn is_lost(client: &Client) -> bool {
+    matches!(client.state(), State::Lost { .. })
+}
+
+/// How long the end of a session may take: all that runs in it is killed.
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long the trial of a root may take: the start of one small program.
 const TRIAL: Duration = Duration::from_secs(20);
@@ -97,7 +133,8 @@ pub enum ServeError {
 /// An executor with everything that tools have to know of it.
 pub(super) struct Place {
     open: Open,
-    current: Mutex<Client>,
+    /// Nothing when it is over.
+    current: Mutex<Option<Opened>>,
     /// Where relative paths begin: absolute, at the executor.
     pub(super) base: PathBuf,
     /// What runs commands that are one text.
@@ -117,12 +154,16 @@ struct Walls {
 impl Place {
     /// Goes there and looks; a root is tried out.
     pub(super) async fn find(config: Config) -> Result<Self, ServeError> {
-        let client = (config.open)().await.map_err(ServeError::Executor)?;
+        let opened = (config.open)().await.map_err(ServeError::Executor)?;
+        let client = opened.client.clone();
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
             // An older server, which does not know the question.
             Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. } | Error::Protocol(_)) => None,
-            Err(error) => return Err(ServeError::Executor(error)),
+            Err(error) => {
+                opened.end().await;
+                return Err(ServeError::Executor(error));
+            }
         };
         let cwd = info.as_ref().and_then(|info| info.cwd.clone());
         let cwd = cwd.and_then(|cwd| PathArg::new(cwd).resolve().ok()).unwrap_or_else(|| PathBuf::from("/"));
@@ -130,38 +171,51 @@ impl Place {
         let mut place = Self {
             address: client.address(),
             open: config.open,
-            current: Mutex::new(client),
+            current: Mutex::new(Some(opened)),
             base: cwd,
             shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
             walls: None,
             inherit: config.inherit,
         };
-        if let Some(root) = config.root {
-            place.confine(root, &config.readable, config.read_only).await?;
+        if let Some(root) = config.root
+            && let Err(error) = place.confine(root, &config.readable, config.read_only).await
+        {
+            place.end().await;
+            return Err(error);
         }
         Ok(place)
     }
 
-    /// The session of the moment, or the next one where that is lost.
-    pub(super) async fn client(&self) -> Result<Client, Error> {
-        let mut current = self.current.lock().await;
-        if matches!(current.state(), State::Lost { .. }) {
-            *current = (self.open)().await?;
+    /// A session more. Whoever answers now may be another server than the one that was looked at first: without walls nothing is done there.
+    pub(super) async fn open(&self) -> Result<Opened, Error> {
+        let opened = (self.open)().await?;
+        if self.walls.is_some() && !opened.client.server().capabilities.sandbox {
+            let text = format!("the server at {} knows no sandbox any more, and the root needs one", self.address);
+            opened.end().await;
+            return Err(Error::Protocol(text));
         }
-        Ok(current.clone())
+        Ok(opened)
     }
 
-    /// Starts a process, in the next session where the one before turns out to be lost: then nothing of it runs.
-    pub(super) async fn begin(&self, start: Start) -> Result<(Client, Process), Error> {
-        let client = self.client().await?;
-        match client.start(start.clone()).await {
-            Err(error) if error.kind() == ErrorKind::SessionLost => {
-                let client = self.client().await?;
-                let process = client.start(start).await?;
-                Ok((client, process))
-            }
-            started => Ok((client, started?)),
+    /// The session for files of the moment, or the next one where that is lost.
+    pub(super) async fn client(&self) -> Result<Client, Error> {
+        let mut current = self.current.lock().await;
+        if let Some(opened) = current.as_ref().filter(|opened| !opened.is_lost()) {
+            return Ok(opened.client.clone());
         }
+        Ok(current.insert(self.open().await?).client.clone())
+    }
+
+    /// Ends the session for files.
+    pub(super) async fn end(&self) {
+        let ending = async {
+            let current = self.current.lock().await.take();
+            if let Some(opened) = current {
+                opened.end().await;
+            }
+        };
+        // Elapsed or done: somebody may still be opening the next one.
+        time::timeout(END_WITHIN, ending).await.ok();
     }
 
     /// The files, within the root where there is one.

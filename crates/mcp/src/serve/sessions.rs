@@ -7,11 +7,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, future::join_all};
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::session::{
@@ -19,7 +22,10 @@ use rmcp::{
         local::{LocalSessionManager, LocalSessionManagerError, SessionConfig},
     },
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 
 /// How long answers stay for a client that lost them with its connection.
 const ANSWERS_FOR: Duration = Duration::from_secs(30);
@@ -27,13 +33,27 @@ const ANSWERS_FOR: Duration = Duration::from_secs(30);
 /// How long a session may take to begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long the end of a session may take.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
 /// All sessions.
 pub(super) struct Sessions {
     kept: LocalSessionManager,
     used: Arc<Mutex<HashMap<SessionId, Use>>>,
     /// Answers that are waited for, or on their way to their clients.
     answers: Arc<watch::Sender<usize>>,
+    /// Those that are beginning, and will be used; changed with the lock of `used` only.
+    beginning: AtomicUsize,
     most: usize,
+}
+
+/// A place for a session that is beginning.
+struct Room<'a>(&'a AtomicUsize);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Who is at a session.
@@ -77,12 +97,29 @@ impl Sessions {
         config.completed_cache_ttl = ANSWERS_FOR;
         let mut kept = LocalSessionManager::default();
         kept.session_config = config;
-        Self { kept, used: Arc::default(), answers: Arc::new(watch::Sender::new(0)), most }
+        Self {
+            kept,
+            used: Arc::default(),
+            answers: Arc::new(watch::Sender::new(0)),
+            beginning: AtomicUsize::new(0),
+            most,
+        }
     }
 
     /// Whether there is no room for one more.
     pub(super) fn is_full(&self) -> bool {
-        lock(&self.used).len() >= self.most
+        let used = lock(&self.used);
+        used.len() + self.beginning.load(Ordering::Acquire) >= self.most
+    }
+
+    /// Takes a place, if there is one.
+    fn reserve(&self) -> Option<Room<'_>> {
+        let used = lock(&self.used);
+        let is_full = used.len() + self.beginning.load(Ordering::Acquire) >= self.most;
+        (!is_full).then(|| {
+            self.beginning.fetch_add(1, Ordering::AcqRel);
+            Room(&self.beginning)
+        })
     }
 
     /// Ends those that nobody was at for so long.
@@ -90,10 +127,10 @@ impl Sessions {
         let is_idle = |used: &Use| used.streams == 0 && used.last.elapsed() >= idle;
         let ids: Vec<SessionId> =
             lock(&self.used).iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
-        for id in ids {
-            tracing::info!("a session was idle for too long and is ended");
-            self.end(&id).await;
+        if !ids.is_empty() {
+            tracing::info!(count = ids.len(), "sessions were idle for too long and are ended");
         }
+        join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
     /// Waits until every answer has left.
@@ -105,14 +142,14 @@ impl Sessions {
     /// Ends all of them.
     pub(super) async fn end_all(&self) {
         let ids: Vec<SessionId> = lock(&self.used).keys().cloned().collect();
-        for id in ids {
-            self.end(&id).await;
-        }
+        join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
     async fn end(&self, id: &SessionId) {
-        if let Err(error) = self.close_session(id).await {
-            tracing::debug!(%error, "a session had ended already");
+        match time::timeout(END_WITHIN, self.close_session(id)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a session had ended already"),
+            Err(_) => tracing::warn!("a session does not end; it is left to itself"),
         }
     }
 
@@ -167,11 +204,12 @@ impl SessionManager for Sessions {
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
         // Asked before as well, where it can be answered in better words; here two that come at once are told apart.
-        if self.is_full() {
+        let Some(room) = self.reserve() else {
             return Err(SessionsError::TooMany { most: self.most });
-        }
+        };
         let (id, transport) = self.kept.create_session().await?;
         lock(&self.used).insert(id.clone(), Use { streams: 0, last: Instant::now() });
+        drop(room);
         Ok((id, transport))
     }
 
@@ -225,5 +263,26 @@ impl SessionManager for Sessions {
         self.touch(id);
         let stream = self.kept.resume(id, last_event_id).await?;
         Ok(self.counted(id, stream, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn sessions_that_begin_at_once_share_the_bound() {
+        let sessions = Sessions::new(3);
+        let begun = join_all((0..10).map(|_| sessions.create_session())).await;
+        assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), 3);
+        assert!(sessions.is_full());
+        sessions.end_all().await;
+        assert!(!sessions.is_full());
+        assert_eq!(sessions.beginning.load(Ordering::Acquire), 0);
+        // A place that was taken for one that never began is free again.
+        drop(sessions.reserve());
+        let rooms: Vec<_> = std::iter::from_fn(|| sessions.reserve()).collect();
+        assert_eq!(rooms.len(), 3);
+        assert!(sessions.create_session().await.is_err());
     }
 }

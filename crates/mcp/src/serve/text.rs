@@ -106,7 +106,7 @@ pub(super) fn is_binary(bytes: &[u8]) -> bool {
 }
 
 /// Bytes at the end that begin a character and do not complete it.
-fn torn_end(bytes: &[u8]) -> usize {
+pub(super) fn torn_end(bytes: &[u8]) -> usize {
     for back in 1..=3.min(bytes.len()) {
         let byte = bytes[bytes.len() - back];
         if is_continuation(byte) {

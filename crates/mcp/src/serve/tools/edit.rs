@@ -226,11 +226,7 @@ mod tests {
 
     fn changed(file: &str, old: &str, new: &str) -> Result<Changed, Failure> {
         let (old, new) = (old.to_owned(), new.to_owned());
-        change(
-            file.as_bytes(),
-            &Arguments { path: String::new(), old, new, replace_all: true },
-            Path::new("/f"),
-        )
+        change(file.as_bytes(), &Arguments { path: String::new(), old, new, replace_all: true }, Path::new("/f"))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a session offers: one table of tools with their words and schemas, and the way from a name to its file.
 //!
 //! A tool takes arguments of its own type and ends in a [`Reply`] or a [`Failure`]; both are results of the call, the second with `isError`
-//! and a text that says what to do next. `run` runs commands, `processes` has what outlives a call, `files` and `edit` the files,
+//! and a text that says what to do next. `run` runs commands, `processes` has what outlives a call, in a `table`, `files` and `edit` the files,
 //! `search` the trees.
 //!
 //! Must not know transports.
@@ -11,6 +11,7 @@ mod files;
 mod processes;
 mod run;
 mod search;
+mod table;
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,9 +26,9 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time;
 
-pub(super) use processes::Table;
+pub(super) use table::Table;
 
-use super::{Server, said};
+use super::{Server, executors::Owned, said};
 
 /// Bytes of a command and its arguments: what an operating system takes.
 const COMMAND_BYTES: usize = 128 << 10;
@@ -41,6 +42,8 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 /// One call, and everything that it may touch.
 pub(super) struct Call<'a> {
     pub(super) server: &'a Server,
+    /// Where its processes run.
+    pub(super) executor: &'a Owned,
     pub(super) table: &'a Table,
     pub(super) context: &'a RequestContext<RoleServer>,
     /// Whether there is a session that processes can belong to.
@@ -247,7 +250,8 @@ const ROWS: &[Row] = &[
             text for the shell, or an array of program and arguments, which needs no quoting. Nothing can be typed into it: its \
             standard input is empty. Of long output the beginning and the end are returned, and how many bytes are left out. When \
             `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
-            returned. What it leaves running in the background is ended, too: use start_process for servers and watchers.",
+            returned. What it leaves running in the background is ended soon where it holds the output open, and with this session at the \
+            latest: use start_process for servers and watchers.",
         effect: Effect::Anything,
         input: schema::<run::Arguments>,
         output: schema::<run::Ran>,

@@ -1,16 +1,12 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
-//! A session has one [`Table`] of those that it started, under short names of its own; nobody else's can be named. What is not read stays at the
+//! A session has one [`Table`](super::Table) of those that it started, under short names of its own; nobody else's can be named. What is not read stays at the
 //! executor, up to its bound, and then the oldest goes: a server that nobody listens to must not stand still. The table is bounded, too;
 //! the oldest process that has ended makes room.
 //!
 //! Must not end a process that nobody asked to end; the end of the session does, by dropping the table.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use exec_server_client::{
     Client, Process, Read,
@@ -21,13 +17,14 @@ use exec_server_client::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::time::{self, Instant};
+use tokio::time;
 
-use super::{Call, Command, Failure, Reply, or_default, within};
-use crate::serve::text::lossy;
-
-/// Processes of one session, those that have ended included.
-const PROCESSES: usize = 64;
+use super::{
+    Call, Command, Failure, Reply, or_default,
+    table::{Entry, PROCESSES, Room, Table, Torn},
+    within,
+};
+use crate::serve::text::{lossy, torn_end};
 
 /// Bytes of output in one answer where nothing is said.
 const READ_BYTES: u64 = 64 << 10;
@@ -49,74 +46,6 @@ const GRACE_MS: u64 = 5_000;
 
 /// The longest grace.
 const GRACE_MS_MAX: u64 = 600_000;
-
-/// The processes of one session.
-#[derive(Debug, Default)]
-pub(in crate::serve) struct Table(Mutex<Entries>);
-
-#[derive(Debug, Default)]
-struct Entries {
-    /// Counts those that were ever started.
-    last: u64,
-    all: BTreeMap<u64, Entry>,
-}
-
-#[derive(Debug, Clone)]
-struct Entry {
-    process: Process,
-    command: String,
-    started: Instant,
-    /// The number of the last event that was read.
-    cursor: u64,
-    /// Output bytes up to there, read or gone.
-    position: u64,
-}
-
-impl Table {
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        // No code under the lock can panic half-way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, process: Process, command: String) -> u64 {
-        let mut entries = self.lock();
-        entries.last += 1;
-        let number = entries.last;
-        entries.all.insert(number, Entry { process, command, started: Instant::now(), cursor: 0, position: 0 });
-        number
-    }
-
-    fn find(&self, id: &str) -> Result<(u64, Entry), Failure> {
-        let entries = self.lock();
-        let number = id.strip_prefix('p').and_then(|number| number.parse().ok());
-        match number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
-            Some(found) => Ok(found),
-            None => {
-                let known: Vec<String> = entries.all.keys().map(|number| format!("p{number}")).collect();
-                let known = if known.is_empty() {
-                    "there is none".to_owned()
-                } else {
-                    format!("there are {}", known.join(", "))
-                };
-                let id: String = id.chars().take(32).collect();
-                Err(Failure::new(format!("no process `{id}` in this session; {known}")))
-            }
-        }
-    }
-
-    fn advance(&self, number: u64, cursor: u64, position: u64) {
-        if let Some(entry) = self.lock().all.get_mut(&number) {
-            // Of two reads at a time the one that got further counts.
-            if cursor > entry.cursor {
-                (entry.cursor, entry.position) = (cursor, position);
-            }
-        }
-    }
-
-    fn snapshot(&self) -> Vec<(u64, Entry)> {
-        self.lock().all.iter().map(|(number, entry)| (*number, entry.clone())).collect()
-    }
-}
 
 /// Arguments of `start_process`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -153,45 +82,51 @@ pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<
     let place = &call.server.place;
     let shown = arguments.command.show();
     let argv = arguments.command.argv(&place.shell)?;
-    let client = place.client().await?;
-    make_room(call.table, &client).await?;
     let mut start = place.start(argv, arguments.cwd.as_deref()).pipe_stdin(!arguments.tty);
-    if client.server().capabilities.overflow {
-        start = start.overflow(Overflow::DropOldest);
-    }
     if arguments.tty {
         start = start.tty(Some(Size { rows: 24, cols: 80 }));
     }
     for (name, value) in arguments.env {
         start = start.env(name, value);
     }
+    let starting = async {
+        let client = call.executor.client().await?;
+        let room = make_room(call.table, &client).await?;
+        if client.server().capabilities.overflow {
+            start = start.overflow(Overflow::DropOldest);
+        }
+        let (_, process) = call.executor.begin(start).await?;
+        Ok::<_, Failure>((process, room))
+    };
     // The start is dropped only to call it off.
-    let (_, process) = tokio::select! {
-        started = place.begin(start) => started?,
+    let (process, room) = tokio::select! {
+        started = starting => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
     };
     let pid = process.pid();
-    let process_id = format!("p{}", call.table.add(process, shown.clone()));
+    let process_id = format!("p{}", room.fill(process, shown.clone()));
     let told = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
     let text = format!("started `{shown}` as {process_id}{told}; read_output shows what it writes");
     Ok(Reply::new(text, &Started { process_id, pid }))
 }
 
-/// Lets the oldest one go that has ended, where the table is full.
-async fn make_room(table: &Table, client: &Client) -> Result<(), Failure> {
-    let all = table.snapshot();
-    if all.len() < PROCESSES {
-        return Ok(());
+/// Takes a place; the oldest one that has ended goes where the table is full.
+async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Failure> {
+    // Each round but the last takes one out of a table that is bounded, or finds that another call has.
+    loop {
+        if let Some(room) = table.reserve() {
+            return Ok(room);
+        }
+        let known = states(client).await?;
+        let all = table.snapshot();
+        let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
+            let text = format!("{PROCESSES} processes are running in this session; end one with signal_process first");
+            return Err(Failure::new(text));
+        };
+        table.remove(number);
+        // It is forgotten with the session at the latest.
+        time::timeout(FORGET_WITHIN, entry.process.forget()).await.ok();
     }
-    let known = states(client).await?;
-    let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
-        let text = format!("{PROCESSES} processes are running in this session; end one with signal_process first");
-        return Err(Failure::new(text));
-    };
-    table.lock().all.remove(&number);
-    // It is forgotten with the session at the latest.
-    time::timeout(FORGET_WITHIN, entry.process.forget()).await.ok();
-    Ok(())
 }
 
 /// Arguments of `read_output`.
@@ -252,14 +187,16 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
         return Err(Failure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
-    let mut heard = hear(read, after);
+    // Where it goes on from what was read last, so do characters.
+    let goes_on = after == entry.cursor;
+    let (mut heard, torn) = hear(read, after, goes_on.then_some(entry.torn), more);
     if more {
         (heard.exited, heard.closed, heard.exit_code) = (false, false, None);
     }
-    if after == entry.cursor {
+    if goes_on {
         // The executor counts what is gone from the beginning on.
         heard.gap_bytes = heard.gap_bytes.saturating_sub(entry.position);
-        call.table.advance(number, heard.cursor, entry.position + heard.gap_bytes + bytes);
+        call.table.advance(number, heard.cursor, entry.position + heard.gap_bytes + bytes, torn);
     }
     Ok(Reply::new(heard.text(&arguments.process_id), &heard))
 }
@@ -279,8 +216,11 @@ async fn fetch(
     Ok((read, !behind.chunks.is_empty()))
 }
 
-/// One answer of the executor; what follows each other on one stream is one text, so that no character is torn.
-fn hear(read: Read, after: u64) -> Heard {
+/// One answer of the executor; what follows each other on one stream is one text. A character that is torn by the end of a piece goes to the
+/// next one of its stream, here or in the next answer: `torn` is what the answer before has left, absent where there was none.
+fn hear(read: Read, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn) {
+    let holds_back = torn.is_some() && (more || !read.closed);
+    let mut torn = torn.unwrap_or_default();
     let mut joined: Vec<(Stream, Vec<u8>)> = Vec::new();
     for chunk in read.chunks {
         match joined.last_mut() {
@@ -288,15 +228,31 @@ fn hear(read: Read, after: u64) -> Heard {
             _ => joined.push((chunk.stream, chunk.bytes.to_vec())),
         }
     }
-    let output = joined.iter().map(|(stream, bytes)| Piece { stream: stream.as_str(), text: lossy(bytes) }).collect();
-    Heard {
+    for (stream, bytes) in &mut joined {
+        if let Some(at) = torn.iter().position(|(of, _)| of == stream) {
+            bytes.splice(..0, torn.swap_remove(at).1);
+        }
+        let whole = bytes.len() - torn_end(bytes);
+        let rest = bytes.split_off(whole);
+        if !rest.is_empty() {
+            torn.push((*stream, rest));
+        }
+    }
+    if !holds_back {
+        // Nothing will complete it.
+        joined.append(&mut torn);
+    }
+    let pieces = joined.iter().filter(|(_, bytes)| !bytes.is_empty());
+    let output = pieces.map(|(stream, bytes)| Piece { stream: stream.as_str(), text: lossy(bytes) }).collect();
+    let heard = Heard {
         output,
         cursor: read.next_seq.saturating_sub(1).max(after),
         gap_bytes: read.gap.map_or(0, |gap| gap.bytes),
         exited: read.exited,
         exit_code: read.exit_code,
         closed: read.closed,
-    }
+    };
+    (heard, torn)
 }
 
 impl Heard {
@@ -435,7 +391,7 @@ pub(super) async fn signal(call: &Call<'_>, arguments: SignalArguments) -> Resul
                 "`{word}` is no signal; use terminate, INT, TERM, HUP, KILL, USR1 or the like"
             )));
         }
-        let client = call.server.place.client().await?;
+        let client = call.executor.client().await?;
         if state(&entry, &states(&client).await?).exited {
             return Ok(false);
         }
@@ -497,11 +453,7 @@ pub(super) async fn list(call: &Call<'_>, _arguments: ListArguments) -> Result<R
     if all.is_empty() {
         return Ok(Reply::new("no processes were started in this session", &Listed { processes: Vec::new() }));
     }
-    let client = call.server.place.client().await?;
-    let known = tokio::select! {
-        known = states(&client) => known?,
-        why = call.called_off() => return Err(Failure::new(why)),
-    };
+    let known = call.unless_called_off(async { states(&call.executor.client().await?).await }).await?;
     let processes: Vec<Row> =
         all.iter().map(|(number, entry)| Row { process_id: format!("p{number}"), ..state(entry, &known) }).collect();
     let lines = processes.iter().map(|row| {
@@ -546,5 +498,63 @@ fn state(entry: &Entry, known: &BTreeMap<String, ProcessInfo>) -> Row {
         exit_code,
         signal,
         output_bytes: info.map(|info| info.output_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use exec_server_client::Chunk;
+
+    use super::*;
+
+    /// An answer of the executor with these pieces.
+    fn read(pieces: &[(Stream, &[u8])], closed: bool) -> Read {
+        let chunk = |(stream, bytes): &(Stream, &[u8])| Chunk { seq: 1, stream: *stream, bytes: bytes.to_vec().into() };
+        Read {
+            chunks: pieces.iter().map(chunk).collect(),
+            next_seq: 2,
+            exited: closed,
+            exit_code: None,
+            closed,
+            failure: None,
+            sandbox_denied: false,
+            gap: None,
+        }
+    }
+
+    fn texts(heard: &Heard) -> Vec<&str> {
+        heard.output.iter().map(|piece| piece.text.as_str()).collect()
+    }
+
+    #[test]
+    fn a_character_that_comes_in_parts_is_told_as_a_whole() {
+        const OUT: Stream = Stream::Stdout;
+        const ERR: Stream = Stream::Stderr;
+        let euro = "€".as_bytes();
+        // Torn by the other stream, and by the end of the answer.
+        let pieces = [(OUT, &euro[..1]), (ERR, &b"e\xc3"[..]), (OUT, &euro[1..]), (OUT, &euro[..2])];
+        let (heard, torn) = hear(read(&pieces, false), 0, Some(Torn::new()), false);
+        assert_eq!(texts(&heard), ["e", "€"]);
+        assert_eq!(torn.len(), 2);
+        // Nothing new: nothing is told, and nothing is lost.
+        let (heard, torn) = hear(read(&[], false), 0, Some(torn), false);
+        assert_eq!((texts(&heard), torn.len()), (Vec::new(), 2));
+        let (heard, torn) = hear(read(&[(ERR, b"\xa4")], false), 0, Some(torn), false);
+        assert_eq!((texts(&heard), torn.len()), (vec!["ä"], 1));
+        let (heard, torn) = hear(read(&[(OUT, &euro[2..])], false), 0, Some(torn.clone()), false);
+        assert_eq!((texts(&heard), torn.len()), (vec!["€"], 0));
+    }
+
+    #[test]
+    fn what_nothing_can_complete_is_told_as_it_is() {
+        let half = [(Stream::Stdout, &b"x\xc3"[..])];
+        let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), false);
+        assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
+        // An end that lies behind more output is none yet.
+        let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), true);
+        assert_eq!((texts(&heard), torn.len()), (vec!["x"], 1));
+        // A read from somewhere else: the next one may not go on from there.
+        let (heard, torn) = hear(read(&half, false), 0, None, false);
+        assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
     }
 }

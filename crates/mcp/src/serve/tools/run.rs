@@ -7,7 +7,10 @@
 //!    └──called off──▶ never was
 //! ```
 //!
-//! Must not keep more of the output than was asked for, nor leave anything running.
+//! What a command leaves behind that holds none of its streams is not seen here; it ends with the MCP session, as everything in its session with
+//! the executor does.
+//!
+//! Must not keep more of the output than was asked for, nor wait for what is left behind.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -113,7 +116,7 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
     let until = begun + Duration::from_millis(timeout);
     // The start is dropped only to call it off.
     let (client, process) = tokio::select! {
-        started = place.begin(start) => started?,
+        started = call.executor.begin(start) => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
         () = time::sleep_until(until) => {
             return Err(Failure::new(format!("not started within {timeout} ms: the executor does not answer")));

@@ -1,0 +1,136 @@
+//! The processes of one MCP session under short names of their own, and how far each was read. Bounded, those included that are being started.
+//! Must not ask the executor anything.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use exec_server_client::{Process, protocol::process::Stream};
+use tokio::time::Instant;
+
+use super::Failure;
+
+/// Processes of one session, those that have ended included.
+pub(super) const PROCESSES: usize = 64;
+
+/// The processes of one session.
+#[derive(Debug, Default)]
+pub(in crate::serve) struct Table(Mutex<Entries>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    /// Counts those that were ever started.
+    last: u64,
+    /// Those that are being started, and will be in the table.
+    starting: usize,
+    all: BTreeMap<u64, Entry>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) process: Process,
+    pub(super) command: String,
+    pub(super) started: Instant,
+    /// The number of the last event that was read.
+    pub(super) cursor: u64,
+    /// Output bytes up to there, read or gone.
+    pub(super) position: u64,
+    /// Up to there: the beginning of a character whose end was not read yet, for each stream.
+    pub(super) torn: Torn,
+}
+
+/// Up to three bytes of a stream that begin a character.
+pub(super) type Torn = Vec<(Stream, Vec<u8>)>;
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        // No code under the lock can panic half-way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place, if there is one.
+    pub(super) fn reserve(&self) -> Option<Room<'_>> {
+        let mut entries = self.lock();
+        (entries.all.len() + entries.starting < PROCESSES).then(|| {
+            entries.starting += 1;
+            Room(self)
+        })
+    }
+
+    fn add(&self, process: Process, command: String) -> u64 {
+        let mut entries = self.lock();
+        entries.last += 1;
+        let number = entries.last;
+        entries.all.insert(
+            number,
+            Entry { process, command, started: Instant::now(), cursor: 0, position: 0, torn: Torn::new() },
+        );
+        number
+    }
+
+    pub(super) fn remove(&self, number: u64) {
+        self.lock().all.remove(&number);
+    }
+
+    pub(super) fn find(&self, id: &str) -> Result<(u64, Entry), Failure> {
+        let entries = self.lock();
+        let number = id.strip_prefix('p').and_then(|number| number.parse().ok());
+        match number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
+            Some(found) => Ok(found),
+            None => {
+                let known: Vec<String> = entries.all.keys().map(|number| format!("p{number}")).collect();
+                let known = if known.is_empty() {
+                    "there is none".to_owned()
+                } else {
+                    format!("there are {}", known.join(", "))
+                };
+                let id: String = id.chars().take(32).collect();
+                Err(Failure::new(format!("no process `{id}` in this session; {known}")))
+            }
+        }
+    }
+
+    pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, torn: Torn) {
+        if let Some(entry) = self.lock().all.get_mut(&number) {
+            // Of two reads at a time the one that got further counts.
+            if cursor >= entry.cursor {
+                (entry.cursor, entry.position, entry.torn) = (cursor, position, torn);
+            }
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> Vec<(u64, Entry)> {
+        self.lock().all.iter().map(|(number, entry)| (*number, entry.clone())).collect()
+    }
+}
+
+/// A place in the table for a process that is being started. Dropped without it, it is free again.
+pub(super) struct Room<'a>(&'a Table);
+
+impl Room<'_> {
+    pub(super) fn fill(self, process: Process, command: String) -> u64 {
+        self.0.add(process, command)
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.0.lock().starting -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_taken_before_anything_is_started_and_free_again_where_nothing_was() {
+        let table = Table::default();
+        let rooms: Vec<Room<'_>> = std::iter::from_fn(|| table.reserve()).collect();
+        assert_eq!(rooms.len(), PROCESSES);
+        drop(rooms);
+        assert!(table.reserve().is_some());
+        assert_eq!(table.lock().starting, 0);
+    }
+}
