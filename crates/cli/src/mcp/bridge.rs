@@ -19,12 +19,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
-    Client, Error, Process, Start,
+    Client, Error, Process, Start, State,
     local::{Local, LocalConfig},
-    protocol::{
-        initialize::Ttl,
-        process::{CORE_VARIABLES, EnvPolicy, Inherit},
-    },
+    protocol::{initialize::Ttl, process::Overflow},
+};
+use exec_server_mcp::{
+    config::{EnvSource, EnvVar, StdioConfig},
+    env::{self, EnvError, LaunchEnv, Variables},
 };
 
 use crate::{
@@ -78,8 +79,9 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
     }
     let talk = |text: &str| say::talk(format_args!("exec-server: {text}"));
     let end = link::telling(std::slice::from_ref(&client), talk, drive(&client, start, signals)).await;
-    // A session that is lost cannot be ended, and has nothing in it any more.
-    if !matches!(end, End::Lost(_)) && !connect::try_end(&client).await {
+    // A session that is lost cannot be ended, and has nothing in it any more. A server that is lost to us may run in one that is
+    // not.
+    if !matches!(client.state(), State::Lost { .. }) && !connect::try_end(&client).await {
         say::talk(format_args!(
             "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
             client.address()
@@ -91,34 +93,49 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
 /// What to start: with the environment that every MCP server on an executor gets.
 fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
     let id = ids::generate(args.argv.first().map_or("", String::as_str));
-    let mut start = Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(true);
+    let mut start = Start::new(args.argv.iter().map(String::as_str))
+        .id(id)
+        .pipe_stdin(true)
+        // Whatever the executor does by default: a message that is gone is worse than a server that waits.
+        .overflow(Overflow::Block);
     if let Some(dir) = start::directory(args.cwd.as_deref(), place)? {
         start = start.cwd(dir);
     }
-    start = start.env_policy(Some(policy(&args.env_remote)));
+    let ours: Variables = std::env::vars_os().collect();
     for (name, value) in &args.env {
-        match value {
-            Some(value) => start = start.env(name, value),
-            None => match std::env::var_os(name).map(std::ffi::OsString::into_string) {
-                Some(Ok(value)) => start = start.env(name, value),
-                Some(Err(_)) => bail!("`--env {name}`: its value here is not text; pass `--env {name}=VALUE`"),
-                None => say::talk(format_args!("exec-server: `--env {name}`: it is not set here, and so not there")),
-            },
+        if value.is_none() && !ours.contains_key(std::ffi::OsStr::new(name)) {
+            say::talk(format_args!("exec-server: `--env {name}`: it is not set here, and so not there"));
         }
     }
-    Ok(start)
+    let LaunchEnv { policy, env } = environment(&args.env, &args.env_remote, place, &ours)?;
+    start = start.env_policy(Some(policy));
+    Ok(env.into_iter().fold(start, |start, (name, value)| start.env(name, value)))
 }
 
-/// The basic variables of the executor, and these of its others.
-fn policy(remote: &[String]) -> EnvPolicy {
-    let core = CORE_VARIABLES.iter().map(|name| (*name).to_owned());
-    EnvPolicy {
-        inherit: if remote.is_empty() { Inherit::Core } else { Inherit::All },
-        // What was asked for by name is no accident, whatever its name looks like.
-        ignore_default_excludes: true,
-        exclude: Vec::new(),
-        set: std::collections::BTreeMap::new(),
-        include_only: if remote.is_empty() { Vec::new() } else { core.chain(remote.iter().cloned()).collect() },
+/// The environment of the server, by the rules for those of a configuration. Here the executor is this machine, and its variables
+/// are ours.
+fn environment(
+    given: &[(String, Option<String>)],
+    remote: &[String],
+    place: Place,
+    ours: &Variables,
+) -> anyhow::Result<LaunchEnv> {
+    let is_there = place == Place::Remote;
+    let mut stdio = StdioConfig::default();
+    for (name, value) in given {
+        match value {
+            Some(value) => drop(stdio.env.insert(name.clone(), value.clone())),
+            None => stdio.env_vars.push(EnvVar { name: name.clone(), source: EnvSource::Local }),
+        }
+    }
+    let source = if is_there { EnvSource::Remote } else { EnvSource::Local };
+    stdio.env_vars.extend(remote.iter().map(|name| EnvVar { name: name.clone(), source }));
+    match if is_there { env::executor(&stdio, ours) } else { env::local(&stdio, ours) } {
+        Ok(environment) => Ok(environment),
+        Err(EnvError::NotText { name }) => {
+            bail!("`--env {name}`: its value here is not text; pass `--env {name}=VALUE`")
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -186,14 +203,29 @@ async fn signal(signals: &mut Signals) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use exec_server_client::protocol::process::Inherit;
+
     use super::*;
 
     #[test]
     fn basic_variables_are_inherited_and_others_only_by_name() {
-        let basic = policy(&[]);
-        assert_eq!((basic.inherit, basic.ignore_default_excludes, basic.include_only.len()), (Inherit::Core, true, 0));
-        let more = policy(&["API_KEY".to_owned()]);
-        assert_eq!((more.inherit, more.include_only.len()), (Inherit::All, CORE_VARIABLES.len() + 1));
-        assert!(more.include_only.contains(&"PATH".to_owned()) && more.include_only.contains(&"API_KEY".to_owned()));
+        let ours: Variables =
+            [("TZ", "UTC"), ("A", "a"), ("B", "b")].map(|(name, value)| (name.into(), value.into())).into();
+        let given = [("A".to_owned(), None), ("C".to_owned(), Some("c".to_owned()))];
+        let there = environment(&given, &[], Place::Remote, &ours).expect("made");
+        assert_eq!((there.policy.inherit, there.policy.ignore_default_excludes), (Inherit::Core, true));
+        assert_eq!(there.env.into_iter().collect::<Vec<_>>(), [("A", "a"), ("C", "c")].map(texts));
+        let more = environment(&[], &["API_KEY".to_owned()], Place::Remote, &ours).expect("made").policy;
+        assert_eq!(more.inherit, Inherit::All);
+        for name in ["PATH", "TZ", "TERM", "API_KEY"] {
+            assert!(more.include_only.contains(&name.to_owned()), "{name}");
+        }
+        let here = environment(&[], &["B".to_owned()], Place::Embedded, &ours).expect("made");
+        assert_eq!(here.policy.inherit, Inherit::None);
+        assert_eq!(here.env.into_iter().collect::<Vec<_>>(), [("B", "b"), ("TZ", "UTC")].map(texts));
+    }
+
+    fn texts((name, value): (&str, &str)) -> (String, String) {
+        (name.to_owned(), value.to_owned())
     }
 }

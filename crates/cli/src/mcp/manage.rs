@@ -25,6 +25,7 @@ use exec_server_client::{
 };
 use exec_server_mcp::{
     config::{Config, Placement, Way},
+    launch,
     manager::{
         Action, Answer, Call, Elicit, Error, Host, Hosts, KEEP, Manager, PlaceError, Question, Settings, Status,
     },
@@ -182,7 +183,7 @@ impl Setup {
         for server in config.servers.values_mut() {
             // A directory without a slash at its beginning is below ours.
             if let (Placement::Local, Way::Stdio(stdio), Some(here)) = (&server.placement, &mut server.way, &here) {
-                stdio.cwd = stdio.cwd.take().map(|cwd| here.join(cwd));
+                stdio.cwd = stdio.cwd.take().map(|cwd| if launch::is_relative(&cwd) { here.join(cwd) } else { cwd });
             }
         }
         Ok(Self { config, places: Places::new(&args.connect, token)? })
@@ -190,13 +191,17 @@ impl Setup {
 }
 
 /// The environment that `remote` means, and the token for it alone: others have theirs in their URLs or files.
-fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Server>> {
+fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Result<Server, PlaceError>> {
     let is_asked = args.connect.is_some();
     match Server::find(args, token) {
-        Ok(server) => Ok(server),
-        // `none` in a variable or a file is about commands; servers that run here need no remote environment.
-        Err(_) if !is_asked && matches!(asked_for(), Ok(Choice::None)) => Ok(None),
-        Err(error) => Err(error),
+        Ok(server) => Ok(server.ok_or(PlaceError::NoRemote)),
+        Err(error) if is_asked => Err(error),
+        // What a variable or a file says is about commands; servers that run here need no remote environment.
+        Err(error) => match asked_for() {
+            Ok(Choice::None) => Ok(Err(PlaceError::NoRemote)),
+            Ok(Choice::Local | Choice::Remote(_)) => Err(error),
+            Err(_) => Ok(Err(PlaceError::Unknown { name: "remote".to_owned(), reason: format!("{error:#}") })),
+        },
     }
 }
 
@@ -207,27 +212,38 @@ fn asked_for() -> anyhow::Result<Choice> {
 /// Where servers can run.
 #[derive(Clone)]
 struct Places {
-    remote: Arc<Option<Server>>,
-    /// How long an executor keeps servers for us while the link is cut.
-    keep: Duration,
+    remote: Arc<Result<Server, PlaceError>>,
+    /// How long a cut link is tried to be mended, where that was said.
+    recover_for: Option<Duration>,
 }
 
 impl Places {
     fn new(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
-        Ok(Self { remote: Arc::new(remote(args, token)?), keep: args.recover_for.unwrap_or(KEEP) })
+        Ok(Self { remote: Arc::new(remote(args, token)?), recover_for: args.recover_for })
     }
 
     fn find(&self, placement: &Placement) -> Result<Host, PlaceError> {
         let local = || LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
+        let executor = |spec, token| {
+            let host = Host::remote(spec, token, KEEP);
+            match self.recover_for {
+                Some(within) => host.recover_for(within),
+                None => host,
+            }
+        };
         match placement {
-            Placement::Local => Ok(Host::local(local())),
+            Placement::Local => match environment::choose(Some(environment::LOCAL)) {
+                Ok(Choice::Local) => Ok(Host::local(local())),
+                other => Err(PlaceError::no_local(other)),
+            },
             Placement::Remote => {
-                let (spec, token) = (*self.remote).as_ref().and_then(Server::spec).ok_or(PlaceError::NoRemote)?;
-                Ok(Host::remote(spec.clone(), token.clone(), self.keep))
+                let remote = self.remote.as_ref().as_ref().map_err(Clone::clone)?;
+                let (spec, token) = remote.spec().ok_or(PlaceError::NoRemote)?;
+                Ok(executor(spec.clone(), token.clone()))
             }
             Placement::Named(name) | Placement::Url(name) => match environment::choose(Some(name)) {
                 Ok(Choice::Local) => Ok(Host::local(local())),
-                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, self.keep)),
+                Ok(Choice::Remote(spec)) => Ok(executor(spec, None)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
                 Err(error) => {
                     let name = show::place_of(name);

@@ -173,6 +173,27 @@ fn a_status_starts_nothing() {
 }
 
 #[test]
+fn servers_here_need_no_remote_environment_but_leave_to_run_here() {
+    let user = User::new(&[("here", &[], ""), ("far", &[], "environment = 'remote'")]);
+    let status = |url: &str| {
+        let mut command = user.home.command(&["mcp", "status"]);
+        command.env("EXEC_SERVER_URL", url);
+        let output = finish(command);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, stdout, stderr) = status("no-such-name");
+    assert_eq!(code, Some(1));
+    assert!(stdout.lines().any(|line| line.starts_with("here") && line.contains("notStarted")), "{stdout}");
+    assert!(stderr.contains("`far`") && stderr.contains("no-such-name"), "{stderr}");
+
+    user.write("environments.toml", "include_local = false\n");
+    let (code, stdout, stderr) = status("ws://127.0.0.1:1");
+    assert_eq!(code, Some(1));
+    assert!(stdout.lines().any(|line| line.starts_with("here") && line.contains("failed")), "{stdout}");
+    assert!(stderr.contains("`here`") && stderr.contains("include_local = false"), "{stderr}");
+}
+
+#[test]
 fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
     let user = User::new(&[("s", &[], "env = { MCP_TEST_VALUE = 'from the file' }\ntool_timeout_sec = 300")]);
     assert_eq!(user.call(&["s", "echo", r#"{"message": "hällo"}"#]), "ECHOING: hällo\n");

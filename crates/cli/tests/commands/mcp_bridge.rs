@@ -272,6 +272,28 @@ fn a_client_that_closes_our_output_ends_the_server() {
 }
 
 #[test]
+fn an_end_of_input_is_seen_behind_messages_that_nobody_reads() {
+    let (server, home) = (server(), Home::new());
+    for flags in [&[][..], &["--connect", server.url()]] {
+        let mut bridge = Bridge::start(&home, flags, "echo $$; exec sleep 1000");
+        let mut stdin = bridge.stdin.take().expect("a pipe");
+        rustix::io::ioctl_fionbio(&stdin, true).expect("a pipe that does not wait");
+        let messages = b"{\"id\":1}\n".repeat(1000);
+        wait_for("a line that is full", || {
+            let mut taken = 0;
+            while let Ok(count) = stdin.write(&messages) {
+                taken += count;
+            }
+            taken == 0
+        });
+        drop(stdin);
+        assert_eq!(end_of(&mut bridge.child).code(), Some(0), "{flags:?}");
+        wait_gone("the MCP server", &[bridge.pid].into());
+    }
+    nothing_is_left(&server);
+}
+
+#[test]
 fn a_server_that_closes_its_input_ends_the_bridge() {
     let (server, home) = (server(), Home::new());
     let mut bridge = Bridge::start(&home, &["--connect", server.url()], "exec <&-; echo $$; exec sleep 1000");

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use exec_server_mcp::manager::{Manager, Status};
+use exec_server_client::environment::RemoteSpec;
+use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, Status};
 use serde_json::json;
 
-use crate::{Kind, Place, at_both, bounded_remote, call, common::Proxy, data, place::variables, soon};
+use crate::{Kind, Place, at_both, bounded_remote, call, common::Proxy, data, place::variables, soon, until};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,
@@ -67,7 +68,7 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
 async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place) {
     // Nobody listens on a port that was just given back.
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-    let there = format!("environment = \"ws://{free}\"");
+    let there = format!("environment = \"ws://{free}\"\nstartup_timeout_sec = 1");
     let config = place.config(&[("a", &[], &there), ("b", &[], &there), ("t", &[], "")]);
     let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("none is required");
@@ -129,6 +130,45 @@ fn a_restarted_executor_is_not_noticed() {
         assert_eq!(data(&manager, "pid", json!({})).await, before, "the same process, and nobody was told");
         let gone = call(&manager, "sleep", json!({"ms": 10})).await.expect("call");
         assert!(!gone.is_error);
+        tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
+    });
+}
+
+#[test]
+fn an_executor_that_is_away_for_long_is_waited_for() {
+    let mut server = crate::common::TestServer::builder().start();
+    let place = Place::open(Kind::Local);
+    let spec = RemoteSpec::at("remote", server.url()).expect("a URL");
+    let hosts = Hosts::new(move |_| Ok(Host::remote(spec.clone(), None, KEEP).recover_for(Duration::from_millis(200))));
+    let mut settings = place.settings(place.config(&[("t", &[], "environment = \"remote\"\nstartup_timeout_sec = 3")]));
+    let pause = Duration::from_millis(50);
+    settings.restarts = Restarts { most: 1, first_pause: pause, longest_pause: pause, ..Restarts::default() };
+    let manager = Manager::new(settings, hosts);
+    crate::common::bounded(async {
+        let before = data(&manager, "pid", json!({})).await;
+        server.kill();
+        // More than crashes of its own would be forgiven.
+        until("attempts", async || matches!(manager.status()["t"], Status::Starting { restarts: 3.. })).await;
+        let error = call(&manager, "pid", json!({})).await.expect_err("it is away");
+        assert!(error.to_string().contains("its executor is out of reach, and is tried again"), "{error}");
+        server.restart();
+        until("its return", async || manager.status()["t"] == Status::Ready).await;
+        assert_ne!(data(&manager, "pid", json!({})).await, before);
+        tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
+    });
+}
+
+#[test]
+fn an_executor_that_is_just_being_started_is_tried_again() {
+    let mut server = crate::common::TestServer::builder().start();
+    let place = Place::open(Kind::Local);
+    server.kill();
+    let config = place.config(&[("t", &[], "environment = \"remote\"")]);
+    let manager = Manager::new(place.settings(config), place.hosts_with(Some(server.url().to_owned())));
+    crate::common::bounded(async {
+        manager.start();
+        tokio::task::block_in_place(|| server.restart());
+        data(&manager, "pid", json!({})).await;
         tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
     });
 }

@@ -21,6 +21,7 @@ use std::{
 
 use anyhow::{anyhow, bail};
 use exec_server_client::{Client, Event, Events, Exit, Process, protocol::process::Stream};
+use rustix::event::{self, PollFd, PollFlags, Timespec};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     sync::oneshot,
@@ -49,6 +50,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// How long something that the server left behind may keep its streams open before that is ended, too.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// How often it is looked for the end of our input while the server takes none of it.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Why a server was to be ended.
 #[derive(Debug)]
@@ -106,15 +110,18 @@ impl Carry {
     }
 
     /// Carries. An error means that the server is lost.
-    pub(super) async fn run(mut self) -> anyhow::Result<Carried> {
+    pub(super) async fn run(self) -> anyhow::Result<Carried> {
+        let mut talk = Talk::new();
+        let carried = self.carry(&mut talk).await;
+        // However it ended: what the server said last often tells why.
+        talk.end().await;
+        carried
+    }
+
+    async fn carry(mut self, talk: &mut Talk) -> anyhow::Result<Carried> {
         let stdio = exec_server_rpc::stdio();
         let (closed, mut stdout_closed) = oneshot::channel();
-        let output = Output {
-            stdout: Some((stdio.writer, closed)),
-            talk: Talk::new(),
-            alive: Arc::clone(&self.alive),
-            exit: None,
-        };
+        let output = Output { stdout: Some((stdio.writer, closed)), talk, alive: Arc::clone(&self.alive), exit: None };
         let mut output = pin!(output.run(self.process.events()));
         let mut input = pin!(forward(self.process.clone(), stdio.reader));
         let mut step = Step::Running;
@@ -239,7 +246,13 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
             // An input that cannot be read has ended.
             Ok(0) | Err(_) => return Why::Input,
             Ok(count) => {
-                if let Err(error) = to.write_all(&buf[..count]).await {
+                // A server that does not read holds us here, and the end of our input would be seen behind what is never taken.
+                let written = tokio::select! {
+                    biased;
+                    written = to.write_all(&buf[..count]) => written,
+                    () = hung_up() => return Why::Input,
+                };
+                if let Err(error) = written {
                     return Why::Refused(error);
                 }
                 is_settled = false;
@@ -248,17 +261,34 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
     }
 }
 
+/// Waits until nobody is left who could write to our standard input, whatever is still in it; at first for as long as a server
+/// that reads may take for a piece. Cancel safe.
+async fn hung_up() {
+    let mut pause = QUIET;
+    loop {
+        time::sleep(pause).await;
+        pause = LOOK;
+        let stdin = io::stdin();
+        let mut polled = [PollFd::new(&stdin, PollFlags::RDHUP)];
+        let seen = event::poll(&mut polled, Some(&Timespec::default()));
+        // `HUP` is told unasked. What cannot be looked at is no end.
+        if seen.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP) {
+            return;
+        }
+    }
+}
+
 /// What the server says, on its way to our standard streams; taken from the executor only when it is written.
-struct Output<W> {
+struct Output<'a, W> {
     /// Standard output, and whom to tell that it takes no more.
     stdout: Option<(W, oneshot::Sender<Option<io::Error>>)>,
-    talk: Talk,
+    talk: &'a mut Talk,
     alive: Arc<AtomicU64>,
     /// How the server ended, and how long its streams may stay open after it.
     exit: Option<(Exit, Instant)>,
 }
 
-impl<W: AsyncWrite + Unpin> Output<W> {
+impl<W: AsyncWrite + Unpin> Output<'_, W> {
     /// Writes everything until the server has ended. An error means that something is missing, or all that follows.
     async fn run(mut self, mut events: Events) -> anyhow::Result<Exit> {
         loop {
@@ -276,11 +306,11 @@ impl<W: AsyncWrite + Unpin> Output<W> {
                     None => bail!("its output from {from_seq} to {to_seq} is missing"),
                 },
                 Event::Exited { exit, .. } => self.exit = Some((exit, Instant::now() + LINGER)),
-                Event::Failed(error) if self.exit.is_none() => return Err(error.into()),
-                Event::Closed { .. } | Event::Failed(_) => break,
+                // Also after its exit: what it wrote last may be missing until it has closed.
+                Event::Failed(error) => return Err(error.into()),
+                Event::Closed { .. } => break,
             }
         }
-        self.talk.end().await;
         self.exit.map(|(exit, _)| exit).ok_or_else(|| anyhow!("it closed without an exit code"))
     }
 
