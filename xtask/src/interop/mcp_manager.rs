@@ -65,7 +65,15 @@ struct Asked {
 
 impl Asked {
     fn start(config: &Path, url: &str) -> Result<Self> {
-        cargo::check(&mut cargo::cargo(&["build", "--quiet", "--release", "-p", "exec-server-mcp", "--example", "ask"]))?;
+        cargo::check(&mut cargo::cargo(&[
+            "build",
+            "--quiet",
+            "--release",
+            "-p",
+            "exec-server-mcp",
+            "--example",
+            "ask",
+        ]))?;
         let mut command = Command::new(cargo::target_dir().join("release/examples/ask"));
         command.arg(config).arg(url).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start the example `ask`")?;
