@@ -481,8 +481,8 @@ mod tests {
 
     /// A connection that answers the handshake, and ends when it is told to.
     struct Scripted {
-        told: mpsc::UnboundedSender<Message>,
-        messages: mpsc::UnboundedReceiver<Message>,
+        told: mpsc::Sender<Message>,
+        messages: mpsc::Receiver<Message>,
     }
 
     impl Transport<RoleClient> for Scripted {
@@ -497,7 +497,7 @@ mod tests {
                 let result = json!({"protocolVersion": "2025-06-18", "capabilities": {},
                     "serverInfo": {"name": "scripted", "version": "1"}});
                 let answer = json!({"jsonrpc": "2.0", "id": item["id"], "result": result});
-                self.told.send(Some(serde_json::from_value(answer).expect("a message"))).expect("we listen");
+                self.told.try_send(Some(serde_json::from_value(answer).expect("a message"))).expect("we listen");
             }
             std::future::ready(Ok(()))
         }
@@ -519,8 +519,8 @@ mod tests {
     }
 
     /// A server that is ready, and how its connection is told to end.
-    async fn life(server: &Server) -> (Life, mpsc::UnboundedSender<Message>) {
-        let (told, messages) = mpsc::unbounded_channel();
+    async fn life(server: &Server) -> (Life, mpsc::Sender<Message>) {
+        let (told, messages) = mpsc::channel(8);
         let board = Board::new();
         let handler =
             Handler { server: "t".to_owned(), client_name: "test".to_owned(), elicit: None, board: Arc::clone(&board) };
@@ -534,7 +534,7 @@ mod tests {
         let server = server();
         let (life, told) = life(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        told.send(None).expect("it listens");
+        told.try_send(None).expect("it listens");
         let mut tries = Tries::default();
         let crash =
             server.live(life, &mut tries, Restarts::default(), &mut stopped).await.expect("nobody asked for it");
