@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(text("one two one", "one", "1"), "1 two 1");
         assert_eq!(text("one two one", "two ", ""), "one one");
         let edit = changed("a\nb\nc b", "b", "longer").unwrap();
-        assert_eq!((edit.replacements, edit.first_line, edit.bytes.len()), (2, 2, 16));
+        assert_eq!((edit.replacements, edit.first_line, &edit.bytes[..]), (2, 2, &b"a\nlonger\nc longer"[..]));
     }
 
     #[test]

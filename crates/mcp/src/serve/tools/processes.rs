@@ -1,10 +1,10 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
-//! A session has one [`Table`](super::Table) of those that it started, under short names of its own; nobody else's can be named. What is not read stays at the
+//! A session has one [`Table`] of those that it started, under short names of its own; nobody else's can be named. What is not read stays at the
 //! executor, up to its bound, and then the oldest goes: a server that nobody listens to must not stand still. The table is bounded, too;
 //! the oldest process that has ended makes room.
 //!
-//! Must not end a process that nobody asked to end; the end of the session does, by dropping the table.
+//! Must not end a process that nobody asked to end; the end of the session does.
 
 use std::{collections::BTreeMap, time::Duration};
 
