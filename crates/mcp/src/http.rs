@@ -59,6 +59,10 @@ const SHOWN_BYTES: usize = 256;
 
 const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
+
+/// What the protocol adds to the headers of a configuration.
+const PROTOCOL_HEADERS: [&str; 3] = ["mcp-protocol-version", "mcp-method", "mcp-name"];
+
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 const BOTH: &str = "text/event-stream, application/json";
@@ -327,7 +331,9 @@ impl ExecutorHttp {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
-        if call.token.is_some() || !call.headers.is_empty() {
+        // The words of the protocol itself are no secret, wherever they go.
+        let is_ours = |name: &HeaderName| PROTOCOL_HEADERS.contains(&name.as_str());
+        if call.token.is_some() || !call.headers.keys().all(is_ours) {
             request = request.redirect(RedirectPolicy::Stop);
         }
         let mut followed = 0;
