@@ -65,16 +65,9 @@ struct Asked {
 
 impl Asked {
     fn start(config: &Path, url: &str) -> Result<Self> {
-        cargo::check(&mut cargo::cargo(&[
-            "build",
-            "--quiet",
-            "--release",
-            "-p",
-            "exec-server-mcp",
-            "--example",
-            "ask",
-        ]))?;
-        let mut command = Command::new(cargo::target_dir().join("release/examples/ask"));
+        // As the tests have built it.
+        cargo::check(&mut cargo::cargo(&["build", "--quiet", "-p", "exec-server-mcp", "--example", "ask"]))?;
+        let mut command = Command::new(cargo::target_dir().join("debug/examples/ask"));
         command.arg(config).arg(url).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start the example `ask`")?;
         let stdin = child.stdin.take().context("its standard input")?;

@@ -129,7 +129,7 @@ impl Served {
 
 /// A Python with the package `mcp`, made once.
 fn python() -> Result<PathBuf> {
-    let venv = cargo::target_dir().join("interop/mcp-venv");
+    let venv = cargo::target_dir().join("interop/mcp-clients-venv");
     let python = venv.join("bin/python3");
     let installed = Command::new(&python).args(["-c", "import mcp.client.streamable_http"]).output();
     if installed.is_ok_and(|output| output.status.success()) {
@@ -153,7 +153,7 @@ fn python() -> Result<PathBuf> {
 /// The inspector's program, installed once and never into the source tree.
 fn inspector() -> Result<PathBuf> {
     let (name, version) = INSPECTOR;
-    let folder = cargo::target_dir().join("interop/mcp-node");
+    let folder = cargo::target_dir().join("interop/mcp-clients-node");
     let program = folder.join("node_modules/.bin/mcp-inspector");
     if !program.exists() {
         fs::create_dir_all(&folder)?;
