@@ -7,7 +7,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -15,8 +15,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::world::{self, World};
-use crate::cargo;
+use super::{
+    packages,
+    world::{self, World},
+};
 
 /// For one client, on a busy machine: it starts an interpreter, and waits for one time limit.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SCRIPT: &str = include_str!("mcp_serve.py");
 
 /// The inspector: its last release that runs on Node 20.
-const INSPECTOR: (&str, &str) = ("@modelcontextprotocol/inspector", "0.15.0");
+const INSPECTOR: &str = "@modelcontextprotocol/inspector@0.15.0";
 
 /// A tool with its arguments as the inspector takes them, and what its answer must hold. Each call is a session of its own.
 type Call = (&'static str, &'static [&'static str], &'static str);
@@ -127,42 +129,12 @@ impl Served {
     }
 }
 
-/// A Python with the package `mcp`, made once.
+/// A Python with the package `mcp`.
 fn python() -> Result<PathBuf> {
-    let venv = cargo::target_dir().join("interop/mcp-clients-venv");
-    let python = venv.join("bin/python3");
-    let installed = Command::new(&python).args(["-c", "import mcp.client.streamable_http"]).output();
-    if installed.is_ok_and(|output| output.status.success()) {
-        return Ok(python);
-    }
-    fs::create_dir_all(cargo::target_dir().join("interop"))?;
-    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
-        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
-    cargo::check(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "mcp>=1.12",
-    ]))
-    .context("install the Python package `mcp`")?;
-    Ok(python)
+    Ok(packages::python("mcp-clients-venv", &["mcp>=1.12"])?.join("python3"))
 }
 
-/// The inspector's program, installed once and never into the source tree.
+/// The inspector's program.
 fn inspector() -> Result<PathBuf> {
-    let (name, version) = INSPECTOR;
-    let folder = cargo::target_dir().join("interop/mcp-clients-node");
-    let program = folder.join("node_modules/.bin/mcp-inspector");
-    if !program.exists() {
-        fs::create_dir_all(&folder)?;
-        let package = serde_json::json!({"private": true, "dependencies": {name: version}});
-        fs::write(folder.join("package.json"), package.to_string())?;
-        cargo::check(
-            Command::new("npm").args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(&folder),
-        )
-        .with_context(|| format!("install the Node package `{name}`; Debian and Ubuntu have `nodejs` and `npm`"))?;
-    }
-    Ok(program)
+    Ok(packages::node("mcp-clients-node", &[INSPECTOR])?.join("mcp-inspector"))
 }

@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::packages;
 use crate::{cargo, mcp::McpClient};
+
+const NODE_FOLDER: &str = "mcp-node";
 
 const PYTHON: [&str; 2] = ["mcp-server-time==2026.10.19", "mcp-server-git==2026.10.19"];
 const NODE: [&str; 2] =
@@ -156,42 +159,19 @@ pub(crate) fn mcp_server_time() -> Result<PathBuf> {
     Ok(python()?.join("mcp-server-time"))
 }
 
-/// Where the programs of the Python servers are, beside a Python that has the SDK; made once.
+/// Where the programs of the Python servers are, beside a Python that has the SDK.
 pub(super) fn python() -> Result<PathBuf> {
-    let venv = cargo::target_dir().join("interop/mcp-venv");
-    let (bin, mark) = (venv.join("bin"), venv.join("installed"));
-    if fs::read_to_string(&mark).is_ok_and(|installed| installed == PYTHON.join("\n")) {
-        return Ok(bin);
-    }
-    fs::create_dir_all(cargo::target_dir().join("interop"))?;
-    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
-        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
-    let mut install = Command::new(bin.join("python3"));
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(PYTHON);
-    cargo::check(&mut install).context("install the Python MCP servers")?;
-    fs::write(&mark, PYTHON.join("\n"))?;
-    Ok(bin)
+    packages::python("mcp-venv", &PYTHON)
+}
+
+/// Where the programs of the Node servers are.
+fn node() -> Result<PathBuf> {
+    packages::node(NODE_FOLDER, &NODE)
 }
 
 /// Where the packages of the Node servers are, the SDK among them.
 pub(super) fn node_folder() -> PathBuf {
-    cargo::target_dir().join("interop/mcp-node")
-}
-
-/// Where the programs of the Node servers are; made once.
-fn node() -> Result<PathBuf> {
-    let folder = node_folder();
-    let (bin, mark) = (folder.join("node_modules/.bin"), folder.join("installed"));
-    if fs::read_to_string(&mark).is_ok_and(|installed| installed == NODE.join("\n")) {
-        return Ok(bin);
-    }
-    fs::create_dir_all(&folder)?;
-    fs::write(folder.join("package.json"), "{\"private\": true}\n")?;
-    let mut install = Command::new("npm");
-    install.args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).args(NODE).current_dir(&folder);
-    cargo::check(&mut install).context("install the Node MCP servers; Debian and Ubuntu have `nodejs` and `npm`")?;
-    fs::write(&mark, NODE.join("\n"))?;
-    Ok(bin)
+    packages::interop(NODE_FOLDER)
 }
 
 fn words(program: &Path, rest: &[&str]) -> Vec<String> {

@@ -1,4 +1,5 @@
-//! Programs of others that parts need: found where they are, else installed by apt, else named with the reason.
+//! Programs of others that parts need: found where they are, else installed by apt, else named with the reason; and packages of
+//! Python and Node, each set installed once in a folder of its own below the target folder.
 //!
 //! Must not ask anything, and must not start a service: a package whose service would start on this machine is left to the user.
 
@@ -9,6 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo;
 
 /// A program and the package of Debian and Ubuntu that has it.
 pub(super) struct Need {
@@ -96,5 +99,50 @@ fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     let last: Vec<&str> = said.lines().rev().take(5).collect();
     ensure!(output.status.success(), "`apt-get {}` {}: {}", args[0], output.status, last.join(" | "));
+    Ok(())
+}
+
+/// Where the programs of these Python packages are, and a Python that has them.
+pub(super) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = interop(name);
+    let bin = folder.join("bin");
+    installed_once(&folder, packages, || {
+        cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
+            .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
+        let mut install = Command::new(bin.join("python3"));
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
+        cargo::check(&mut install).with_context(|| format!("install the Python packages {packages:?}"))
+    })?;
+    Ok(bin)
+}
+
+/// Where the programs of these Node packages are.
+pub(super) fn node(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = interop(name);
+    installed_once(&folder, packages, || {
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("package.json"), "{\"private\": true}\n")?;
+        let mut install = Command::new("npm");
+        install.args(["install", "--no-audit", "--no-fund", "--loglevel=error"]).args(packages).current_dir(&folder);
+        let advice = || format!("install the Node packages {packages:?}; Debian and Ubuntu have `nodejs` and `npm`");
+        cargo::check(&mut install).with_context(advice)
+    })?;
+    Ok(folder.join("node_modules/.bin"))
+}
+
+/// The folder of a set of packages.
+pub(super) fn interop(name: &str) -> PathBuf {
+    cargo::target_dir().join("interop").join(name)
+}
+
+/// A mark in the folder says what is installed; it comes last, so that a run that was broken off begins anew.
+fn installed_once(folder: &Path, packages: &[&str], install: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mark = folder.join("installed");
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == packages.join("\n")) {
+        return Ok(());
+    }
+    fs::create_dir_all(cargo::target_dir().join("interop"))?;
+    install()?;
+    fs::write(&mark, packages.join("\n"))?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::world::World;
+use super::{packages, world::World};
 use crate::{cargo, server::Setup};
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
@@ -86,25 +86,7 @@ fn readme_script() -> Result<String> {
     Ok(script.to_owned())
 }
 
-/// A Python with the package `websockets`, made once.
+/// A Python with the package `websockets`.
 pub(super) fn python() -> Result<PathBuf> {
-    let venv = cargo::target_dir().join("interop/venv");
-    let python = venv.join("bin/python3");
-    let installed = Command::new(&python).args(["-c", "import websockets.sync.client"]).output();
-    if installed.is_ok_and(|output| output.status.success()) {
-        return Ok(python);
-    }
-    fs::create_dir_all(cargo::target_dir().join("interop"))?;
-    cargo::check(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
-        .context("make a Python environment; Debian and Ubuntu need the package `python3-venv`")?;
-    cargo::check(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "websockets>=13",
-    ]))
-    .context("install the Python package `websockets`")?;
-    Ok(python)
+    Ok(packages::python("venv", &["websockets>=13"])?.join("python3"))
 }
