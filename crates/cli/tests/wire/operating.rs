@@ -60,7 +60,7 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
     let mut listed = json!(null);
     wait_for("the end of the flood", || {
         listed = client.ok("process/list", json!({}))["processes"][0].clone();
-        listed["exited"] == json!(true)
+        listed["closed"] == json!(true)
     });
     assert_eq!(listed["outputBytes"], json!(40_000_000));
     let retained = listed["retainedBytes"].as_u64().expect("a number");
