@@ -18,6 +18,15 @@ pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
+/// The flags of the profile in which this program is built. What it starts is built in the same: in the release build figures are
+/// figures, and CI, which builds everything once for its tests, need not build it all again.
+pub(crate) const PROFILE: &[&str] = if cfg!(debug_assertions) { &[] } else { &["--release"] };
+
+/// The folder of what is built in that profile.
+pub(crate) fn built() -> PathBuf {
+    target_dir().join(if cfg!(debug_assertions) { "debug" } else { "release" })
+}
+
 /// A cargo command in the repository, with the cargo that runs us.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
@@ -49,9 +58,15 @@ pub(crate) fn lint() -> Result<()> {
     check(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
+/// Many worlds, or one with its trace; in the release build, where they are lived through many times as fast.
+pub(crate) fn simulate(options: &Sim) -> Result<()> {
+    if again_in_release()? { Ok(()) } else { sim(options) }
+}
+
 /// The simulation is a program of its own crate.
 pub(crate) fn sim(options: &Sim) -> Result<()> {
-    let mut command = cargo(&["run", "--release", "--quiet", "-p", "exec-server-sim", "--example", "sim", "--"]);
+    let mut command = cargo(&["run", "--quiet", "-p", "exec-server-sim", "--example", "sim"]);
+    command.args(PROFILE).arg("--");
     if let Some(seed) = options.seed {
         command.arg(seed.to_string());
     } else {
@@ -73,13 +88,13 @@ pub(crate) struct Sim {
     pub(crate) from: u64,
 }
 
-/// The server to run: the given one, or the release binary of this tree, built now.
+/// The server to run: the given one, or the binary of this tree, built now.
 pub(crate) fn server_binary(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
-    check(&mut cargo(&["build", "--release", "--quiet", "-p", "exec-server"]))?;
-    Ok(target_dir().join("release/exec-server"))
+    check(cargo(&["build", "--quiet", "-p", "exec-server"]).args(PROFILE))?;
+    Ok(built().join("exec-server"))
 }
 
 /// Runs the same subcommand in a release build of xtask: the load generator and the oracle must be faster than the server.

@@ -53,9 +53,15 @@ pub(crate) struct Options {
     /// Where to put the files [default: `dist` in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Packs a program of this build of xtask, also where it is not the release build; such a one is not for giving out.
+    #[arg(long, hide = true)]
+    as_built: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if !options.as_built && cargo::again_in_release()? {
+        return Ok(());
+    }
     let host = rustc(&["-vV"])?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("`rustc -vV` names no host")?;
     let target = match &options.target {
@@ -122,19 +128,21 @@ fn architecture(triple: &str) -> &str {
 }
 
 /// The static program. Only its own crate gets the flag, and libraries are chosen when it is linked: all dependencies are
-/// those of the release build, so that after one only this crate is compiled again. Cargo keeps both programs apart.
+/// those of the usual build, so that after one only this crate is compiled again. Cargo keeps both programs apart.
 fn build(target: &str, host: &str) -> Result<PathBuf> {
     eprintln!("dist: building for {target}");
     let begun = Instant::now();
-    let mut command = cargo::cargo(&["rustc", "--release", "--locked", "-p", "exec-server", "--bin", "exec-server"]);
-    let mut folder = cargo::target_dir();
+    let mut command = cargo::cargo(&["rustc", "--locked", "-p", "exec-server", "--bin", "exec-server"]);
+    command.args(cargo::PROFILE);
+    let mut program = cargo::built().join("exec-server");
     if target != host {
         command.args(["--target", target]);
-        folder.push(target);
+        let profile = program.strip_prefix(cargo::target_dir())?.to_owned();
+        program = cargo::target_dir().join(target).join(profile);
     }
     cargo::check(command.args(["--", "-C", "target-feature=+crt-static"]).stdout(Stdio::null()))?;
     eprintln!("dist: built in {:.1} s", begun.elapsed().as_secs_f64());
-    Ok(folder.join("release/exec-server"))
+    Ok(program)
 }
 
 /// Refuses a program that would look for a loader or a library on the host it is copied to.

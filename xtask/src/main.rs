@@ -79,7 +79,7 @@ fn run(command: Xtask) -> anyhow::Result<()> {
         Xtask::Fmt { check } => cargo::fmt(check),
         Xtask::Lint => cargo::lint(),
         Xtask::Tidy => tidy::run(),
-        Xtask::Sim(options) => cargo::sim(&options),
+        Xtask::Sim(options) => cargo::simulate(&options),
         Xtask::Fuzz(options) => fuzz::run(&options),
         Xtask::Faults(options) => faults::run(&options),
         Xtask::Interop(options) => interop::run(&options),

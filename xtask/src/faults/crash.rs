@@ -12,7 +12,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let seeds = setting.pick(1, 20, 1000);
     // CI dies the same deaths every time; a full run draws new ones.
     let from = setting.pick(1, setting.seed, setting.seed);
-    let mut command = cargo::cargo(&["run", "--release", "--quiet", "-p", "exec-server-holder", "--example", "crash"]);
+    let mut command = cargo::cargo(&["run", "--quiet", "-p", "exec-server-holder", "--example", "crash"]);
+    command.args(cargo::PROFILE);
     command.args(["--features", "failpoints", "--", "--seeds", &seeds.to_string(), "--from", &from.to_string()]);
     let output = command.stderr(std::process::Stdio::inherit()).output().context("start the program of F19")?;
     ensure!(output.status.success(), "seeds {from} to {}: {}", from + seeds - 1, output.status);

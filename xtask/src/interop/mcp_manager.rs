@@ -65,9 +65,9 @@ struct Asked {
 
 impl Asked {
     fn start(config: &Path, url: &str) -> Result<Self> {
-        // As the tests have built it.
-        cargo::check(&mut cargo::cargo(&["build", "--quiet", "-p", "exec-server-mcp", "--example", "ask"]))?;
-        let mut command = Command::new(cargo::target_dir().join("debug/examples/ask"));
+        let mut build = cargo::cargo(&["build", "--quiet", "-p", "exec-server-mcp", "--example", "ask"]);
+        cargo::check(build.args(cargo::PROFILE))?;
+        let mut command = Command::new(cargo::built().join("examples/ask"));
         command.arg(config).arg(url).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start the example `ask`")?;
         let stdin = child.stdin.take().context("its standard input")?;
