@@ -14,6 +14,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Links, View};
 use exec_server_protocol::{
     base64,
@@ -253,6 +254,15 @@ fn text_and_bytes(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),
         Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(base64::encode(bytes))),
+    }
+}
+
+/// The bytes of a request: attached to it, or in it as text.
+fn one_of(text: &str, attached: Option<Bytes>, both: &'static str) -> Result<Bytes, Failure> {
+    match attached {
+        Some(attached) if text.is_empty() => Ok(attached),
+        Some(_) => Err(Failure::FileInput { what: both }),
+        None => decode(text).map(Bytes::from),
     }
 }
 
