@@ -67,6 +67,9 @@ const TRY_AGAIN_LATER: u16 = 1013;
 /// How long a peer that was told goodbye may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// Input up to this size, 64 KiB, is copied out of what was read with it: it may wait long for its process, and what it keeps is not counted.
+const COPIED_BYTES: usize = 64 << 10;
+
 /// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
 pub(crate) struct Peer {
     pub(crate) id: u64,
@@ -407,7 +410,8 @@ impl Connection {
         let Some(process) = self.peer.mailbox.channels.find(head.channel) else {
             return reply.write("", process::WriteStatus::UnknownProcess);
         };
-        let frame = handlers::stdin::WriteFrame::new(process, head.write_id, bytes.slice_ref(data));
+        let data = if data.len() <= COPIED_BYTES { Bytes::copy_from_slice(data) } else { bytes.slice_ref(data) };
+        let frame = handlers::stdin::WriteFrame::new(process, head.write_id, data);
         let call = |_, reply| Some(Box::pin(handlers::stdin::write_frame(frame, reply)) as Call);
         self.begin(method, reply, bytes.len(), call).await;
     }
