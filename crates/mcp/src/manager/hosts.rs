@@ -35,8 +35,10 @@ const CLIENT_NAME: &str = "exec-server-mcp";
 
 /// A place, and how it is reached. Nothing is opened yet.
 pub struct Host {
-    /// Placements whose hosts have the same id share a connection.
+    /// What it is called in errors and logs.
     id: String,
+    /// Placements whose hosts have the same key share a connection: one executor, entered as the same principal.
+    key: String,
     way: HostWay,
 }
 
@@ -50,14 +52,16 @@ impl Host {
     /// This machine.
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
-        Self { id: "local".to_owned(), way: HostWay::Local(Box::new(config)) }
+        Self::new("local".to_owned(), HostWay::Local(Box::new(config)))
     }
 
     /// An executor; the token is for one whose URL and file have none. See [`KEEP`].
     #[must_use]
     pub fn remote(spec: RemoteSpec, token: Option<Token>, keep: Duration) -> Self {
         let id = format!("{} at {}", spec.id, spec.target);
-        Self { id, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
+        // Neither a token nor a query is shown, and both decide as whom a session is entered.
+        let key = format!("{id} {}", spec.fingerprint(token.as_ref()));
+        Self { id, key, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
     /// Says how long a cut link to an executor is tried to be mended; its session is kept at least as long.
@@ -73,7 +77,11 @@ impl Host {
     /// A place that is open already, and stays so: its owner ends it.
     #[must_use]
     pub fn given(id: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        Self { id: id.into(), way: HostWay::Given(backend) }
+        Self::new(id.into(), HostWay::Given(backend))
+    }
+
+    fn new(id: String, way: HostWay) -> Self {
+        Self { key: id.clone(), id, way }
     }
 
     async fn open(&self) -> Result<Opened, Error> {
@@ -148,7 +156,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Places that are found by this function. It must not connect, and must give the same id for the same place.
+    /// Places that are found by this function. It must not connect, and must give the same host for the same place.
     pub fn new(find: impl Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync + 'static) -> Self {
         Self { find: Box::new(find), slots: Mutex::default() }
     }
@@ -183,7 +191,7 @@ impl Hosts {
     pub(super) fn find(&self, placement: &Placement) -> Result<Arc<Slot>, PlaceError> {
         let host = (self.find)(placement)?;
         let mut slots = lock(&self.slots);
-        let slot = slots.entry(host.id.clone()).or_insert_with(|| Arc::new(Slot::new(host)));
+        let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(Slot::new(host)));
         Ok(Arc::clone(slot))
     }
 
@@ -202,7 +210,9 @@ impl Hosts {
 
 impl fmt::Debug for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hosts").field("known", &lock(&self.slots).keys()).finish_non_exhaustive()
+        let slots = lock(&self.slots);
+        let known: Vec<&str> = slots.values().map(|slot| slot.id()).collect();
+        f.debug_struct("Hosts").field("known", &known).finish_non_exhaustive()
     }
 }
 
