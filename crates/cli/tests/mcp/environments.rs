@@ -2,9 +2,14 @@
 
 use std::{process::Command, time::Duration};
 
-use exec_server_client::environment::RemoteSpec;
+use exec_server_client::{
+    Token,
+    environment::{Choice, RemoteSpec},
+    local::LocalConfig,
+};
 use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, Status};
 use serde_json::{Value, json};
+use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
 use crate::{
     Kind, Place, at_both, bounded_remote, call,
@@ -136,6 +141,47 @@ fn servers_with_tokens_of_their_own_run_under_them() {
         assert_eq!(starts().await, ["alice", "alice", "bob"]);
         manager.shutdown().await;
     });
+}
+
+#[test]
+fn only_the_remote_executor_is_shown_the_token_that_came_with_it() {
+    let place = Place::open(Kind::Local);
+    common::bounded(async {
+        let listeners = [listener().await, listener().await, listener().await];
+        let urls = listeners.each_ref().map(|listener| format!("ws://{}", listener.local_addr().expect("an address")));
+        let spec = |url: &str| Choice::Remote(RemoteSpec::at("somewhere", url).expect("a URL"));
+        let (remote, named) = (spec(&urls[0]), spec(&urls[1]));
+        let hosts = Hosts::by_choice(LocalConfig::default(), remote, Some(Token::new("s3cret").expect("a token")), {
+            let url = urls[2].clone();
+            move |asked| Ok(if asked == url { spec(&url) } else { named.clone() })
+        });
+        let at = |environment: &str| format!("environment = \"{environment}\"");
+        let more = [at("remote"), at("named"), at(&urls[2])];
+        let config = place.config(&[("a", &[], &more[0]), ("b", &[], &more[1]), ("c", &[], &more[2])]);
+        let manager = Manager::new(place.settings(config), hosts);
+        manager.start();
+        let [remote, named, url] = listeners.each_ref().map(knock);
+        let (remote, named, url) = soon("three knocks", async { tokio::join!(remote, named, url) }).await;
+        assert!(remote.contains("s3cret"), "{remote}");
+        for other in [named, url] {
+            assert!(!other.contains("s3cret") && !other.to_lowercase().contains("authorization"), "{other}");
+        }
+        manager.shutdown().await;
+    });
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.expect("a port")
+}
+
+/// The request that somebody who connects begins with.
+async fn knock(listener: &TcpListener) -> String {
+    let (mut socket, _) = listener.accept().await.expect("a connection");
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        assert!(socket.read_buf(&mut request).await.expect("read the request") > 0, "the end of the request");
+    }
+    String::from_utf8(request).expect("a request is text")
 }
 
 #[test]

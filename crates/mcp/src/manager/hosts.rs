@@ -162,7 +162,7 @@ impl Hosts {
     }
 
     /// This machine with these settings, `remote` by this choice, and names and URLs by this function, such as
-    /// [`choose`](exec_server_client::environment::choose). The token is for executors whose URL and file have none.
+    /// [`choose`](exec_server_client::environment::choose). The token is for `remote` alone, where its URL and file have none.
     pub fn by_choice(
         local: LocalConfig,
         remote: Choice,
@@ -180,7 +180,8 @@ impl Hosts {
             },
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, token.clone(), KEEP)),
+                // A token says who we are to one executor; another that is shown it could enter the first as us.
+                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
                 Err(error) => Err(PlaceError::Unknown { name: without_token(name), reason: error.to_string() }),
             },
