@@ -104,7 +104,7 @@ pub(crate) enum TokenCommand {
 pub(crate) struct Create {
     /// The name: who its bearer is to the server
     pub(crate) name: String,
-    /// What it may do: exec, stdin, signal, fs-read, fs-write, http; repeatable [default: all]
+    /// What it may do: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
     /// Touch files and start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes

@@ -167,7 +167,7 @@ fn size(text: &str) -> Result<u64, &'static str> {
 pub(super) fn scope(text: &str) -> Result<String, &'static str> {
     match exec_server_protocol::method::Scope::find(text) {
         Some(scope) => Ok(scope.as_str().to_owned()),
-        None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http"),
+        None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http, metrics"),
     }
 }
 
@@ -205,6 +205,18 @@ mod tests {
         }
         assert!(ttl("5ms").is_err() && duration("none").is_err());
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn every_scope_is_named_by_help_and_error() {
+        let mut command = <super::super::Cli as clap::CommandFactory>::command();
+        let create = command.find_subcommand_mut("token").and_then(|token| token.find_subcommand_mut("create"));
+        let help = create.expect("`token create`").render_long_help().to_string();
+        let line = help.lines().find(|line| line.contains("What it may do")).expect("the line about scopes");
+        let error = scope("nonsense").unwrap_err();
+        for scope in exec_server_protocol::method::Scope::ALL {
+            assert!(line.contains(scope.as_str()) && error.contains(scope.as_str()), "{scope:?}: {line} {error}");
+        }
     }
 
     #[test]

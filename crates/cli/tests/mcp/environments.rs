@@ -65,6 +65,8 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     let reason = &summary.failed["nowhere"];
     assert!(reason.contains("MCP server `nowhere`") && reason.contains("`no-such`"), "{reason}");
+    // What the configuration itself would refuse is not advised.
+    assert!(reason.contains("`local`") && !reason.contains("`none`"), "{reason}");
     match place.kind {
         Kind::Local => {
             let reason = &summary.failed["remote"];

@@ -16,7 +16,7 @@ use std::{
 use exec_server_client::{
     Client, Error, State, Token,
     backend::{Backend, Remote},
-    environment::{Choice, EnvironmentError, LOCAL, RemoteSpec},
+    environment::{Choice, EnvironmentError, LOCAL, REMOTE, RemoteSpec},
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
 };
@@ -141,8 +141,26 @@ impl PlaceError {
     pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
         match looked_up {
             Ok(_) | Err(EnvironmentError::Unknown { .. }) => Self::NoLocal,
-            Err(error) => Self::Unknown { name: LOCAL.to_owned(), reason: error.to_string() },
+            Err(error) => Self::unknown(LOCAL, &error),
         }
+    }
+
+    /// Why this name or URL, shown without a token, is no place.
+    #[must_use]
+    pub fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
+        let name = name.into();
+        let reason = match error {
+            // Not its own words: they advise `none`, which is no place to run at.
+            EnvironmentError::Unknown { name, path, known } => {
+                let known: String = known.iter().map(|name| format!("`{name}`, ")).collect();
+                let from = path.display();
+                format!(
+                    "no environment is named `{name}`: use one of {known}`{REMOTE}`, or a URL; names come from `{from}`"
+                )
+            }
+            other => other.to_string(),
+        };
+        Self::Unknown { name, reason }
     }
 }
 
@@ -183,7 +201,7 @@ impl Hosts {
                 // A token says who we are to one executor; another that is shown it could enter the first as us.
                 Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
-                Err(error) => Err(PlaceError::Unknown { name: without_token(name), reason: error.to_string() }),
+                Err(error) => Err(PlaceError::unknown(without_token(name), &error)),
             },
         })
     }

@@ -161,7 +161,8 @@ impl Entry {
     pub(super) fn rights(&self) -> Result<Rights, FileError> {
         let wrong = |what| FileError::Entry { name: self.name.clone(), what };
         let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
-        let scopes = scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http"))?;
+        let scopes =
+            scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http, metrics"))?;
         if scopes.is_empty() && self.revoked.is_none() {
             return Err(wrong("it has no `scopes`"));
         }

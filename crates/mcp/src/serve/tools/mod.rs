@@ -426,6 +426,8 @@ fn schema<T: JsonSchema>() -> Arc<JsonObject> {
         Value::Object(mut object) => {
             object.remove("title");
             object.remove("description");
+            // A struct without fields has none, and some clients take only schemas that say so.
+            object.entry("properties").or_insert_with(|| Value::Object(JsonObject::new()));
             Arc::new(object)
         }
         _ => unreachable!("the arguments and results of tools are structs"),
@@ -460,6 +462,8 @@ mod tests {
             assert_eq!(tool.input_schema["type"], "object", "{text}");
             assert_eq!(tool.input_schema["additionalProperties"], false, "{text}");
             assert_eq!(tool.output_schema.as_ref().unwrap()["type"], "object", "{text}");
+            assert!(tool.input_schema["properties"].is_object(), "{text}");
+            assert!(tool.output_schema.as_ref().unwrap()["properties"].is_object(), "{text}");
             let described = |schema: &JsonObject| {
                 let all = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
                 all.filter(|(_, property)| property.get("description").is_none()).count()
