@@ -28,10 +28,7 @@ use tokio::time;
 
 pub(super) use table::Table;
 
-use super::{Server, executors::Owned, said};
-
-/// Bytes of a command and its arguments: what an operating system takes.
-const COMMAND_BYTES: usize = 128 << 10;
+use super::{Server, executors::Owned, limits, said};
 
 /// How long a change of a file may take: links are cut and come back within less.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
@@ -188,9 +185,9 @@ impl Command {
         if argv.first().is_none_or(|program| program.is_empty()) {
             return Err(Failure::new("`command` is empty: its first element is the program"));
         }
-        if argv.iter().map(String::len).sum::<usize>() > COMMAND_BYTES {
-            let text =
-                format!("`command` has more than {COMMAND_BYTES} bytes; write a script with write_file and run that");
+        if argv.iter().map(String::len).sum::<usize>() > limits::COMMAND_BYTES {
+            let most = limits::COMMAND_BYTES;
+            let text = format!("`command` has more than {most} bytes; write a script with write_file and run that");
             return Err(Failure::new(text));
         }
         Ok(argv)
@@ -493,7 +490,7 @@ mod tests {
         assert!(argv(" \n".into()).is_err());
         assert!(argv(serde_json::json!([])).is_err());
         assert!(argv(serde_json::json!([""])).is_err());
-        assert!(argv("x".repeat(COMMAND_BYTES + 1).into()).is_err());
+        assert!(argv("x".repeat(limits::COMMAND_BYTES + 1).into()).is_err());
         for wrong in [serde_json::json!(7), serde_json::json!({}), serde_json::json!([1]), Value::Null] {
             assert!(read(wrong).unwrap_err().contains("must be a string for the shell, or an array of strings"));
         }
