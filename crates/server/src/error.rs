@@ -141,7 +141,7 @@ pub(crate) enum Failure {
     HttpVariable { principal: String, name: String },
     #[error("{what} failed in a way that it should not; the server's log has the details")]
     Internal { what: &'static str },
-    #[error("the audit log cannot be written, so nothing is started; try again when the disk has room")]
+    #[error("the audit log cannot be written, so nothing is started or requested; try again when the disk has room")]
     AuditUnavailable,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Guard {
     /// Append who came, what was started and how it ended to FILE, each line with the hash of the one before
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
-    /// While the audit log cannot be written: go on and count what is lost, or start nothing
+    /// While the audit log cannot be written: go on and count what is lost, or start and request nothing
     #[arg(long, value_enum, value_name = "MODE", default_value_t = AuditMode::BestEffort, requires = "audit")]
     audit_mode: AuditMode,
 }

@@ -144,14 +144,15 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
         Ok(begun) => begun,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
-    let target = target(&request.url);
-    context.record(&context.session, None, Record { target: Some(target), ..Record::of("http.request") });
     let begun = Instant::now();
     let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
     let until_head = clock.of_head(errand.reach);
-    let sent = until_head
-        .run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
-    let response = match sent.await {
+    let sent = async {
+        // Under the clock: a disk that hangs is not waited for longer than the target would be.
+        context.record_first(Record { target: Some(target(&request.url)), ..Record::of("http.request") }).await?;
+        context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error))
+    };
+    let response = match until_head.run(sent).await {
         Ok(response) => response,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
