@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use exec_server_server::audit::Mode;
+use exec_server_server::{access::Floor, audit::Mode};
 
 use super::values;
 
@@ -113,6 +113,10 @@ pub(crate) struct Create {
     /// Let it set only this variable, LC_* for all that begin so; repeatable [default: any]
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,
+    /// Refuse what touches files or starts processes without a sandbox of this server: required, or offline for one without a network
+    /// [default: none is needed]
+    #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
+    pub(crate) sandbox: Option<Floor>,
     /// Let it end after so long: 12h, 30d [default: never]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) expires: Option<Duration>,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use exec_server_protocol::limits;
+use exec_server_server::access::Floor;
 
 use crate::limits::Amount;
 
@@ -168,6 +169,15 @@ pub(super) fn scope(text: &str) -> Result<String, &'static str> {
     match exec_server_protocol::method::Scope::find(text) {
         Some(scope) => Ok(scope.as_str().to_owned()),
         None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http, metrics"),
+    }
+}
+
+/// The least that a sandbox must be.
+pub(super) fn floor(text: &str) -> Result<Floor, &'static str> {
+    match text {
+        "required" => Ok(Floor::Required),
+        "offline" => Ok(Floor::Offline),
+        _ => Err("must be required or offline"),
     }
 }
 

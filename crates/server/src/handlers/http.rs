@@ -23,7 +23,7 @@ use reqwest::{
 };
 use tokio::time::Instant;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::{
     audit::Record,
     environment,
@@ -181,6 +181,7 @@ pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: 
 /// Checks what depends on who asks, and takes a place. Nothing is sent yet. Body and headers go with the errand: what is parked counts
 /// until the answer, and a stream may go on for long.
 fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
+    permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
     let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
     for (name, header) in std::mem::take(&mut request.headers) {
