@@ -21,7 +21,7 @@ mod grant;
 mod table;
 
 pub use file::{Entry, FileError, Moment, TokenFile};
-pub use grant::{Ended, Grant, Rights};
+pub use grant::{Ended, Floor, Grant, Rights};
 pub use table::Change;
 
 use std::{

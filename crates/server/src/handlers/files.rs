@@ -26,7 +26,7 @@ use exec_server_protocol::{
 use serde_json::value::RawValue;
 use tokio::sync::OwnedMutexGuard;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::{
     audit::Record,
     error::Failure,
@@ -167,6 +167,8 @@ impl Errand {
             }
             Some(Asked::Nothing) | None => None,
         };
+        let asked = confinement.as_ref().map(|(asked, _)| asked);
+        permitted::sandbox(&self.context.grant, asked).map_err(|failure| self.recorded(failure))?;
         let roots = self.context.grant.rights().roots.clone();
         Ok(Sight { roots, confinement, applied: self.applied.clone() })
     }
