@@ -16,31 +16,55 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::pty::OpenptFlags;
 
-/// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds.
+/// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds, and `rate N K` with the time of N of them, K at once.
 pub(crate) fn serve() -> Result<()> {
     let program = CString::new(super::bench::TRUE)?;
     for line in io::stdin().lines() {
         let line = line?;
-        let (kind, count) = line.split_once(' ').context("a line is `KIND COUNT`")?;
-        let mut times = Vec::new();
-        for _ in 0..count.parse::<u32>()? {
-            let begun = Instant::now();
-            match kind {
-                "pipe" => plain(&program)?,
-                "tty" => terminal(&program)?,
-                other => bail!("no kind `{other}`"),
+        let words: Vec<&str> = line.split(' ').collect();
+        let times = match words[..] {
+            ["pipe", count] => times(count.parse()?, || plain(&program))?,
+            ["tty", count] => times(count.parse()?, || terminal(&program))?,
+            ["rate", count, at_once] => {
+                let (count, at_once) = (count.parse()?, at_once.parse()?);
+                times(1, || many(&program, count, at_once))?
             }
-            times.push(begun.elapsed().as_nanos().to_string());
-        }
+            _ => bail!("no such measurement: `{line}`"),
+        };
         println!("{}", times.join(" "));
         io::stdout().flush()?;
     }
     Ok(())
 }
 
+/// The time of each turn in nanoseconds.
+fn times(count: u32, mut turn: impl FnMut() -> Result<()>) -> Result<Vec<String>> {
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let begun = Instant::now();
+        turn()?;
+        times.push(begun.elapsed().as_nanos().to_string());
+    }
+    Ok(times)
+}
+
+/// Starts one whenever one has ended, so that `at_once` run.
+fn many(program: &CString, count: u32, at_once: u32) -> Result<()> {
+    for started in 0..count {
+        if started >= at_once {
+            wait(None)?;
+        }
+        fork_exec(program, None)?;
+    }
+    for _ in 0..count.min(at_once) {
+        wait(None)?;
+    }
+    Ok(())
+}
+
 fn plain(program: &CString) -> Result<()> {
     let pid = fork_exec(program, None)?;
-    wait(pid)
+    wait(Some(pid))
 }
 
 fn terminal(program: &CString) -> Result<()> {
@@ -54,7 +78,7 @@ fn terminal(program: &CString) -> Result<()> {
     let mut buffer = [0; 256];
     // The end of a terminal is EIO, once the child is gone.
     while rustix::io::read(&master, &mut buffer).is_ok_and(|count| count > 0) {}
-    wait(pid)
+    wait(Some(pid))
 }
 
 fn fork_exec(program: &CString, slave: Option<&OwnedFd>) -> Result<libc::pid_t> {
@@ -80,10 +104,14 @@ fn fork_exec(program: &CString, slave: Option<&OwnedFd>) -> Result<libc::pid_t> 
     }
 }
 
-fn wait(pid: libc::pid_t) -> Result<()> {
-    let pid = rustix::process::Pid::from_raw(pid).context("fork gave a pid")?;
-    let (_, status) =
-        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())?.context("waited for the child")?;
+/// Waits for this child, or for any.
+fn wait(pid: Option<libc::pid_t>) -> Result<()> {
+    let options = rustix::process::WaitOptions::empty();
+    let ended = match pid {
+        Some(pid) => rustix::process::waitpid(rustix::process::Pid::from_raw(pid), options)?,
+        None => rustix::process::wait(options)?,
+    };
+    let (_, status) = ended.context("waited for the child")?;
     if status.exit_status() != Some(0) {
         bail!("the bare child ended with {status:?}");
     }

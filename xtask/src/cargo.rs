@@ -97,6 +97,12 @@ pub(crate) fn server_binary(given: Option<&Path>) -> Result<PathBuf> {
     Ok(built().join("exec-server"))
 }
 
+/// The WebSocket echo on the engine of the server, built now.
+pub(crate) fn echo_example() -> Result<PathBuf> {
+    check(cargo(&["build", "--quiet", "-p", "exec-server-rpc", "--example", "echo"]).args(PROFILE))?;
+    Ok(built().join("examples/echo"))
+}
+
 /// Runs the same subcommand in a release build of xtask: the load generator and the oracle must be faster than the server.
 /// Returns `false` where this is that build already.
 pub(crate) fn again_in_release() -> Result<bool> {

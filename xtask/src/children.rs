@@ -6,7 +6,6 @@
 use std::{
     collections::HashMap,
     io::{self, BufRead as _},
-    net::TcpListener,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     bare, faults,
-    wire::{Address, Fault, Incoming, Wire, hello},
+    wire::{Address, Incoming, Wire, hello},
 };
 
 /// A hidden mode.
@@ -35,8 +34,6 @@ pub(crate) enum Child {
     Mcp { mark: Option<String> },
     /// Measures fork, exec and wait on request, one batch a line of standard input.
     Bare,
-    /// A WebSocket echo server for one connection; prints its URL.
-    Echo,
 }
 
 impl Child {
@@ -51,7 +48,6 @@ impl Child {
             Self::Gated { id, count, gate } => faults::left::child(id, count, &gate),
             Self::Mcp { .. } => faults::tools::child(),
             Self::Bare => bare::serve(),
-            Self::Echo => echo(),
         }
     }
 }
@@ -264,21 +260,6 @@ pub(crate) fn read_writer(output: impl io::Read) -> Result<(Vec<u64>, Vec<u64>)>
         }
     }
     Ok((sent, accepted))
-}
-
-/// The yardstick of a round trip: the same WebSocket library, and nothing else.
-fn echo() -> Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    println!("ws://{}/", listener.local_addr()?);
-    let (stream, _) = listener.accept()?;
-    stream.set_nodelay(true)?;
-    let mut socket = tungstenite::accept(stream).map_err(|error| Fault::Lost(error.to_string()))?;
-    while let Ok(message) = socket.read() {
-        if message.is_text() {
-            socket.send(message)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -96,14 +96,35 @@ const PARTS: &[Part] = &[
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
 
-/// A real sshd on loopback for as long as `run` lasts, which gets the way to make commands whose `ssh` and `scp` know it as `box`.
-pub(crate) fn beside_sshd<T>(binary: &Path, run: impl FnOnce(&dyn Fn(&str) -> Command) -> Result<T>) -> Result<T> {
+/// A real sshd on loopback, and how to reach it.
+pub(crate) struct Sshd<'a>(&'a Far<'a>);
+
+impl Sshd<'_> {
+    /// A command whose `ssh` and `scp` know it as `box`.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        self.0.command(program)
+    }
+
+    /// `ssh` itself, without the small program before it, to the host `plain`, where nothing is between sshd and a command but the
+    /// shell of the user: as anybody would have it.
+    pub(crate) fn plain(&self, options: &[&str]) -> Result<Command> {
+        self.0.plain(options)
+    }
+}
+
+/// Makes sure that OpenSSH and its server are here.
+pub(crate) fn ensure_ssh() -> Result<()> {
+    packages::ensure(packages::SSH)
+}
+
+/// A real sshd on loopback for as long as `run` lasts. Whatever `run` starts must have ended when it returns.
+pub(crate) fn beside_sshd<T>(binary: &Path, run: impl FnOnce(&Sshd<'_>) -> Result<T>) -> Result<T> {
     let world = World::new(binary.to_owned(), true)?;
     let far = Far::start(&world, "far")?;
-    let done = run(&|program| far.command(program));
+    let done = run(&Sshd(&far))?;
     far.stop()?;
     world.end()?;
-    done
+    Ok(done)
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {

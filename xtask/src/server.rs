@@ -51,6 +51,11 @@ impl Setup {
         })
     }
 
+    /// The program.
+    pub(crate) fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// One more argument of `serve`.
     pub(crate) fn arg(mut self, arg: &str) -> Self {
         self.extra.push(arg.to_owned());
@@ -97,6 +102,15 @@ impl Setup {
 
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.state.path().join("state")
+    }
+
+    /// Starts the program on its standard streams instead of a port.
+    pub(crate) fn piped(&self) -> Result<Child> {
+        let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
+        let mut command = Command::new(&self.binary);
+        command.args(["serve", "--listen", "stdio", "--state-dir"]).arg(self.state_dir()).args(&self.extra);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn();
+        child.with_context(|| format!("start `{}`", self.binary.display()))
     }
 
     /// Starts the program; it does not listen yet.

@@ -1,24 +1,25 @@
 //! What a sandbox costs: a read of a small file and a spawn, each beside the same without one, on one server and in turns.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Instant};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Rounds, Row, Setting, median, spawn::Spawner};
-use crate::{server::Setup, wire::Wire};
+use super::{
+    Setting, TRUE,
+    place::Place,
+    session::{Session, Start},
+    spawn,
+    table::{Contest, Lane, Pair, Report, median},
+};
 
 /// Bytes of the file that is read.
 const SMALL: usize = 4 << 10;
 
-pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
-    let (rounds, reads, spawns) = setting.pick((9_u32, 100, 15), (21, 300, 50));
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
-    let (mut wire, _) = Wire::session(&server.address)?;
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let (rounds, reads, spawns) = setting.pick((5, 50, 15), (21, 300, 50));
+    let mut place = Place::start(setting)?;
+    let (mut free, mut confined) = (place.json()?, place.json()?);
     let dir = tempfile::tempdir()?;
     let root = dir.path().canonicalize()?;
     fs::create_dir(root.join(".git"))?;
@@ -27,43 +28,36 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
     let sandbox = json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "restricted",
         "entries": [special("root"), {"path": {"type": "path", "path": root}, "access": "write"}]}}});
     let small = json!(root.join("small"));
+    let boxed = json!({ "sandbox": sandbox });
 
-    let (mut reading, mut spawning) = (Rounds::default(), Rounds::default());
-    // The first round warms caches, makes the view and counts for nothing.
-    for round in 0..=rounds {
-        let free = read(&mut wire, &small, &Value::Null, reads)?;
-        let confined = read(&mut wire, &small, &sandbox, reads)?;
-        let mut spawner = Spawner::new(&mut wire, u64::from(round) * 1000);
-        let plain = spawner.batch(&json!({}), spawns)?;
-        let boxed = spawner.batch(&json!({ "sandbox": sandbox }), spawns)?;
-        if round > 0 {
-            reading.add(confined, free);
-            spawning.add(boxed, plain);
-        }
-    }
-    wire.call("session/end", &json!({}))?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    let row = |name, target, rounds: &Rounds| Row {
-        name,
-        value: rounds.ratio(),
-        unit: "x",
-        target: Some(target),
-        note: rounds.figures("µs"),
+    // The first round makes the view.
+    let turn = |session: &mut Session, sandbox: &Value, more: &Value| {
+        let start = Start { more: Some(more), ..Start::new(&[TRUE]) };
+        Ok(vec![read(session, &small, sandbox, reads)?, median(spawn::starts(session, start, spawns)?)])
     };
-    Ok(vec![
-        row("sandboxed fs/readFile of 4 KiB / without", 3.0, &reading),
-        row("sandboxed spawn / without", 1.3, &spawning),
-    ])
+    let lanes = vec![
+        Lane::new("free", |_| turn(&mut free, &Value::Null, &json!({}))),
+        Lane::new("confined", |_| turn(&mut confined, &sandbox, &boxed)),
+    ];
+    let contest = Contest::hold(rounds, lanes)?;
+    free.end()?;
+    confined.end()?;
+    place.stop()?;
+    let pair = |index| Pair { ours: ("confined", index), beside: ("free", index), unit: "µs" };
+    let rows = vec![
+        contest.row("sandboxed fs/readFile of 4 KiB / without", pair(0)).at_most(3.0),
+        contest.row("sandboxed start / without", pair(1)).at_most(1.3),
+    ];
+    Ok(rows.into())
 }
 
 /// The median of a batch of reads in microseconds.
-fn read(wire: &mut Wire, path: &Value, sandbox: &Value, count: u32) -> Result<f64> {
+fn read(session: &mut Session, path: &Value, sandbox: &Value, count: u32) -> Result<f64> {
     let params = json!({ "path": path, "sandbox": sandbox });
     let mut times = Vec::new();
     for _ in 0..count {
         let begun = Instant::now();
-        wire.call("fs/readFile", &params)?;
+        session.call("fs/readFile", &params)?;
         times.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))

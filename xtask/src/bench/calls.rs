@@ -5,14 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Rounds, Row, Setting, median};
+use super::{
+    Setting,
+    table::{Contest, Lane, Pair, Report, median},
+};
 use crate::{interop, mcp::McpClient, server::Setup};
 
-pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
-    let (rounds, batch) = setting.pick((9, 20), (21, 50));
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let (rounds, batch) = setting.pick((5, 20), (21, 50));
     let program = interop::mcp_server_time()?;
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
@@ -20,39 +23,18 @@ pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
     let mut through = Command::new(&setting.binary);
     through.args(["mcp", "bridge", "--connect", &server.address.url, "--"]).arg(&program);
     let mut through = begin(&mut through)?;
-    let mut both = Rounds::default();
-    // The first round warms caches and counts for nothing.
-    for round in 0..=rounds {
-        // By turns, so that neither always comes first.
-        let (ours, bare) = if round % 2 == 0 {
-            let bare = calls(&mut direct, batch).context("on its own")?;
-            (calls(&mut through, batch).context("through the bridge")?, bare)
-        } else {
-            (
-                calls(&mut through, batch).context("through the bridge")?,
-                calls(&mut direct, batch).context("on its own")?,
-            )
-        };
-        if round > 0 {
-            both.add(ours, bare);
-        }
-    }
+    let lanes = vec![
+        Lane::new("direct", |_| Ok(vec![calls(&mut direct, batch)?])),
+        Lane::new("bridge", |_| Ok(vec![calls(&mut through, batch)?])),
+    ];
+    let contest = Contest::hold(rounds, lanes)?;
     for client in [direct, through] {
         ensure!(client.end(Duration::from_secs(10))?.success(), "the server did not end well");
     }
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    let ratios: Vec<f64> = both.ours.iter().zip(&both.bare).map(|(ours, bare)| ours / bare).collect();
-    let (least, most) =
-        ratios.iter().fold((f64::MAX, 0_f64), |(least, most), ratio| (least.min(*ratio), most.max(*ratio)));
-    let note = format!("{}, {} ratios from {least:.2} to {most:.2}", both.figures("µs"), ratios.len());
-    Ok(vec![Row {
-        name: "MCP tool call through `mcp bridge` / direct",
-        value: both.ratio(),
-        unit: "x",
-        target: Some(1.5),
-        note,
-    }])
+    let pair = Pair { ours: ("bridge", 0), beside: ("direct", 0), unit: "µs" };
+    Ok(vec![contest.row("MCP tool call through `mcp bridge` / direct", pair).at_most(1.5)].into())
 }
 
 fn begin(command: &mut Command) -> Result<McpClient> {

@@ -1,6 +1,7 @@
 //! How fast files are copied: a large one beside `cat`, a tree of many small ones beside `scp -r`, each to and from a server.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::Path,
     process::{Command, Stdio},
@@ -9,30 +10,25 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Rounds, Row, Setting};
+use super::{
+    Setting,
+    table::{Contest, Figures, Lane, Pair, Report, Row},
+};
 use crate::{
-    interop,
     random::Random,
     server::Setup,
     tree::{self, Plan},
 };
 
-pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
-    let mut rows = beside_server(setting, |place| place.large(setting))?;
-    // Whoever is beside an sshd looks at its end whether anybody is left; so the server goes before.
-    let tree = |command: &dyn Fn(&str) -> Command| beside_server(setting, |place| place.tree(setting, command));
-    rows.extend(interop::beside_sshd(&setting.binary, tree)?);
-    Ok(rows)
-}
-
-fn beside_server(setting: &Setting, work: impl FnOnce(&Place<'_>) -> Result<Vec<Row>>) -> Result<Vec<Row>> {
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let place = Place { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
-    let rows = work(&place)?;
+    let mut rows = place.large(setting)?;
+    rows.extend(place.tree(setting)?);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    Ok(rows)
+    Ok(rows.into())
 }
 
 struct Place<'a> {
@@ -42,35 +38,31 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn large(&self, setting: &Setting) -> Result<Vec<Row>> {
-        let (rounds, bytes) = setting.pick((1, 128 << 20), (5, 2 << 30));
+    fn large(&self, setting: &Setting<'_>) -> Result<Vec<Row>> {
+        let (rounds, bytes) = setting.pick((1, 64 << 20), (9, 1 << 30));
         let (source, target) = (self.folder.join("large"), self.folder.join("target"));
         tree::large(&source, bytes, &mut Random::new(1))?;
-        let (mut up, mut down) = (Rounds::default(), Rounds::default());
-        for round in 0..=rounds {
-            let mut cat = Command::new("/bin/sh");
-            cat.args(["-c", "cat \"$0\" > \"$1\""]).args([&source, &target]);
-            let bare = timed(cat, &target)?;
-            let there = timed(self.copy(&source, true, &target, false), &target)?;
-            let here = timed(self.copy(&source, false, &target, true), &target)?;
-            if round > 0 {
-                up.add(there, bare);
-                down.add(here, bare);
-            }
-        }
+        let lanes = vec![
+            Lane::new("cat", |_| {
+                let mut cat = Command::new("/bin/sh");
+                cat.args(["-c", "cat \"$0\" > \"$1\""]).args([&source, &target]);
+                timed(cat, &target)
+            }),
+            Lane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
+            Lane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
+        ];
+        let contest = Contest::hold(rounds, lanes)?;
         fs::remove_file(&source)?;
-        let row = |name, rounds: &Rounds| Row {
-            name,
-            value: rounds.ratio(),
-            unit: "x",
-            target: Some(2.0),
-            note: rounds.figures(&format!("ms for {} MiB", bytes >> 20)),
-        };
-        Ok(vec![row("cp of a large file to a server / cat", &up), row("cp of a large file from a server / cat", &down)])
+        let unit = format!("ms for {} MiB", bytes >> 20);
+        let pair = |ours| Pair { ours: (ours, 0), beside: ("cat", 0), unit: &unit };
+        Ok(vec![
+            contest.row("cp of a large file to a server / cat", pair("up")).at_most(2.0),
+            contest.row("cp of a large file from a server / cat", pair("down")).at_most(2.0),
+        ])
     }
 
-    fn tree(&self, setting: &Setting, command: &dyn Fn(&str) -> Command) -> Result<Vec<Row>> {
-        let (rounds, files) = setting.pick((1, 300), (5, 10_000));
+    fn tree(&self, setting: &Setting<'_>) -> Result<Vec<Row>> {
+        let (rounds, files) = setting.pick((1, 300), (9, 5000));
         let (source, target) = (self.folder.join("tree"), self.folder.join("copied"));
         tree::make(&source, Plan { files, large: 0 }, &mut Random::new(2))?;
         // What scp cannot copy in good order, or follows.
@@ -78,31 +70,27 @@ impl Place<'_> {
         for link in links(&source)? {
             fs::remove_file(link)?;
         }
-        let (mut up, mut down) = (Rounds::default(), Rounds::default());
         let remote = |path: &Path| format!("box:{}", path.display());
-        for round in 0..=rounds {
-            let mut scp_up = command("scp");
-            scp_up.args(["-q", "-r", "-p"]).arg(&source).arg(remote(&target));
-            let mut scp_down = command("scp");
-            scp_down.args(["-q", "-r", "-p"]).arg(remote(&source)).arg(&target);
-            let (bare_up, bare_down) = (timed(scp_up, &target)?, timed(scp_down, &target)?);
-            let there = timed(self.copy(&source, true, &target, false), &target)?;
-            let here = timed(self.copy(&source, false, &target, true), &target)?;
-            if round > 0 {
-                up.add(there, bare_up);
-                down.add(here, bare_down);
-            }
+        let mut lanes = vec![
+            Lane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
+            Lane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
+        ];
+        if let Some(sshd) = setting.ssh {
+            let (source, target) = (&source, &target);
+            let scp = move |from: &OsStr, to: &OsStr| {
+                let mut scp = sshd.command("scp");
+                scp.args(["-q", "-r", "-p"]).args([from, to]);
+                timed(scp, target)
+            };
+            lanes.push(Lane::new("scp up", move |_| scp(source.as_ref(), remote(target).as_ref())));
+            lanes.push(Lane::new("scp down", move |_| scp(remote(source).as_ref(), target.as_ref())));
         }
-        let row = |name, rounds: &Rounds| Row {
-            name,
-            value: rounds.ratio(),
-            unit: "x",
-            target: Some(1.0),
-            note: rounds.figures(&format!("ms for {files} files")),
-        };
+        let contest = Contest::hold(rounds, lanes)?;
+        let unit = format!("ms for {files} files");
+        let pair = |ours, beside| Pair { ours: (ours, 0), beside: (beside, 0), unit: &unit };
         Ok(vec![
-            row("cp -r of small files to a server / scp -r", &up),
-            row("cp -r of small files from a server / scp -r", &down),
+            contest.row("cp -r of small files to a server / scp -r", pair("up", "scp up")).at_most(1.0),
+            contest.row("cp -r of small files from a server / scp -r", pair("down", "scp down")).at_most(1.0),
         ])
     }
 
@@ -115,7 +103,7 @@ impl Place<'_> {
 }
 
 /// Milliseconds of a command that makes `target`, which is removed; what others left to be written is written before.
-fn timed(mut command: Command, target: &Path) -> Result<f64> {
+fn timed(mut command: Command, target: &Path) -> Result<Figures> {
     rustix::fs::sync();
     let begun = Instant::now();
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("start {command:?}"))?;
@@ -126,7 +114,7 @@ fn timed(mut command: Command, target: &Path) -> Result<f64> {
     } else {
         fs::remove_file(target)?;
     }
-    Ok(took)
+    Ok(vec![took])
 }
 
 fn links(dir: &Path) -> Result<Vec<std::path::PathBuf>> {

@@ -1,21 +1,34 @@
-//! `cargo xtask bench`: the server beside bare system calls in the same run, as one table of ratios.
+//! `cargo xtask bench`: the server beside the machine itself and beside OpenSSH in the same run, as one table of ratios.
 //!
-//! Owns rows, rounds and the printed table. A target holds when the median of interleaved ratios holds; a miss is printed and
-//! never fails a build, because other load on the machine is no defect of ours.
+//! Owns the options, the groups and their order. A target holds when the median of interleaved ratios holds; a miss is printed and
+//! never fails a build, because other load on the machine is no defect of ours. Wrong bytes do fail it.
 
 mod boxes;
 mod calls;
+mod client;
 mod copy;
-mod flow;
+mod echo;
+mod place;
+mod roundtrip;
+mod session;
 mod spawn;
+mod ssh;
+mod table;
+mod throughput;
 mod weight;
+mod yard;
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
-use crate::cargo;
+use crate::{
+    cargo,
+    interop::{self, Sshd},
+};
+use client::Link;
+use session::{Dialect, Session};
+use table::Report;
 
 /// The shortest program there is, by its full path, so that no search is measured.
 pub(crate) const TRUE: &str = "/bin/true";
@@ -26,12 +39,18 @@ pub(crate) struct Options {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Only these groups: spawn, memory, throughput, roundtrip, cp, sandbox, mcp.
+    /// Only these groups: roundtrip, spawn, throughput, echo, files, memory, growth, startup, size, cp, sandbox, mcp.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Writes `bench/results.json` too.
+    /// Writes `bench/results.json` and `bench/chart.svg` too.
     #[arg(long)]
     json: bool,
+    /// Writes the table into the README too, beside `--json`; groups that were not measured keep their rows.
+    #[arg(long)]
+    readme: bool,
+    /// Measures this server too, which speaks the reference wire: ws://… or unix://…
+    #[arg(long, value_name = "URL")]
+    peer: Option<String>,
     /// Another server than the release build of this tree.
     #[arg(long)]
     server: Option<PathBuf>,
@@ -41,122 +60,88 @@ pub(crate) struct Options {
 }
 
 /// What a group needs to know.
-struct Setting {
+struct Setting<'a> {
     binary: PathBuf,
+    /// The WebSocket echo on the same engine.
+    echo: PathBuf,
     quick: bool,
+    peer: Option<String>,
+    /// A real sshd, where it could be had.
+    ssh: Option<&'a Sshd<'a>>,
 }
 
-impl Setting {
+impl Setting<'_> {
     fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
-}
 
-/// One line of the table.
-struct Row {
-    name: &'static str,
-    value: f64,
-    unit: &'static str,
-    /// The most that keeps the promise; none where there is none yet.
-    target: Option<f64>,
-    /// The absolute figures behind the value.
-    note: String,
-}
-
-impl Row {
-    fn verdict(&self) -> &'static str {
-        match self.target {
-            None => "-",
-            Some(target) if self.value <= target => "pass",
-            Some(_) => "miss",
-        }
+    /// A session at the other server, if there is one.
+    fn peer(&self) -> Result<Option<Session>> {
+        let Some(url) = &self.peer else { return Ok(None) };
+        let mut session = Session::open(Link::connect(url)?, Dialect::Json)?.context("JSON is always offered")?;
+        session.learn().context("the peer")?;
+        Ok(Some(session))
     }
 }
 
 /// A group of rows that are measured together.
-type Group = fn(&Setting) -> Result<Vec<Row>>;
+struct Group {
+    name: &'static str,
+    /// Whether it measures OpenSSH.
+    beside_ssh: bool,
+    measure: fn(&Setting<'_>) -> Result<Report>,
+}
 
-const GROUPS: &[(&str, Group)] = &[
-    ("spawn", spawn::measure),
-    ("memory", weight::measure),
-    ("throughput", flow::throughput),
-    ("roundtrip", flow::roundtrip),
-    ("cp", copy::measure),
-    ("sandbox", boxes::measure),
-    ("mcp", calls::measure),
+const GROUPS: &[Group] = &[
+    Group { name: "roundtrip", beside_ssh: false, measure: roundtrip::measure },
+    Group { name: "spawn", beside_ssh: true, measure: spawn::measure },
+    Group { name: "throughput", beside_ssh: true, measure: throughput::measure },
+    Group { name: "echo", beside_ssh: true, measure: echo::measure },
+    Group { name: "memory", beside_ssh: false, measure: weight::measure },
+    Group { name: "cp", beside_ssh: true, measure: copy::measure },
+    Group { name: "sandbox", beside_ssh: false, measure: boxes::measure },
+    Group { name: "mcp", beside_ssh: false, measure: calls::measure },
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     for name in &options.only {
-        ensure!(GROUPS.iter().any(|(group, _)| group == name), "no group `{name}`");
+        ensure!(GROUPS.iter().any(|group| group.name == name), "no group `{name}`");
     }
     if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
-    let setting = Setting { binary: cargo::server_binary(options.server.as_deref())?, quick: options.quick };
-    let mut rows = Vec::new();
-    for (name, measure) in GROUPS {
-        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
-            rows.extend(measure(&setting).with_context(|| format!("measure `{name}`"))?);
-        }
-    }
-    print(&rows);
-    if options.json {
-        write_json(&rows)?;
-    }
+    let is_chosen = |group: &&Group| options.only.is_empty() || options.only.iter().any(|only| only == group.name);
+    let chosen: Vec<&Group> = GROUPS.iter().filter(is_chosen).collect();
+    let setting = Setting {
+        binary: cargo::server_binary(options.server.as_deref())?,
+        echo: cargo::echo_example()?,
+        quick: options.quick,
+        peer: options.peer.clone(),
+        ssh: None,
+    };
+    let wants_ssh = chosen.iter().any(|group| group.beside_ssh);
+    let has_ssh =
+        wants_ssh && interop::ensure_ssh().inspect_err(|error| eprintln!("bench: no OpenSSH: {error:#}")).is_ok();
+    let report = if has_ssh {
+        let binary = setting.binary.clone();
+        interop::beside_sshd(&binary, |sshd| measure(&Setting { ssh: Some(sshd), ..setting }, &chosen))?
+    } else {
+        measure(&setting, &chosen)?
+    };
+    table::print(&report.rows);
     Ok(())
 }
 
-fn print(rows: &[Row]) {
-    println!("{:<50} {:>10} {:>10}  {:<5} figures", "what", "value", "target", "");
-    for row in rows {
-        let value = format!("{:.2} {}", row.value, row.unit);
-        let target = row.target.map_or_else(|| "-".to_owned(), |target| format!("{target:.1} {}", row.unit));
-        println!("{:<50} {value:>10} {target:>10}  {:<5} {}", row.name, row.verdict(), row.note);
+fn measure(setting: &Setting<'_>, groups: &[&Group]) -> Result<Report> {
+    let mut report = Report::default();
+    for group in groups {
+        let begun = std::time::Instant::now();
+        let mut part = (group.measure)(setting).with_context(|| format!("measure `{}`", group.name))?;
+        eprintln!("bench: {} in {:.1} s", group.name, begun.elapsed().as_secs_f64());
+        part.rows.iter_mut().for_each(|row| group.name.clone_into(&mut row.group));
+        part.charts.iter_mut().for_each(|chart| group.name.clone_into(&mut chart.group));
+        report.rows.extend(part.rows);
+        report.charts.extend(part.charts);
     }
-}
-
-fn write_json(rows: &[Row]) -> Result<()> {
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|row| {
-            json!({ "name": row.name, "value": row.value, "unit": row.unit, "target": row.target, "verdict": row.verdict(), "note": row.note })
-        })
-        .collect();
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let results = json!({ "kernel": kernel.trim_end(), "cores": cores, "rows": rows });
-    let path = cargo::root().join("bench/results.json");
-    fs::create_dir_all(cargo::root().join("bench"))?;
-    fs::write(&path, format!("{results:#}\n")).context("write `bench/results.json`")?;
-    println!("bench/results.json written");
-    Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
-}
-
-/// Median of ratios, and of both sides, over interleaved rounds.
-#[derive(Default)]
-struct Rounds {
-    ours: Vec<f64>,
-    bare: Vec<f64>,
-}
-
-impl Rounds {
-    fn add(&mut self, ours: f64, bare: f64) {
-        self.ours.push(ours);
-        self.bare.push(bare);
-    }
-
-    fn ratio(&self) -> f64 {
-        median(self.ours.iter().zip(&self.bare).map(|(ours, bare)| ours / bare).collect())
-    }
-
-    fn figures(&self, unit: &str) -> String {
-        format!("{:.0} against {:.0} {unit}", median(self.ours.clone()), median(self.bare.clone()))
-    }
+    Ok(report)
 }

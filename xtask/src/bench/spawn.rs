@@ -1,195 +1,243 @@
-//! What a spawn costs: `process/start` of `true` until `process/closed`, beside a bare fork, exec and wait.
+//! What a start costs: `process/start` of `true` until `process/closed`, beside a bare fork, exec and wait; alone, many at once, and on
+//! a server that holds a gibibyte of output.
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Rounds, Row, Setting, TRUE, median};
-use crate::{
-    children,
-    server::Setup,
-    wire::{self, Incoming, Wire},
+use super::{
+    Setting, TRUE,
+    place::Place,
+    session::{Incoming, Session, Start},
+    ssh::{self, Ssh},
+    table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
+    yard::{Bare, HEAD},
 };
 
 /// Outputs kept to make the server heavy: 64 times the memory cap of a process are 1 GiB.
 const HEAVY_PROCESSES: usize = 64;
 const HEAVY_BYTES: u64 = 16 << 20;
 
-pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
-    let (rounds, batch) = setting.pick((9, 15), (21, 50));
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
-    let (mut wire, _) = Wire::session(&server.address)?;
-    let mut bare = Bare::start()?;
-    let mut spawner = Spawner::new(&mut wire, 0);
-    let mut rows = Vec::new();
+/// How long the logs may take to fill.
+const FILLING: Duration = Duration::from_secs(60);
 
-    let (pipe, tty) = spawner.compare(&mut bare, rounds, batch)?;
-    rows.push(row("spawn / bare fork+exec+wait", 1.7, &pipe, ""));
-    rows.push(row("spawn with a terminal / bare fork+exec+wait", 2.0, &tty.plain, ""));
-    rows.push(Row { target: None, ..row("spawn with a terminal / bare with a terminal", 0.0, &tty.terminal, "") });
+/// How many run at once where the rate is measured.
+const AT_ONCE: [u32; 3] = [1, 16, 64];
 
-    let held = spawner.fill(&setup)?;
-    let note = format!(", {} MiB held", held >> 10);
-    let (pipe, tty) = spawner.compare(&mut bare, rounds, batch)?;
-    rows.push(row("spawn at 1 GiB / bare fork+exec+wait", 1.7, &pipe, &note));
-    rows.push(row("spawn with a terminal at 1 GiB / bare", 2.0, &tty.plain, &note));
+/// Which of the figures of a lane: times without a terminal and with one, in microseconds.
+const P50: usize = 0;
+const P99: usize = 1;
+const TTY_P50: usize = 2;
+const TTY_P99: usize = 3;
 
-    wire.call("session/end", &json!({}))?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    Ok(rows)
+const BARE: &str = "bare";
+const OURS: &str = "ours";
+const PEER: &str = "peer";
+const SHARED: &str = "OpenSSH, shared connection";
+const ALONE: &str = "OpenSSH, new connection";
+
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let mut place = Place::start(setting)?;
+    let mut sides = Sides { bare: Bare::start()?, ours: place.json()?, peer: setting.peer()? };
+    let ssh = setting.ssh.map(Ssh::start).transpose()?;
+    let contest = sides.latency(setting, ssh.as_ref())?;
+    if let Some(ssh) = ssh {
+        ssh.end()?;
+    }
+    let mut rows = latency_rows(&contest);
+    for at_once in AT_ONCE {
+        rows.extend(sides.rate(setting, at_once)?);
+    }
+    rows.extend(sides.heavy(setting, &place)?);
+    sides.ours.end()?;
+    place.stop()?;
+
+    let ms = |lane, index| contest.median(lane, index).map(|micros| micros / 1e3);
+    let chart = Bars::new("Start of `true` until it has ended", "ms")
+        .bar("fork + exec + wait", Whose::Machine, ms(BARE, P50))
+        .bar("exec-server", Whose::Ours, ms(OURS, P50))
+        .bar("exec-server, terminal", Whose::Ours, ms(OURS, TTY_P50))
+        .bar("OpenSSH, shared", Whose::Ssh, ms(SHARED, 0))
+        .bar("OpenSSH, new", Whose::Ssh, ms(ALONE, 0))
+        .bar("peer", Whose::Peer, ms(PEER, P50));
+    Ok(Report { rows, charts: vec![chart] })
 }
 
-fn row(name: &'static str, target: f64, rounds: &Rounds, note: &str) -> Row {
-    let figures = format!("{}{note}", rounds.figures("µs"));
-    Row { name, value: rounds.ratio(), unit: "x", target: Some(target), note: figures }
+fn latency_rows(contest: &Contest) -> Vec<Row> {
+    let pair = |ours, beside| Pair { ours, beside, unit: "µs" };
+    let row = |name: &str, ours, beside| contest.row(name, pair(ours, beside));
+    let mut rows = vec![
+        row("start of `true`, p50 / fork+exec+wait", (OURS, P50), (BARE, P50)).at_most(1.5),
+        row("start of `true`, p99 / fork+exec+wait, p99", (OURS, P99), (BARE, P99)).at_most(2.0),
+        row("start with a terminal, p50 / fork+exec+wait", (OURS, TTY_P50), (BARE, P50)).at_most(1.7),
+        row("start with a terminal, p99 / fork+exec+wait, p99", (OURS, TTY_P99), (BARE, P99)).at_most(2.0),
+        row("start with a terminal, p50 / the same bare", (OURS, TTY_P50), (BARE, TTY_P50)),
+    ];
+    for ssh in [SHARED, ALONE] {
+        rows.push(contest.row(format!("start of `true`, p50 / {ssh}"), pair((OURS, P50), (ssh, P50))));
+    }
+    if contest.median(PEER, P50).is_some() {
+        rows.push(row("peer: start of `true`, p50 / fork+exec+wait", (PEER, P50), (BARE, P50)));
+        rows.push(row("peer: start of `true`, p99 / fork+exec+wait, p99", (PEER, P99), (BARE, P99)));
+        rows.push(row("peer: start with a terminal, p50 / fork+exec+wait", (PEER, TTY_P50), (BARE, P50)));
+    }
+    rows
 }
 
-/// Spawns with a terminal beside both yardsticks.
-#[derive(Default)]
-struct Terminal {
-    plain: Rounds,
-    terminal: Rounds,
+/// All who start processes.
+struct Sides {
+    bare: Bare,
+    ours: Session,
+    peer: Option<Session>,
 }
 
-/// The client that starts `true` again and again.
-pub(super) struct Spawner<'a> {
-    wire: &'a mut Wire,
-    next: u64,
+impl Sides {
+    fn latency(&mut self, setting: &Setting<'_>, ssh: Option<&Ssh<'_>>) -> Result<Contest> {
+        let (rounds, batch) = setting.pick((5, 15), (21, 100));
+        let (shared, alone) = setting.pick((2, 1), (5, 2));
+        let mut lanes = self.lanes(batch);
+        if let Some(ssh) = ssh {
+            lanes.push(Lane::new(SHARED, move |_| commands(shared, || ssh.shared("true"))));
+            lanes.push(Lane::new(ALONE, move |_| commands(alone, || ssh.alone(&[], "true"))));
+        }
+        Contest::hold(rounds, lanes)
+    }
+
+    fn lanes(&mut self, batch: u32) -> Vec<Lane<'_>> {
+        let Self { bare, ours, peer } = self;
+        let mut lanes = vec![
+            Lane::new(BARE, move |_| {
+                Ok([summary(&bare.batch(false, batch)?), summary(&bare.batch(true, batch)?)].concat())
+            }),
+            Lane::new(OURS, move |_| both(ours, batch)),
+        ];
+        lanes.extend(peer.as_mut().map(|peer| Lane::new(PEER, move |_| both(peer, batch))));
+        lanes
+    }
+
+    /// Processes a second beside the machine's own rate.
+    fn rate(&mut self, setting: &Setting<'_>, at_once: u32) -> Result<Vec<Row>> {
+        let (rounds, count) = setting.pick((5, 64), (11, 300));
+        let Self { bare, ours, peer } = self;
+        let mut lanes = vec![
+            Lane::new(BARE, |_| Ok(vec![bare.rate(at_once, count)?])),
+            Lane::new(OURS, |_| Ok(vec![rate(ours, at_once, count)?])),
+        ];
+        lanes.extend(peer.as_mut().map(|peer| Lane::new(PEER, move |_| Ok(vec![rate(peer, at_once, count)?]))));
+        let contest = Contest::hold(rounds, lanes)?;
+        let pair = |ours| Pair { ours: (ours, 0), beside: (BARE, 0), unit: "/s" };
+        let name = format!("processes/s, {at_once} at once / the machine's own rate");
+        let row = contest.row(&*name, pair(OURS));
+        let mut rows = vec![if at_once == 16 { row.at_least(0.6) } else { row }];
+        if contest.median(PEER, 0).is_some() {
+            rows.push(contest.row(format!("peer: {name}"), pair(PEER)));
+        }
+        Ok(rows)
+    }
+
+    /// Starts on a server that is heavy with output that nobody takes.
+    fn heavy(&mut self, setting: &Setting<'_>, place: &Place) -> Result<Vec<Row>> {
+        let (rounds, batch) = setting.pick((5, 15), (21, 50));
+        // What is measured goes on as before; the output is of the same session, and comes before it.
+        self.ours.withhold();
+        fill(&mut self.ours)?;
+        let held = place.setup.memory_kib() >> 10;
+        self.peer = None;
+        let contest = Contest::hold(rounds, self.lanes(batch))?;
+        let row = |name: &str, index| {
+            let row = contest.row(name, Pair { ours: (OURS, index), beside: (BARE, P50), unit: "µs" });
+            let note = format!("{}, {held} MiB held", row.note);
+            row.note(note)
+        };
+        Ok(vec![
+            row("start of `true` at 1 GiB, p50 / fork+exec+wait", P50).at_most(1.7),
+            row("start with a terminal at 1 GiB, p50 / fork+exec+wait", TTY_P50).at_most(2.0),
+        ])
+    }
 }
 
-impl<'a> Spawner<'a> {
-    /// One whose processes are numbered from here on.
-    pub(super) fn new(wire: &'a mut Wire, next: u64) -> Self {
-        Self { wire, next }
-    }
-    fn compare(&mut self, bare: &mut Bare, rounds: u32, batch: u32) -> Result<(Rounds, Terminal)> {
-        let (mut pipe, mut tty) = (Rounds::default(), Terminal::default());
-        // The first round warms caches and counts for nothing.
-        for round in 0..=rounds {
-            let plain = bare.batch("pipe", batch)?;
-            let ours = self.batch(&json!({ "tty": false }), batch)?;
-            let ours_tty = self.batch(&json!({ "tty": true }), batch)?;
-            let plain_tty = bare.batch("tty", batch)?;
-            if round > 0 {
-                pipe.add(ours, plain);
-                tty.plain.add(ours_tty, plain);
-                tty.terminal.add(ours_tty, plain_tty);
-            }
-        }
-        Ok((pipe, tty))
-    }
+/// Runs a command so many times.
+fn commands(count: u32, command: impl Fn() -> Result<Command>) -> Result<Figures> {
+    let times = (0..count).map(|_| ssh::timed(command()?)).collect::<Result<Vec<_>>>()?;
+    Ok(summary(&times))
+}
 
-    /// The median of a batch in microseconds, each start with these members.
-    pub(super) fn batch(&mut self, members: &Value, count: u32) -> Result<f64> {
-        let mut times = Vec::new();
-        for _ in 0..count {
-            self.next += 1;
-            let process = format!("spawn-{}", self.next);
-            let mut params = wire::start(&process, &[TRUE]);
-            for (name, value) in members.as_object().into_iter().flatten() {
-                params[name] = value.clone();
-            }
-            let begun = Instant::now();
-            self.wire.send("process/start", &params)?;
-            self.wait_closed(&process)?;
-            times.push(begun.elapsed().as_secs_f64() * 1e6);
-            self.wire.call("process/forget", &json!({ "processId": process }))?;
-        }
-        Ok(median(times))
-    }
+/// Without a terminal and with one.
+fn both(session: &mut Session, count: u32) -> Result<Figures> {
+    let pipe = starts(session, Start::new(&[TRUE]), count)?;
+    let tty = starts(session, Start { tty: true, ..Start::new(&[TRUE]) }, count)?;
+    Ok([summary(&pipe), summary(&tty)].concat())
+}
 
-    fn wait_closed(&mut self, process: &str) -> Result<()> {
-        loop {
-            match self.wire.next()? {
-                Incoming::Closed { process: closed, .. } if closed == process => return Ok(()),
-                Incoming::Exited { process: exited, code, .. } if exited == process => {
-                    ensure!(code == 0, "`true` exited with {code}");
-                }
-                Incoming::Answer { outcome, .. } => drop(outcome?),
-                _ => {}
-            }
+fn summary(times: &[f64]) -> Figures {
+    vec![quantile(times, 0.5), quantile(times, 0.99)]
+}
+
+/// Microseconds of each of so many starts, one after the other.
+pub(super) fn starts(session: &mut Session, start: Start<'_>, count: u32) -> Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let begun = Instant::now();
+        let process = session.start(start)?;
+        session.until_closed(process)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+        session.forget(&[process])?;
+    }
+    Ok(times)
+}
+
+/// Processes a second, of which so many run at once; they are forgotten when the time is taken.
+fn rate(session: &mut Session, at_once: u32, count: u32) -> Result<f64> {
+    let begun = Instant::now();
+    let mut closed = Vec::new();
+    let mut started = 0;
+    while closed.len() < count as usize {
+        while started < count && (started as usize) < closed.len() + at_once as usize {
+            session.start(Start::new(&[TRUE]))?;
+            started += 1;
+        }
+        match session.next()? {
+            Incoming::Closed { process, .. } => closed.push(process),
+            Incoming::Answer { refused, .. } => ensure!(!refused, "refused: {}", session.text()),
+            Incoming::Output { .. } | Incoming::Other => {}
         }
     }
+    let rate = f64::from(count) / begun.elapsed().as_secs_f64();
+    session.forget(&closed)?;
+    Ok(rate)
+}
 
-    /// Makes server and holder heavy with output that nobody takes, and reads it once so that the server maps it.
-    fn fill(&mut self, setup: &Setup) -> Result<u64> {
-        let program = children::program()?;
-        for number in 0..HEAVY_PROCESSES {
-            let bytes = (HEAVY_BYTES * 2).to_string();
-            let params = wire::start(&format!("heavy-{number}"), &[&program, "child", "flood", &bytes]);
-            self.wire.call("process/start", &params)?;
-        }
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let list = self.wire.call("process/list", &json!({}))?;
-            self.wire.forget_early();
-            let full = |entry: &&Value| entry["outputBytes"].as_u64() >= Some(HEAVY_BYTES * 15 / 16);
-            let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
-            if entries.iter().filter(full).count() >= HEAVY_PROCESSES {
-                break;
-            }
-            ensure!(Instant::now() < deadline, "the processes did not fill their logs within 60 s");
-        }
-        for number in 0..HEAVY_PROCESSES {
-            self.read_all(&format!("heavy-{number}"))?;
-        }
-        Ok(setup.memory_kib())
+/// Starts processes whose output nobody takes, and reads it once so that the server maps it.
+fn fill(session: &mut Session) -> Result<()> {
+    let bytes = (HEAVY_BYTES * 2).to_string();
+    let mut heavy = Vec::new();
+    for _ in 0..HEAVY_PROCESSES {
+        heavy.push(session.start(Start::new(&[HEAD, "-c", &bytes, "/dev/zero"]))?);
     }
-
-    fn read_all(&mut self, process: &str) -> Result<()> {
+    let deadline = Instant::now() + FILLING;
+    loop {
+        let list = session.call("process/list", &json!({}))?;
+        let full = |entry: &&Value| entry["outputBytes"].as_u64() >= Some(HEAVY_BYTES * 15 / 16);
+        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        if entries.iter().filter(full).count() >= HEAVY_PROCESSES {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "the processes did not fill their logs within {FILLING:?}");
+    }
+    for process in heavy {
         let mut after = 0;
         loop {
-            let params = json!({ "processId": process, "afterSeq": after, "maxBytes": 4 << 20 });
-            let answer = self.wire.call("process/read", &params)?;
-            self.wire.forget_early();
+            let params = json!({ "processId": process.to_string(), "afterSeq": after, "maxBytes": 4 << 20 });
+            let answer = session.call("process/read", &params)?;
             if answer["chunks"].as_array().is_none_or(Vec::is_empty) {
-                return Ok(());
+                break;
             }
             after = answer["nextSeq"].as_u64().context("no `nextSeq`")? - 1;
         }
     }
-}
-
-/// The yardstick, in a small process of its own.
-struct Bare {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Bare {
-    fn start() -> Result<Self> {
-        let mut child = Command::new(children::program()?)
-            .args(["child", "bare"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdin = child.stdin.take().context("standard input is a pipe")?;
-        let stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
-        Ok(Self { child, stdin, stdout })
-    }
-
-    /// The median of a batch in microseconds.
-    fn batch(&mut self, kind: &str, count: u32) -> Result<f64> {
-        writeln!(self.stdin, "{kind} {count}")?;
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        let times: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        ensure!(times.len() == count as usize, "the bare child measured {} of {count}", times.len());
-        Ok(median(times) / 1e3)
-    }
-}
-
-impl Drop for Bare {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where it failed.
-        self.child.wait().ok();
-    }
+    Ok(())
 }

@@ -5,7 +5,10 @@ use std::{thread, time::Duration};
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Row, Setting, TRUE};
+use super::{
+    Setting, TRUE,
+    table::{Report, Row},
+};
 use crate::{
     server::Setup,
     wire::{self, Incoming, Wire},
@@ -13,26 +16,21 @@ use crate::{
 
 const PROCESSES: usize = 200;
 
-pub(super) fn measure(setting: &Setting) -> Result<Vec<Row>> {
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let idle = settled(&setup);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    let mut rows = vec![Row {
-        name: "idle server, Pss",
-        value: mib(idle),
-        unit: "MiB",
-        target: Some(12.0),
-        note: "server and spawner".to_owned(),
-    }];
+    let mut rows =
+        vec![Row::new("idle server, Pss", "MiB").values(vec![mib(idle)]).at_most(10.0).note("server and spawner")];
     for tty in [false, true] {
         rows.extend(many(setting, tty)?);
     }
-    Ok(rows)
+    Ok(rows.into())
 }
 
-fn many(setting: &Setting, tty: bool) -> Result<Vec<Row>> {
+fn many(setting: &Setting<'_>, tty: bool) -> Result<Vec<Row>> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let idle = settled(&setup);
@@ -57,14 +55,8 @@ fn many(setting: &Setting, tty: bool) -> Result<Vec<Row>> {
         ("200 idle processes, added Pss", "200 idle processes, added threads")
     };
     Ok(vec![
-        Row {
-            name: memory,
-            value: mib(added),
-            unit: "MiB",
-            target: Some(8.0),
-            note: format!("session and holder included, idle {:.1} MiB", mib(idle)),
-        },
-        Row { name: count, value: more_threads as f64, unit: "", target: Some(0.0), note: format!("{threads} before") },
+        Row::new(memory, "MiB").values(vec![mib(added)]).at_most(8.0).note(format!("idle {:.1} MiB", mib(idle))),
+        Row::new(count, "").values(vec![more_threads as f64]).at_most(0.0).note(format!("{threads} before")),
     ])
 }
 

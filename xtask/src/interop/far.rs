@@ -28,6 +28,9 @@ const PORTS_TRIED: u32 = 5;
 /// Where sshd wants its empty folder when root starts it.
 const EMPTY_FOLDER: &str = "/run/sshd";
 
+/// The address of the host `plain`: the same sshd, which there neither sets a home nor goes to it.
+const PLAIN: &str = "127.0.0.2";
+
 /// What `scp` needs, where systems have it; the one inside sshd would not pass our command.
 const SFTP_SERVERS: [&str; 3] =
     ["/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/libexec/sftp-server"];
@@ -96,6 +99,13 @@ impl<'a> Far<'a> {
         command
     }
 
+    /// The real `ssh` to the host `plain`, with these options before it.
+    pub(super) fn plain(&self, options: &[&str]) -> Result<Command> {
+        let mut command = self.world.command(packages::find("ssh").context("find `ssh`")?);
+        command.arg("-F").arg(self.folder.join("ssh_config")).args(options).arg("plain");
+        Ok(command)
+    }
+
     /// `exec-server` on the near side.
     pub(super) fn exec_server(&self, args: &[&str]) -> Command {
         let mut command = self.world.exec_server(args);
@@ -144,7 +154,8 @@ impl<'a> Far<'a> {
             "Host stranger\n  UserKnownHostsFile {known_empty}\n\
              Host locked\n  IdentityFile {other_key}\n\
              Host closed\n  Port {closed_port}\n\
-             Host box stranger locked closed\n  HostName 127.0.0.1\n  Port {port}\n  User {user}\n\
+             Host plain\n  HostName {PLAIN}\n\
+             Host box plain stranger locked closed\n  HostName 127.0.0.1\n  Port {port}\n  User {user}\n\
              Host * !locked\n  IdentityFile {key}\n\
              Host *\n  IdentitiesOnly yes\n  IdentityAgent none\n  HostKeyAlias box\n\
              \x20 UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n\
@@ -217,10 +228,11 @@ fn write_server(folder: &Path, user: &str, port: u16) -> Result<()> {
     let shadow = fs::read_to_string("/etc/shadow").unwrap_or_default();
     let is_locked = shadow.lines().any(|line| line.starts_with(&format!("{user}:!")));
     let config = format!(
-        "Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nAuthorizedKeysFile {authorized}\n\
+        "Port {port}\nListenAddress 127.0.0.1\nListenAddress {PLAIN}\nHostKey {host_key}\nPidFile none\nAuthorizedKeysFile {authorized}\n\
          StrictModes no\nUsePAM {pam}\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n\
          KbdInteractiveAuthentication no\nUseDNS no\nPrintMotd no\nPrintLastLog no\nLogLevel VERBOSE\nMaxStartups 100\n\
-         SetEnv HOME={home}\nForceCommand cd && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n{sftp}",
+         {sftp}Match LocalAddress 127.0.0.1\n  SetEnv HOME={home}\n\
+         \x20 ForceCommand cd && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n",
         host_key = file("host_key"),
         authorized = file("authorized"),
         pam = if is_locked { "yes" } else { "no" },

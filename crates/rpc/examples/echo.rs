@@ -1,0 +1,73 @@
+//! The yardstick of a round trip: a WebSocket echo on the same engine as the server, and nothing else.
+//!
+//! `cargo xtask bench` starts it and measures beside it. Prints its URL, takes any number of connections on a runtime like that of
+//! the server (`crates/cli/src/runtime.rs`), and sends every message back as text. Of HTTP it knows the one request that it
+//! takes for an upgrade; it is for loopback alone. Ends when it is killed.
+
+#![expect(clippy::print_stdout, reason = "the URL is its result")]
+
+use std::{io, thread};
+
+use bytes::BytesMut;
+use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, Stream, handshake};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    runtime::Builder,
+    task::JoinSet,
+};
+
+/// Largest message, and largest request head: what a benchmark sends is far below.
+const MAX: usize = 1 << 20;
+
+fn main() -> io::Result<()> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let runtime = Builder::new_multi_thread().worker_threads((cores / 2).clamp(1, 4)).enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        println!("ws://{}/", listener.local_addr()?);
+        let mut connections = JoinSet::new();
+        loop {
+            let (socket, _) = listener.accept().await?;
+            connections.spawn(serve(socket.into()));
+        }
+    })
+}
+
+/// Ends with its connection, however that ends.
+async fn serve(mut stream: Stream) -> io::Result<()> {
+    upgrade(&mut stream).await?;
+    let framing = Framing::WebSocket { role: Role::Server, max: MAX };
+    let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
+    let mut outbox = Outbox::new(framing);
+    while let Ok(inbound) = receiver.recv().await {
+        match inbound {
+            Inbound::Message(message) => outbox.message(message.len(), |buf| buf.extend_from_slice(&message)),
+            Inbound::Ping(payload) => outbox.pong(&payload),
+            Inbound::Pong(_) => {}
+        }
+        // What came in one piece goes back in one; the rest of a message that has begun is on its way.
+        if receiver.buffered() == 0 || outbox.len() >= MAX {
+            outbox.flush_to(&mut stream.writer).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Answers the request; no client sends a frame before it has the answer.
+async fn upgrade(stream: &mut Stream) -> io::Result<()> {
+    let mut head = BytesMut::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() > MAX || stream.reader.read_buf(&mut head).await? == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    let text = String::from_utf8_lossy(&head);
+    let key = text.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).unwrap_or_default();
+    let accept = handshake::accept_key(key);
+    let answer = format!(
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
+    );
+    stream.writer.write_all(answer.as_bytes()).await?;
+    stream.writer.flush().await
+}

@@ -1,0 +1,384 @@
+//! A connection as lean as one can be, so that the client is not what is measured: blocking reads into one buffer, frames parsed where
+//! they lie, no copy of a payload.
+//!
+//! Owns the upgrade, the framing of both sorts and the two buffers. Knows no message: `session.rs` does. Written after RFC 6455 and
+//! PROTOCOL.md and sharing no code with our crates, like everything in xtask.
+
+use std::{
+    net::TcpStream,
+    ops::Range,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{ChildStdin, ChildStdout},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
+
+/// Room for one read. A larger message makes the buffer larger.
+pub(super) const BUFFER: usize = 256 << 10;
+
+/// Longer than anything the server may take; a wait beyond it is a hang.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that are gathered before they are written, whether or not something is waited for.
+const GATHER: usize = 256 << 10;
+
+/// Largest message that is taken: a block of 1 MiB in base64 is far below. A larger one is a mistake of the server.
+const MESSAGE_MAX: usize = 100 << 20;
+
+/// The example of RFC 6455, section 1.3, and its answer.
+const KEY: (&str, &str) = ("dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+
+/// Any key will do on loopback; that the server has to unmask is what counts.
+const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
+
+/// First byte of a message of bytes on lines, before its length.
+const BYTES_ON_LINES: u8 = 0xc0;
+
+/// How messages are told apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    WebSocket,
+    Lines,
+}
+
+/// What a message is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Text,
+    Bytes,
+}
+
+/// One connection.
+pub(super) struct Link {
+    reader: OwnedFd,
+    writer: OwnedFd,
+    framing: Framing,
+    /// Bytes that were read: those before `start` were given out, those from `end` on are room.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// The message that was given out last, in `buffer`.
+    message: Range<usize>,
+    /// Framed and not yet written. Written when the next message must be waited for.
+    out: Vec<u8>,
+}
+
+impl Link {
+    /// Connects to `ws://HOST:PORT/…` or `unix:///path` and upgrades.
+    pub(super) fn connect(url: &str) -> Result<Self> {
+        if let Some(rest) = url.strip_prefix("unix://") {
+            let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
+            let socket = UnixStream::connect(path).with_context(|| format!("connect to `{path}`"))?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            let target = query.map_or_else(|| "/".to_owned(), |query| format!("/?{query}"));
+            return Self::new(socket.try_clone()?, socket, Framing::WebSocket).upgrade("localhost", &target);
+        }
+        let rest = url.strip_prefix("ws://").with_context(|| format!("neither ws:// nor unix://: `{url}`"))?;
+        let at = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (host, target) = rest.split_at(at);
+        let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
+        let socket = TcpStream::connect(host).with_context(|| format!("connect to `{host}`"))?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Self::new(socket.try_clone()?, socket, Framing::WebSocket).upgrade(host, &target)
+    }
+
+    /// Speaks lines with a program.
+    pub(super) fn piped(stdin: ChildStdin, stdout: ChildStdout) -> Self {
+        Self::new(stdout, stdin, Framing::Lines)
+    }
+
+    fn new(reader: impl Into<OwnedFd>, writer: impl Into<OwnedFd>, framing: Framing) -> Self {
+        Self {
+            reader: reader.into(),
+            writer: writer.into(),
+            framing,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            message: 0..0,
+            out: Vec::with_capacity(GATHER),
+        }
+    }
+
+    fn upgrade(mut self, host: &str, target: &str) -> Result<Self> {
+        let request = format!(
+            "GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}\r\n\r\n",
+            KEY.0
+        );
+        self.out.extend_from_slice(request.as_bytes());
+        loop {
+            let head = &self.buffer[..self.end];
+            if let Some(at) = memchr::memmem::find(head, b"\r\n\r\n") {
+                let text = String::from_utf8_lossy(&head[..at]);
+                ensure!(text.starts_with("HTTP/1.1 101"), "no upgrade: `{}`", text.lines().next().unwrap_or_default());
+                ensure!(text.contains(KEY.1), "the upgrade is for another key");
+                self.start = at + 4;
+                return Ok(self);
+            }
+            ensure!(self.end < BUFFER, "the head of the answer does not end");
+            self.fill(1)?;
+        }
+    }
+
+    /// Queues a message; it leaves when the next one is waited for, or by `flush`.
+    pub(super) fn queue(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
+        let length = parts.iter().map(|part| part.len()).sum::<usize>();
+        match self.framing {
+            Framing::WebSocket => self.frame(kind, length, parts),
+            Framing::Lines => {
+                if kind == Kind::Bytes {
+                    self.out.push(BYTES_ON_LINES);
+                    self.out.extend_from_slice(&u32::try_from(length)?.to_le_bytes());
+                }
+                parts.iter().for_each(|part| self.out.extend_from_slice(part));
+                if kind == Kind::Text {
+                    self.out.push(b'\n');
+                }
+            }
+        }
+        if self.out.len() >= GATHER { self.flush() } else { Ok(()) }
+    }
+
+    fn frame(&mut self, kind: Kind, length: usize, parts: &[&[u8]]) {
+        self.out.push(if kind == Kind::Text { 0x81 } else { 0x82 });
+        match length {
+            0..126 => self.out.push(0x80 | length as u8),
+            126..0x1_0000 => {
+                self.out.push(0xfe);
+                self.out.extend_from_slice(&(length as u16).to_be_bytes());
+            }
+            _ => {
+                self.out.push(0xff);
+                self.out.extend_from_slice(&(length as u64).to_be_bytes());
+            }
+        }
+        self.out.extend_from_slice(&MASK);
+        let from = self.out.len();
+        parts.iter().for_each(|part| self.out.extend_from_slice(part));
+        mask(&mut self.out[from..]);
+    }
+
+    /// Writes all that is queued.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let mut written = 0;
+        while written < self.out.len() {
+            match rustix::io::write(&self.writer, &self.out[written..]) {
+                Ok(count) => written += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("write to the server"),
+            }
+        }
+        self.out.clear();
+        Ok(())
+    }
+
+    /// Waits for the next message; it lies in `message` until the next call.
+    pub(super) fn next(&mut self) -> Result<Kind> {
+        match self.framing {
+            Framing::WebSocket => self.next_frame(),
+            Framing::Lines => self.next_line(),
+        }
+    }
+
+    /// The message that was waited for last.
+    pub(super) fn message(&self) -> &[u8] {
+        &self.buffer[self.message.clone()]
+    }
+
+    fn next_frame(&mut self) -> Result<Kind> {
+        loop {
+            self.at_least(2)?;
+            let (first, second) = (self.buffer[self.start], self.buffer[self.start + 1]);
+            ensure!(second & 0x80 == 0, "a frame of the server is masked");
+            let head = match second {
+                127 => 10,
+                126 => 4,
+                _ => 2,
+            };
+            self.at_least(head)?;
+            let wide = &self.buffer[self.start + 2..self.start + head];
+            let length = match wide.len() {
+                0 => u64::from(second),
+                _ => wide.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+            };
+            let length = usize::try_from(length)?;
+            ensure!(length <= MESSAGE_MAX, "a frame of {length} bytes");
+            self.at_least(head + length)?;
+            self.message = self.start + head..self.start + head + length;
+            self.start = self.message.end;
+            match first {
+                0x81 => return Ok(Kind::Text),
+                0x82 => return Ok(Kind::Bytes),
+                0x89 => {
+                    let ping = self.message().to_vec();
+                    self.frame(Kind::Bytes, ping.len(), &[&ping]);
+                    let at = self.out.len() - ping.len() - 6;
+                    self.out[at] = 0x8a;
+                }
+                0x8a => {}
+                0x88 => bail!("closed by the server: {}", String::from_utf8_lossy(self.message())),
+                other => bail!("a frame that begins with {other:#x}"),
+            }
+        }
+    }
+
+    fn next_line(&mut self) -> Result<Kind> {
+        self.at_least(1)?;
+        if self.buffer[self.start] == BYTES_ON_LINES {
+            self.at_least(5)?;
+            let length = self.buffer[self.start + 1..self.start + 5].try_into()?;
+            let length = u32::from_le_bytes(length) as usize;
+            ensure!(length <= MESSAGE_MAX, "a message of {length} bytes");
+            self.at_least(5 + length)?;
+            self.message = self.start + 5..self.start + 5 + length;
+            self.start = self.message.end;
+            return Ok(Kind::Bytes);
+        }
+        let mut scanned = 0;
+        loop {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.start + scanned..self.end]) {
+                self.message = self.start..self.start + scanned + at;
+                self.start = self.message.end + 1;
+                return Ok(Kind::Text);
+            }
+            scanned = self.end - self.start;
+            ensure!(scanned <= MESSAGE_MAX, "a line without an end");
+            self.at_least(scanned + 1)?;
+        }
+    }
+
+    /// Reads until so many bytes from `start` on are here.
+    fn at_least(&mut self, count: usize) -> Result<()> {
+        while self.end - self.start < count {
+            self.fill(count)?;
+        }
+        Ok(())
+    }
+
+    /// Reads once, with room for `count` bytes from `start` on. What begun and is not whole moves to the front where it must: at
+    /// most once a buffer, and less than one message.
+    fn fill(&mut self, count: usize) -> Result<()> {
+        if !self.out.is_empty() {
+            self.flush()?;
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start + count > self.buffer.len() || self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            if self.end == self.buffer.len() || count > self.buffer.len() {
+                self.buffer.resize(count.max(self.buffer.len() * 2), 0);
+            }
+        }
+        if self.framing == Framing::Lines {
+            // A pipe has no time limit of its own.
+            wait_readable(&self.reader)?;
+        }
+        let count = match rustix::io::read(&self.reader, &mut self.buffer[self.end..]) {
+            Err(Errno::INTR) => return Ok(()),
+            Err(Errno::AGAIN) => bail!("nothing heard for {} s", PATIENCE.as_secs()),
+            other => other.context("read from the server")?,
+        };
+        ensure!(count > 0, "the server closed the connection");
+        self.end += count;
+        Ok(())
+    }
+}
+
+/// Waits until something can be read, or fails when it takes too long.
+pub(super) fn wait_readable(fd: impl AsFd) -> Result<()> {
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs().try_into()?, tv_nsec: 0 };
+    loop {
+        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => bail!("nothing heard for {} s", PATIENCE.as_secs()),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("wait for something to read"),
+        }
+    }
+}
+
+fn mask(bytes: &mut [u8]) {
+    let word = u64::from_ne_bytes([MASK, MASK].concat().try_into().expect("twice four bytes"));
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    for bytes in words {
+        *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+    }
+    for (byte, key) in rest.iter_mut().zip(MASK.iter().cycle()) {
+        *byte ^= key;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link whose peer writes these bytes, however they are cut, and goes.
+    fn hears(framing: Framing, bytes: &[u8]) -> Link {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let bytes = bytes.to_vec();
+        std::thread::spawn(move || {
+            for piece in bytes.chunks(100_003) {
+                std::io::Write::write_all(&mut &theirs, piece).unwrap();
+            }
+        });
+        Link::new(ours.try_clone().unwrap(), ours, framing)
+    }
+
+    #[test]
+    fn frames_of_every_size_are_read_where_they_lie() {
+        let mut wire = Vec::new();
+        for size in [5_usize, 200, 70_000, 600_000, 7] {
+            wire.push(0x82);
+            match size {
+                0..126 => wire.push(size as u8),
+                126..65_536 => {
+                    wire.push(126);
+                    wire.extend((size as u16).to_be_bytes());
+                }
+                _ => {
+                    wire.push(127);
+                    wire.extend((size as u64).to_be_bytes());
+                }
+            }
+            wire.extend(std::iter::repeat_n(size as u8, size));
+        }
+        let mut link = hears(Framing::WebSocket, &wire);
+        for size in [5_usize, 200, 70_000, 600_000, 7] {
+            assert_eq!(link.next().unwrap(), Kind::Bytes);
+            assert_eq!(link.message().len(), size);
+            assert!(link.message().iter().all(|byte| *byte == size as u8));
+        }
+        assert!(link.next().is_err());
+    }
+
+    #[test]
+    fn lines_and_bytes_between_them_are_told_apart() {
+        let wire = [b"one\n".to_vec(), vec![0xc0, 3, 0, 0, 0, b'\n', 1, 2], b"two\n".to_vec()].concat();
+        let mut link = hears(Framing::Lines, &wire);
+        let expected: [(Kind, &[u8]); 3] = [(Kind::Text, b"one"), (Kind::Bytes, b"\n\x01\x02"), (Kind::Text, b"two")];
+        for (kind, bytes) in expected {
+            assert_eq!((link.next().unwrap(), link.message()), (kind, bytes));
+        }
+    }
+
+    #[test]
+    fn what_is_masked_twice_is_as_before() {
+        let mut bytes: Vec<u8> = (0..=100).collect();
+        mask(&mut bytes);
+        assert_eq!(bytes[0], 0x5a);
+        assert_eq!(bytes[5], 5 ^ 0xa5);
+        mask(&mut bytes);
+        assert!(bytes.iter().enumerate().all(|(at, byte)| at == usize::from(*byte)));
+    }
+}

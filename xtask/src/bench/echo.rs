@@ -1,0 +1,232 @@
+//! How soon a byte is back: through `cat` on a pipe and on a terminal, back to back, after pauses, and beside a process that floods;
+//! beside the WebSocket echo, a bare terminal and OpenSSH.
+
+use std::{
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{
+    Setting,
+    client::Link,
+    place::{Carrier, Place, Way},
+    roundtrip,
+    session::{Dialect, Incoming, Session, Start},
+    ssh::Ssh,
+    table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
+    yard::{Cat, Echo, Terminal},
+};
+
+/// A request to write one byte, as long as ours.
+const WRITE: &str =
+    "\"method\":\"process/write\",\"params\":{\"processId\":\"1\",\"chunk\":\"eA==\",\"writeId\":\"w1234\"}";
+
+/// Gives back what comes, byte by byte, and says so at first: on a terminal the modes are set by then.
+const CAT: &str = "stty raw -echo 2>/dev/null; printf r; exec cat";
+
+/// How long a writer waits where there are pauses.
+const PAUSE: Duration = Duration::from_millis(5);
+
+const BARE: &str = "WebSocket echo";
+const TERMINAL: &str = "bare terminal";
+const SSH: &str = "OpenSSH, pipe";
+const SSH_TTY: &str = "OpenSSH, terminal";
+
+/// What is beside the byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    Pauses,
+    Flood,
+}
+
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let mut rows = Vec::new();
+    let contest = hold(setting, Beside::Nothing)?;
+    let row = |name: &str, ours: &str, beside: &str| {
+        contest.row(name, Pair { ours: (ours, 0), beside: (beside, 0), unit: "µs" })
+    };
+    for dialect in [Dialect::Binary, Dialect::Json] {
+        let (pipe, tty) = (lane(dialect, false), lane(dialect, true));
+        let name = dialect.name();
+        rows.extend([
+            row(&format!("echo of a byte, {name}, pipe, p50 / WebSocket echo"), &pipe, BARE).at_most(2.0),
+            row(&format!("echo of a byte, {name}, terminal, p50 / WebSocket echo"), &tty, BARE).at_most(2.5),
+        ]);
+    }
+    rows.push(row("echo of a byte, JSON, terminal, p50 / bare terminal", &lane(Dialect::Json, true), TERMINAL));
+    rows.push(row("echo of a byte, JSON, pipe, p50 / OpenSSH", &lane(Dialect::Json, false), SSH));
+    rows.push(row("echo of a byte, JSON, terminal, p50 / OpenSSH", &lane(Dialect::Json, true), SSH_TTY));
+    if contest.median("peer, pipe", 0).is_some() {
+        rows.push(row("peer: echo of a byte, pipe, p50 / WebSocket echo", "peer, pipe", BARE));
+        rows.push(row("peer: echo of a byte, terminal, p50 / WebSocket echo", "peer, terminal", BARE));
+    }
+    rows.extend(others(&hold(setting, Beside::Pauses)?, "after a pause of 5 ms"));
+    rows.extend(others(&hold(setting, Beside::Flood)?, "beside a flood"));
+
+    let chart = Bars::new("Echo of one byte through a terminal", "µs")
+        .bar("bare WebSocket echo", Whose::Machine, contest.median(BARE, 0))
+        .bar("bare terminal", Whose::Machine, contest.median(TERMINAL, 0))
+        .bar("exec-server, binary", Whose::Ours, contest.median(&lane(Dialect::Binary, true), 0))
+        .bar("exec-server, JSON", Whose::Ours, contest.median(&lane(Dialect::Json, true), 0))
+        .bar("OpenSSH", Whose::Ssh, contest.median(SSH_TTY, 0))
+        .bar("peer", Whose::Peer, contest.median("peer, terminal", 0));
+    Ok(Report { rows, charts: vec![chart] })
+}
+
+/// Rows that are told and promise nothing.
+fn others(contest: &Contest, when: &str) -> Vec<Row> {
+    let lanes = [(Dialect::Binary, false), (Dialect::Binary, true), (Dialect::Json, false), (Dialect::Json, true)];
+    let row = |(dialect, tty): (Dialect, bool)| {
+        let (ours, kind) = (lane(dialect, tty), if tty { "terminal" } else { "pipe" });
+        let name = format!("echo {when}, {}, {kind}, p50 / WebSocket echo", dialect.name());
+        contest.row(name, Pair { ours: (&ours, 0), beside: (BARE, 0), unit: "µs" })
+    };
+    lanes.into_iter().map(row).collect()
+}
+
+fn lane(dialect: Dialect, tty: bool) -> String {
+    format!("{}, {}", dialect.name(), if tty { "terminal" } else { "pipe" })
+}
+
+/// A process that gives back bytes, and its session.
+struct Back {
+    session: Session,
+    process: u64,
+}
+
+fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
+    let (rounds, batch) = match beside {
+        Beside::Nothing => setting.pick((5, 100), (21, 500)),
+        Beside::Pauses => setting.pick((3, 20), (9, 40)),
+        Beside::Flood => setting.pick((3, 20), (9, 100)),
+    };
+    let pause = if beside == Beside::Pauses { PAUSE } else { Duration::ZERO };
+    let mut place = Place::start(setting)?;
+    let echo = Echo::start(setting)?;
+    let mut bare = Link::connect(&echo.url)?;
+    let mut ours = Vec::new();
+    for dialect in [Dialect::Binary, Dialect::Json] {
+        for tty in [false, true] {
+            let Some(session) = place.open(Way::new(Carrier::Ws, dialect))? else { continue };
+            let mut back = Back::start(session, tty)?;
+            if beside == Beside::Flood {
+                back.session.start(Start::new(&["/bin/cat", "/dev/zero"]))?;
+            }
+            ours.push((lane(dialect, tty), back));
+        }
+    }
+    let foreign = if beside == Beside::Nothing { Foreign::start(setting)? } else { Foreign::default() };
+    let Foreign { terminal, ssh, cats, mut peers } = foreign;
+    let mut lanes = vec![Lane::new(BARE, |_| {
+        batch_of(batch, pause, |at| {
+            let begun = Instant::now();
+            roundtrip::exchange(&mut bare, WRITE, at)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+    })];
+    for (name, back) in &mut ours {
+        let is_flooded = beside == Beside::Flood;
+        lanes.push(Lane::new(&**name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, is_flooded))));
+    }
+    if let Some(terminal) = &terminal {
+        lanes.push(Lane::new(TERMINAL, |_| batch_of(batch, pause, |at| terminal.echo(at as u8))));
+    }
+    for (name, cat) in &cats {
+        lanes.push(Lane::new(*name, |_| batch_of(batch, pause, |at| cat.echo(at as u8))));
+    }
+    for (name, back) in &mut peers {
+        lanes.push(Lane::new(*name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, false))));
+    }
+    let contest = Contest::hold(rounds, lanes)?;
+    for (_, cat) in cats {
+        cat.end()?;
+    }
+    ssh.map_or(Ok(()), Ssh::end)?;
+    for (_, back) in ours {
+        back.session.end()?;
+    }
+    place.stop()?;
+    Ok(contest)
+}
+
+/// The median and the 99th of a hundred of so many, with a pause before each.
+fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>) -> Result<Figures> {
+    let mut times = Vec::with_capacity(count as usize);
+    for at in 0..count {
+        if !pause.is_zero() {
+            thread::sleep(pause);
+        }
+        times.push(one(at)?);
+    }
+    Ok(vec![quantile(&times, 0.5), quantile(&times, 0.99)])
+}
+
+impl Back {
+    fn start(mut session: Session, tty: bool) -> Result<Self> {
+        let process = session.start(Start { tty, stdin: true, ..Start::new(&["/bin/sh", "-c", CAT]) })?;
+        loop {
+            match session.next()? {
+                Incoming::Output { .. } => break,
+                Incoming::Answer { refused: true, .. } => bail!("refused: {}", session.text()),
+                _ => {}
+            }
+        }
+        ensure!(session.bytes() == b"r", "`cat` began with {:?}", session.bytes());
+        Ok(Self { session, process })
+    }
+
+    /// Microseconds until a byte is back; its answer is taken too, before or after.
+    fn byte(&mut self, byte: u8, is_flooded: bool) -> Result<f64> {
+        let begun = Instant::now();
+        let asked = self.session.write(self.process, &[byte])?;
+        let (mut took, mut is_answered) = (None, false);
+        while took.is_none() || !is_answered {
+            match self.session.next()? {
+                Incoming::Output { process } if process == self.process => {
+                    took = Some(begun.elapsed().as_secs_f64() * 1e6);
+                    ensure!(self.session.bytes() == [byte], "{:?} came back for {byte}", self.session.bytes());
+                }
+                Incoming::Output { .. } => ensure!(is_flooded, "output of another process"),
+                Incoming::Answer { id, refused } => {
+                    ensure!(!refused, "refused: {}", self.session.text());
+                    is_answered |= id == asked;
+                }
+                Incoming::Closed { .. } => bail!("`cat` has ended"),
+                Incoming::Other => {}
+            }
+        }
+        took.context("the byte is back")
+    }
+}
+
+/// Those who do the same without us.
+#[derive(Default)]
+struct Foreign<'a> {
+    terminal: Option<Terminal>,
+    ssh: Option<Ssh<'a>>,
+    cats: Vec<(&'static str, Cat)>,
+    peers: Vec<(&'static str, Back)>,
+}
+
+impl<'a> Foreign<'a> {
+    fn start(setting: &'a Setting<'_>) -> Result<Self> {
+        let mut foreign = Self { terminal: Some(Terminal::start(Command::new("/bin/cat"))?), ..Self::default() };
+        if let Some(sshd) = setting.ssh {
+            let ssh = Ssh::start(sshd)?;
+            foreign.cats.push((SSH, Cat::start(ssh.shared(CAT)?)?));
+            // Shared, it would want a terminal on this side too.
+            foreign.cats.push((SSH_TTY, Cat::start(ssh.alone(&["-tt"], CAT)?)?));
+            foreign.ssh = Some(ssh);
+        }
+        for (name, tty) in [("peer, pipe", false), ("peer, terminal", true)] {
+            if let Some(session) = setting.peer()? {
+                foreign.peers.push((name, Back::start(session, tty)?));
+            }
+        }
+        Ok(foreign)
+    }
+}

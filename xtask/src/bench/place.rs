@@ -1,0 +1,108 @@
+//! A server to measure, and the ways to it: WebSocket, Unix socket and standard streams, JSON and binary.
+//!
+//! Owns the servers of a group and ends them. Whatever was started on them must have ended with its session.
+
+use std::{
+    process::Child,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Setting,
+    client::Link,
+    session::{Dialect, Session},
+};
+use crate::server::{Server, Setup};
+
+/// What carries a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Carrier {
+    Ws,
+    Unix,
+    Stdio,
+}
+
+/// A way to a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Way {
+    pub(super) carrier: Carrier,
+    pub(super) dialect: Dialect,
+}
+
+impl Way {
+    pub(super) fn new(carrier: Carrier, dialect: Dialect) -> Self {
+        Self { carrier, dialect }
+    }
+
+    /// As rows and lanes call it.
+    pub(super) fn name(self) -> String {
+        let carrier = match self.carrier {
+            Carrier::Ws => "ws",
+            Carrier::Unix => "unix",
+            Carrier::Stdio => "stdio",
+        };
+        format!("{}/{carrier}", self.dialect.name())
+    }
+}
+
+/// How long a server may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The servers of a group: one on ws and a Unix socket, and one more for each connection over standard streams.
+pub(super) struct Place {
+    pub(super) setup: Setup,
+    pub(super) server: Server,
+    unix: String,
+    piped: Vec<(Setup, Child)>,
+}
+
+impl Place {
+    pub(super) fn start(setting: &Setting<'_>) -> Result<Self> {
+        let setup = Setup::new(&setting.binary)?;
+        let unix = format!("unix://{}", setup.scratch().join("socket").display());
+        let setup = setup.arg("--listen").arg(&unix);
+        let server = setup.start()?;
+        Ok(Self { setup, server, unix, piped: Vec::new() })
+    }
+
+    /// Opens a session; none where the server does not offer the dialect on this way.
+    pub(super) fn open(&mut self, way: Way) -> Result<Option<Session>> {
+        let link = match way.carrier {
+            Carrier::Ws => Link::connect(&self.server.address.url)?,
+            Carrier::Unix => Link::connect(&self.unix)?,
+            Carrier::Stdio => {
+                let setup = Setup::new(self.setup.binary())?;
+                let mut child = setup.piped()?;
+                let stdin = child.stdin.take().context("standard input is a pipe")?;
+                let stdout = child.stdout.take().context("standard output is a pipe")?;
+                self.piped.push((setup, child));
+                Link::piped(stdin, stdout)
+            }
+        };
+        let session = Session::open(link, way.dialect).with_context(|| way.name())?;
+        // Files have a dialect of their own that is older, and enough for them.
+        Ok(session.filter(|session| way.dialect == Dialect::Json || session.speaks("binary")))
+    }
+
+    /// A session over ws in JSON.
+    pub(super) fn json(&mut self) -> Result<Session> {
+        self.open(Way::new(Carrier::Ws, Dialect::Json))?.context("JSON is always offered")
+    }
+
+    /// Ends everything; sessions have ended.
+    pub(super) fn stop(self) -> Result<()> {
+        for (setup, mut child) in self.piped {
+            let deadline = Instant::now() + PATIENCE;
+            while child.try_wait()?.is_none() {
+                ensure!(Instant::now() < deadline, "a server on standard streams did not end with its client");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            setup.wait_gone(PATIENCE)?;
+        }
+        self.server.stop()?;
+        self.setup.ensure_no_panic()?;
+        self.setup.wait_gone(PATIENCE)
+    }
+}

@@ -1,0 +1,115 @@
+//! How long a request takes and how many a second there are, beside a bare WebSocket echo on the same engine.
+//!
+//! All lanes send and read by the same few lines: the client's share is in both sides of a ratio.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Setting,
+    client::{Kind, Link},
+    place::{Carrier, Place, Way},
+    session::{Dialect, Session},
+    table::{Bars, Contest, Lane, Pair, Report, Whose, quantile},
+    yard::Echo,
+};
+
+/// Requests under way at once where they are pipelined.
+const IN_FLIGHT: u32 = 32;
+
+/// What is asked: the cheapest there is, and what any generation of the wire answers, with an error.
+const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}";
+const KNOWN_TO_ALL: &str = "\"method\":\"process/read\",\"params\":{\"processId\":\"none\",\"afterSeq\":0}";
+
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let (rounds, batch, pipelined) = setting.pick((5, 200, 1000), (21, 1000, 5000));
+    let mut place = Place::start(setting)?;
+    let echo = Echo::start(setting)?;
+    let mut bare = Link::connect(&echo.url)?;
+    let mut ours = Vec::new();
+    for carrier in [Carrier::Ws, Carrier::Unix, Carrier::Stdio] {
+        let way = Way::new(carrier, Dialect::Json);
+        ours.push((way.name(), place.open(way)?.context("JSON is always offered")?));
+    }
+    let mut peer = setting.peer()?;
+    let peer_asks = peer.as_mut().map(|peer| cheapest(peer)).transpose()?.unwrap_or(CHEAP);
+
+    let mut lanes = vec![Lane::new("echo", |_| both(&mut bare, CHEAP, batch, pipelined))];
+    for (name, session) in &mut ours {
+        lanes.push(Lane::new(&**name, move |_| both(session.link(), CHEAP, batch, pipelined)));
+    }
+    if let Some(peer) = &mut peer {
+        lanes.push(Lane::new("peer", move |_| both(peer.link(), peer_asks, batch, pipelined)));
+    }
+    let contest = Contest::hold(rounds, lanes)?;
+    for (_, session) in ours {
+        session.end()?;
+    }
+    place.stop()?;
+
+    let pair = |ours, index, unit| Pair { ours: (ours, index), beside: ("echo", index), unit };
+    let mut rows = vec![
+        contest.row("request round trip, p50 / WebSocket echo", pair("JSON/ws", 0, "µs")).at_most(1.3),
+        contest.row("request round trip, p99 / WebSocket echo", pair("JSON/ws", 1, "µs")),
+        contest.row("request round trip over unix, p50 / WebSocket echo", pair("JSON/unix", 0, "µs")),
+        contest.row("request round trip over stdio, p50 / WebSocket echo", pair("JSON/stdio", 0, "µs")),
+        contest.row("requests/s, 32 at once / WebSocket echo", pair("JSON/ws", 2, "/s")),
+        contest.row("requests/s over unix, 32 at once / WebSocket echo", pair("JSON/unix", 2, "/s")),
+    ];
+    if setting.peer.is_some() {
+        rows.push(contest.row("peer: request round trip, p50 / WebSocket echo", pair("peer", 0, "µs")));
+        rows.push(contest.row("peer: request round trip, p99 / WebSocket echo", pair("peer", 1, "µs")));
+        rows.push(contest.row("peer: requests/s, 32 at once / WebSocket echo", pair("peer", 2, "/s")));
+    }
+    let chart = Bars::new("Request round trip", "µs")
+        .bar("bare WebSocket echo", Whose::Machine, contest.median("echo", 0))
+        .bar("exec-server, unix", Whose::Ours, contest.median("JSON/unix", 0))
+        .bar("exec-server, ws", Whose::Ours, contest.median("JSON/ws", 0))
+        .bar("peer", Whose::Peer, contest.median("peer", 0));
+    Ok(Report { rows, charts: vec![chart] })
+}
+
+/// What to ask a foreign server.
+fn cheapest(peer: &mut Session) -> Result<&'static str> {
+    exchange(peer.link(), CHEAP, 1_000_000)?;
+    let text = String::from_utf8_lossy(peer.link().message()).into_owned();
+    Ok(if text.contains("\"error\"") { KNOWN_TO_ALL } else { CHEAP })
+}
+
+/// Median and 99th of a hundred in microseconds, and requests a second.
+fn both(link: &mut Link, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f64>> {
+    let mut times = Vec::with_capacity(batch as usize);
+    for id in 0..batch {
+        let begun = Instant::now();
+        exchange(link, what, id)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    let begun = Instant::now();
+    let (mut sent, mut answered) = (0, 0);
+    while answered < pipelined {
+        while sent < pipelined && sent < answered + IN_FLIGHT {
+            ask(link, what, sent)?;
+            sent += 1;
+        }
+        link.next()?;
+        answered += 1;
+    }
+    let rate = f64::from(pipelined) / begun.elapsed().as_secs_f64();
+    Ok(vec![quantile(&times, 0.5), quantile(&times, 0.99), rate])
+}
+
+/// Sends a message and waits for what comes back under its id.
+pub(super) fn exchange(link: &mut Link, what: &str, id: u32) -> Result<()> {
+    let head = ask(link, what, id)?;
+    let kind = link.next()?;
+    let is_answer = kind == Kind::Text && memchr::memmem::find(link.message(), head.as_bytes()).is_some();
+    ensure!(is_answer, "an answer to nothing: {}", String::from_utf8_lossy(link.message()));
+    Ok(())
+}
+
+fn ask(link: &mut Link, what: &str, id: u32) -> Result<String> {
+    let head = format!("\"id\":{id}");
+    link.queue(Kind::Text, &[b"{", head.as_bytes(), b",", what.as_bytes(), b"}"])?;
+    Ok(head)
+}

@@ -1,0 +1,467 @@
+//! A client of the wire for measuring: JSON and the binary dialect, ours and any other server that speaks the reference wire.
+//!
+//! Owns the processes that were started and what came of them: every event's number, every byte's place and the sum at the end are
+//! checked here, for every measurement. Acknowledges a quarter of the window at a time. Knows no figure.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+
+use super::client::{Kind, Link};
+
+/// First byte of a message with attached bytes, of one with output, and of one with input.
+const ATTACHED: u8 = 0x80;
+const OUTPUT: u8 = 0x81;
+const INPUT: u8 = 0x82;
+
+/// Bytes of an output message before the output.
+const OUTPUT_HEAD: usize = 24;
+
+/// In which form bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Dialect {
+    Json,
+    Binary,
+}
+
+impl Dialect {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Json => "JSON",
+            Self::Binary => "binary",
+        }
+    }
+}
+
+/// How a process is started.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Start<'a> {
+    pub(super) argv: &'a [&'a str],
+    pub(super) tty: bool,
+    pub(super) stdin: bool,
+    /// Further members of the params.
+    pub(super) more: Option<&'a Value>,
+}
+
+impl<'a> Start<'a> {
+    pub(super) fn new(argv: &'a [&'a str]) -> Self {
+        Self { argv, ..Self::default() }
+    }
+}
+
+/// What came.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Incoming {
+    /// An answer; its message is `Session::text`.
+    Answer {
+        id: i64,
+        refused: bool,
+    },
+    /// Output of a process; the bytes are `Session::bytes`.
+    Output {
+        process: u64,
+    },
+    /// The last of a process: so many bytes came in all.
+    Closed {
+        process: u64,
+        bytes: u64,
+    },
+    Other,
+}
+
+/// A process that was started and is not closed.
+struct Flow {
+    process: u64,
+    channel: Option<u32>,
+    next_seq: u64,
+    bytes: u64,
+    unacknowledged: u64,
+}
+
+/// Where the bytes of the last output are.
+enum Payload {
+    /// Behind the head of the message, which has so many bytes.
+    InMessage(usize),
+    Decoded,
+}
+
+/// A connection with a session of its own.
+pub(super) struct Session {
+    link: Link,
+    next_id: i64,
+    next_process: u64,
+    flows: Vec<Flow>,
+    /// Output in base64 is decoded here.
+    decoded: Vec<u8>,
+    payload: Payload,
+    /// Bytes after which to acknowledge; none where the server does not know it, or is not told.
+    ack_every: Option<u64>,
+    /// Whether events must come in the order of their numbers, without holes: ours promises it.
+    is_ordered: bool,
+    capabilities: Value,
+    dialect: Dialect,
+    /// The form of a directory that the server takes.
+    cwd: &'static str,
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    id: Option<i64>,
+    method: Option<&'a str>,
+    #[serde(borrow)]
+    params: Option<Params<'a>>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Params<'a> {
+    process_id: Option<&'a str>,
+    seq: Option<u64>,
+    exit_code: Option<i64>,
+    channel: Option<u32>,
+    offset: Option<u64>,
+    output_bytes: Option<u64>,
+    dropped_bytes: Option<u64>,
+}
+
+impl Session {
+    /// Shakes hands; none where the server does not offer the dialect.
+    pub(super) fn open(link: Link, dialect: Dialect) -> Result<Option<Self>> {
+        let mut session = Self {
+            link,
+            next_id: 0,
+            next_process: 0,
+            flows: Vec::new(),
+            decoded: Vec::new(),
+            payload: Payload::Decoded,
+            ack_every: None,
+            is_ordered: false,
+            capabilities: Value::Null,
+            dialect,
+            cwd: "/",
+        };
+        let mut capabilities = json!({ "ack": true, "gap": true, "concurrent": true });
+        if dialect == Dialect::Binary {
+            capabilities["dialects"] = json!(["binary", "attached"]);
+        }
+        let hello = json!({ "clientName": "bench", "capabilities": capabilities });
+        let mut answer = session.call("initialize", &hello).context("initialize")?;
+        session.capabilities = answer["capabilities"].take();
+        let window = session.capabilities["ackWindowBytes"].as_u64().filter(|_| session.can("ack"));
+        session.ack_every = window.map(|window| window / 4);
+        session.is_ordered = session.ack_every.is_some();
+        session.notify("initialized", &json!({}))?;
+        let is_offered = dialect == Dialect::Json || session.speaks("binary") || session.speaks("attached");
+        Ok(is_offered.then_some(session))
+    }
+
+    /// Acknowledges nothing any more: what comes stays with the server.
+    pub(super) fn withhold(&mut self) {
+        self.ack_every = None;
+    }
+
+    /// Whether the server announced this.
+    pub(super) fn can(&self, what: &str) -> bool {
+        self.capabilities[what] == true
+    }
+
+    /// Whether it speaks this dialect with us.
+    pub(super) fn speaks(&self, dialect: &str) -> bool {
+        let offered = self.capabilities["dialects"].as_array();
+        self.dialect == Dialect::Binary && offered.is_some_and(|offered| offered.iter().any(|name| name == dialect))
+    }
+
+    /// Queues a request and returns its id. It leaves when something is waited for.
+    pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<i64> {
+        self.next_id += 1;
+        let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
+        self.link.queue(Kind::Text, &[text.as_bytes()])?;
+        Ok(self.next_id)
+    }
+
+    /// The same with bytes that are attached.
+    pub(super) fn send_attached(&mut self, method: &str, params: &Value, bytes: &[u8]) -> Result<i64> {
+        self.next_id += 1;
+        let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
+        let length = u32::try_from(text.len())?.to_le_bytes();
+        self.link.queue(Kind::Bytes, &[&[ATTACHED], &length, text.as_bytes(), bytes])?;
+        Ok(self.next_id)
+    }
+
+    fn notify(&mut self, method: &str, params: &Value) -> Result<()> {
+        let text = json!({ "method": method, "params": params }).to_string();
+        self.link.queue(Kind::Text, &[text.as_bytes()])
+    }
+
+    /// The connection itself, for what is no session's matter.
+    pub(super) fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// Asks and waits; what comes in between is checked and dropped.
+    pub(super) fn call(&mut self, method: &str, params: &Value) -> Result<Value> {
+        let id = self.send(method, params)?;
+        self.answer(id).with_context(|| format!("`{method}`"))
+    }
+
+    /// Waits for an answer.
+    pub(super) fn answer(&mut self, id: i64) -> Result<Value> {
+        loop {
+            if let Incoming::Answer { id: answered, refused } = self.next()? {
+                ensure!(!refused, "refused: {}", self.text());
+                if answered != id {
+                    continue;
+                }
+                let mut message: Value = serde_json::from_str(self.text())?;
+                return Ok(message["result"].take());
+            }
+        }
+    }
+
+    /// Queues the start of a process; returns the number that is its name.
+    pub(super) fn start(&mut self, start: Start<'_>) -> Result<u64> {
+        self.next_process += 1;
+        let mut params = json!({
+            "processId": self.next_process.to_string(), "argv": start.argv, "cwd": self.cwd,
+            "env": { "PATH": "/bin:/usr/bin", "TERM": "dumb" }, "tty": start.tty, "pipeStdin": start.stdin
+        });
+        for (name, value) in start.more.and_then(Value::as_object).into_iter().flatten() {
+            params[name] = value.clone();
+        }
+        self.send("process/start", &params)?;
+        let flow = Flow { process: self.next_process, channel: None, next_seq: 1, bytes: 0, unacknowledged: 0 };
+        self.flows.push(flow);
+        Ok(self.next_process)
+    }
+
+    /// Finds out which form of a directory a foreign server takes.
+    pub(super) fn learn(&mut self) -> Result<()> {
+        for cwd in ["/", "file:///"] {
+            self.cwd = cwd;
+            let process = self.start(Start::new(&["/bin/true"]))?;
+            if self.until_closed(process).is_ok() {
+                return Ok(());
+            }
+            self.flows.clear();
+        }
+        bail!("the server starts no process")
+    }
+
+    /// Waits for the end of a process; returns how many bytes it wrote.
+    pub(super) fn until_closed(&mut self, process: u64) -> Result<u64> {
+        loop {
+            match self.next()? {
+                Incoming::Closed { process: closed, bytes } if closed == process => return Ok(bytes),
+                Incoming::Answer { refused: true, .. } => bail!("refused: {}", self.text()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets the server drop closed processes, where it can.
+    pub(super) fn forget(&mut self, processes: &[u64]) -> Result<()> {
+        if !self.can("forget") {
+            return Ok(());
+        }
+        // The answers fit into the socket many times over.
+        for some in processes.chunks(64) {
+            for process in some {
+                self.send("process/forget", &json!({ "processId": process.to_string() }))?;
+            }
+            let mut left = some.len();
+            while left > 0 {
+                if let Incoming::Answer { refused, .. } = self.next()? {
+                    ensure!(!refused, "refused: {}", self.text());
+                    left -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues bytes for the standard input of a process; returns the id of the request.
+    pub(super) fn write(&mut self, process: u64, bytes: &[u8]) -> Result<i64> {
+        let channel = self.flows.iter().find(|flow| flow.process == process).and_then(|flow| flow.channel);
+        self.next_id += 1;
+        let (id, write_id) = (self.next_id, format!("w{}", self.next_id));
+        if let Some(channel) = channel.filter(|_| self.speaks("binary")) {
+            let length = u16::try_from(write_id.len())?.to_le_bytes();
+            let head = [&[INPUT, 0][..], &length, &channel.to_le_bytes(), &id.to_le_bytes()].concat();
+            self.link.queue(Kind::Bytes, &[&head, write_id.as_bytes(), bytes])?;
+            return Ok(id);
+        }
+        let chunk = base64_simd::STANDARD.encode_to_string(bytes);
+        let text = format!(
+            "{{\"id\":{id},\"method\":\"process/write\",\"params\":{{\"processId\":\"{process}\",\"chunk\":\"{chunk}\",\"writeId\":\"{write_id}\"}}}}"
+        );
+        self.link.queue(Kind::Text, &[text.as_bytes()])?;
+        Ok(id)
+    }
+
+    /// The whole text of the last message.
+    pub(super) fn text(&self) -> &str {
+        let message = self.link.message();
+        let text = match message {
+            [ATTACHED, rest @ ..] => attached(rest).map_or(&[][..], |(json, _)| json),
+            text => text,
+        };
+        std::str::from_utf8(text).unwrap_or("not UTF-8")
+    }
+
+    /// The bytes of the output that came last, or those attached to the last message.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self.payload {
+            Payload::InMessage(head) => &self.link.message()[head..],
+            Payload::Decoded => &self.decoded,
+        }
+    }
+
+    /// Waits for the next message, having checked it.
+    pub(super) fn next(&mut self) -> Result<Incoming> {
+        let kind = self.link.next()?;
+        match (kind, self.link.message()) {
+            (Kind::Bytes, [OUTPUT, rest @ ..]) => {
+                ensure!(rest.len() + 1 >= OUTPUT_HEAD, "a message of output without a head");
+                let word = |at: usize| u64::from_le_bytes(rest[at - 1..at + 7].try_into().expect("eight bytes"));
+                let (channel, seq, offset) = ((word(4) & 0xffff_ffff) as u32, word(8), word(16));
+                self.payload = Payload::InMessage(OUTPUT_HEAD);
+                let at = self.flows.iter().position(|flow| flow.channel == Some(channel));
+                let at = at.with_context(|| format!("output on the unknown channel {channel}"))?;
+                self.output(at, Some(seq), Some(offset))
+            }
+            (Kind::Bytes, [ATTACHED, rest @ ..]) => {
+                let (json, bytes) = attached(rest).context("attached bytes without a head")?;
+                self.payload = Payload::InMessage(self.link.message().len() - bytes.len());
+                let envelope: Envelope<'_> = serde_json::from_slice(json)?;
+                let id = envelope.id.context("attached bytes without an id")?;
+                Ok(Incoming::Answer { id, refused: envelope.error.is_some() })
+            }
+            (_, message) => match chunk(message) {
+                Some((before, chunk, after)) => {
+                    // Everything but the chunk is small, whatever the order of the keys.
+                    let rest = [before, after].concat();
+                    let size = base64_simd::STANDARD.decoded_length(chunk)?;
+                    self.decoded.resize(size, 0);
+                    let whole = base64_simd::Out::from_slice(&mut self.decoded);
+                    let bytes = base64_simd::STANDARD.decode(chunk, whole)?;
+                    ensure!(bytes.len() == size, "base64 of another length");
+                    self.payload = Payload::Decoded;
+                    let envelope: Envelope<'_> = serde_json::from_slice(&rest)?;
+                    if envelope.method != Some("process/output") {
+                        return Ok(answer(&envelope));
+                    }
+                    let params = envelope.params.unwrap_or_default();
+                    let (process, seq, offset) = (process(&params)?, params.seq, params.offset);
+                    let at = self.flows.iter().position(|flow| flow.process == process);
+                    self.output(at.context("output of no process")?, seq, offset)
+                }
+                None => self.small(),
+            },
+        }
+    }
+
+    /// A message without bytes.
+    fn small(&mut self) -> Result<Incoming> {
+        let message = self.link.message();
+        let wrong = || format!("message `{}`", String::from_utf8_lossy(message));
+        let envelope: Envelope<'_> = serde_json::from_slice(message).with_context(wrong)?;
+        let Some(method) = envelope.method else { return Ok(answer(&envelope)) };
+        let params = envelope.params.unwrap_or_default();
+        match method {
+            "process/exited" | "process/closed" | "process/channel" => {}
+            "process/gap" => bail!("output is gone: {}", wrong()),
+            _ => return Ok(Incoming::Other),
+        }
+        let process = process(&params)?;
+        let at = self.flows.iter().position(|flow| flow.process == process).context("news of no process")?;
+        let bytes = self.flows[at].bytes;
+        let is_closed = method == "process/closed";
+        if method == "process/channel" {
+            self.flows[at].channel = Some(params.channel.context("no `channel`")?);
+            return Ok(Incoming::Other);
+        } else if is_closed {
+            let written = params.output_bytes.map(|written| written - params.dropped_bytes.unwrap_or_default());
+            ensure!(written.is_none_or(|written| written == bytes), "{bytes} bytes of {written:?} came");
+        } else {
+            ensure!(params.exit_code == Some(0), "a process failed: {}", wrong());
+        }
+        let seq = params.seq;
+        self.count(at, seq)?;
+        if is_closed {
+            self.flows.swap_remove(at);
+        }
+        Ok(if is_closed { Incoming::Closed { process, bytes } } else { Incoming::Other })
+    }
+
+    fn output(&mut self, at: usize, seq: Option<u64>, offset: Option<u64>) -> Result<Incoming> {
+        let count = self.bytes().len() as u64;
+        self.count(at, seq)?;
+        let flow = &mut self.flows[at];
+        ensure!(offset.is_none_or(|offset| offset == flow.bytes), "output of {offset:?} where {} came", flow.bytes);
+        flow.bytes += count;
+        flow.unacknowledged += count;
+        let process = flow.process;
+        if let (Some(every), Some(seq)) = (self.ack_every, seq)
+            && flow.unacknowledged >= every
+        {
+            flow.unacknowledged = 0;
+            let ack =
+                format!("{{\"method\":\"process/ack\",\"params\":{{\"processId\":\"{process}\",\"seq\":{seq}}}}}");
+            self.link.queue(Kind::Text, &[ack.as_bytes()])?;
+            // At once: more of the flow is in the buffer, and the window must not run out meanwhile.
+            self.link.flush()?;
+        }
+        Ok(Incoming::Output { process })
+    }
+
+    fn count(&mut self, at: usize, seq: Option<u64>) -> Result<()> {
+        let expected = self.flows[at].next_seq;
+        ensure!(!self.is_ordered || seq == Some(expected), "event {seq:?} where {expected} was due");
+        self.flows[at].next_seq += 1;
+        Ok(())
+    }
+
+    /// Ends the session, where the server knows that, and the connection.
+    pub(super) fn end(mut self) -> Result<()> {
+        if self.can("sessionEnd") {
+            self.flows.clear();
+            let id = self.send("session/end", &json!({}))?;
+            // Processes that run die by it, which is no failure.
+            while !matches!(self.link.next()?, Kind::Text) || !is_answer(self.link.message(), id) {}
+        }
+        Ok(())
+    }
+}
+
+fn answer(envelope: &Envelope<'_>) -> Incoming {
+    envelope.id.map_or(Incoming::Other, |id| Incoming::Answer { id, refused: envelope.error.is_some() })
+}
+
+fn is_answer(message: &[u8], id: i64) -> bool {
+    serde_json::from_slice::<Envelope<'_>>(message).is_ok_and(|envelope| envelope.id == Some(id))
+}
+
+fn process(params: &Params<'_>) -> Result<u64> {
+    params.process_id.and_then(|process| process.parse().ok()).context("an event of a process with no name of ours")
+}
+
+/// The JSON and the bytes of a message behind its first byte.
+fn attached(message: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = message.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+/// Splits a message at its bytes in base64: what is before, they, what is after. None for a message without.
+fn chunk(message: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    /// Keys come in any order, but no key of ours is far from the beginning.
+    const WITHIN: usize = 400;
+    let head = &message[..message.len().min(WITHIN)];
+    let key = ["\"chunk\":\"", "\"dataBase64\":\""].into_iter().find_map(|key| {
+        let at = memchr::memmem::find(head, key.as_bytes())?;
+        Some(at + key.len())
+    })?;
+    let length = memchr::memchr(b'"', &message[key..])?;
+    Some((&message[..key], &message[key..key + length], &message[key + length..]))
+}

@@ -1,0 +1,307 @@
+//! Rows of the one table, and the statistics behind them: medians of interleaved ratios, and how far they spread.
+//!
+//! Owns what a figure is: lanes take turns round by round, a ratio is of two lanes in the same round, and a target holds when the
+//! median of the ratios holds. Knows no server and no workload.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// What one round of a lane measured: its figures, in an order of its own.
+pub(super) type Figures = Vec<f64>;
+
+/// One side of a comparison. It is told whether this is the first round, which warms caches, checks every byte and counts for nothing.
+pub(super) struct Lane<'a> {
+    name: String,
+    run: Box<dyn FnMut(bool) -> Result<Figures> + 'a>,
+}
+
+impl<'a> Lane<'a> {
+    pub(super) fn new(name: impl Into<String>, run: impl FnMut(bool) -> Result<Figures> + 'a) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+/// What the lanes measured, round by round.
+pub(super) struct Contest {
+    lanes: Vec<(String, Vec<Figures>)>,
+}
+
+impl Contest {
+    /// Lets every lane have its turn in every round; another one comes first each time.
+    pub(super) fn hold(rounds: u32, mut lanes: Vec<Lane<'_>>) -> Result<Self> {
+        let mut measured: Vec<Vec<Figures>> = lanes.iter().map(|_| Vec::new()).collect();
+        for round in 0..=rounds as usize {
+            for turn in 0..lanes.len() {
+                let at = (turn + round) % lanes.len();
+                let lane = &mut lanes[at];
+                let figures = (lane.run)(round == 0).with_context(|| lane.name.clone())?;
+                if round > 0 {
+                    measured[at].push(figures);
+                }
+            }
+        }
+        Ok(Self { lanes: lanes.into_iter().map(|lane| lane.name).zip(measured).collect() })
+    }
+
+    /// One figure of a lane in every round; none where there is no such lane.
+    pub(super) fn figure(&self, lane: &str, index: usize) -> Option<Vec<f64>> {
+        let (_, rounds) = self.lanes.iter().find(|(name, _)| name == lane)?;
+        Some(rounds.iter().map(|figures| figures[index]).collect())
+    }
+
+    /// The median of a figure of a lane.
+    pub(super) fn median(&self, lane: &str, index: usize) -> Option<f64> {
+        self.figure(lane, index).map(median)
+    }
+
+    /// A row of ratios of one figure of two lanes, which are told with their unit. Where a lane is missing the row says why.
+    pub(super) fn row(&self, name: impl Into<String>, pair: Pair<'_>) -> Row {
+        let Pair { ours, beside, unit } = pair;
+        let row = Row::new(name, "x");
+        let (Some(ours), Some(beside)) = (self.figure(ours.0, ours.1), self.figure(beside.0, beside.1)) else {
+            return row.note("not offered");
+        };
+        let ratios = ours.iter().zip(&beside).map(|(ours, beside)| ours / beside).collect();
+        let note = format!("{} against {} {unit}", short(median(ours)), short(median(beside)));
+        row.values(ratios).note(note)
+    }
+}
+
+/// Which figures of which lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) ours: (&'a str, usize),
+    pub(super) beside: (&'a str, usize),
+    pub(super) unit: &'a str,
+}
+
+/// What a value must reach, or must not exceed.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+/// A median, the tenth and the ninetieth of a hundred, and how many values there were.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) count: usize,
+}
+
+/// One line of the table.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Row {
+    /// The group that measured it; `run` writes it.
+    #[serde(default)]
+    pub(super) group: String,
+    pub(super) name: String,
+    /// None where there was nothing to measure; the note says why.
+    pub(super) value: Option<Spread>,
+    pub(super) unit: String,
+    pub(super) target: Option<Target>,
+    /// The absolute figures behind the value.
+    pub(super) note: String,
+}
+
+impl Row {
+    pub(super) fn new(name: impl Into<String>, unit: &str) -> Self {
+        Self {
+            group: String::new(),
+            name: name.into(),
+            value: None,
+            unit: unit.to_owned(),
+            target: None,
+            note: String::new(),
+        }
+    }
+
+    pub(super) fn values(mut self, values: Vec<f64>) -> Self {
+        self.value = (!values.is_empty()).then(|| Spread {
+            low: quantile(&values, 0.1),
+            high: quantile(&values, 0.9),
+            count: values.len(),
+            median: median(values),
+        });
+        self
+    }
+
+    pub(super) fn at_most(mut self, most: f64) -> Self {
+        self.target = Some(Target::AtMost(most));
+        self
+    }
+
+    pub(super) fn at_least(mut self, least: f64) -> Self {
+        self.target = Some(Target::AtLeast(least));
+        self
+    }
+
+    pub(super) fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    pub(super) fn verdict(&self) -> &'static str {
+        let holds = match (self.value, self.target) {
+            (None, _) | (_, None) => return "-",
+            (Some(value), Some(Target::AtMost(most))) => value.median <= most,
+            (Some(value), Some(Target::AtLeast(least))) => value.median >= least,
+        };
+        if holds { "pass" } else { "miss" }
+    }
+
+    /// The value, how far it spreads and the target, as people read them.
+    pub(super) fn texts(&self) -> [String; 3] {
+        let unit = &self.unit;
+        let value = self.value.map_or_else(|| "-".to_owned(), |value| format!("{} {unit}", short(value.median)));
+        let spread = self.value.filter(|value| value.count > 1);
+        let spread = spread.map_or_else(String::new, |value| format!("{}..{}", short(value.low), short(value.high)));
+        let target = match self.target {
+            None => "-".to_owned(),
+            Some(Target::AtMost(most)) => format!("≤ {most} {unit}"),
+            Some(Target::AtLeast(least)) => format!("≥ {least} {unit}"),
+        };
+        [value, spread, target].map(|text| text.trim_end().to_owned())
+    }
+}
+
+/// Whose bar it is in the chart.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Whose {
+    Ours,
+    Machine,
+    Ssh,
+    Peer,
+}
+
+/// One bar of the chart.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Bar {
+    pub(super) label: String,
+    pub(super) whose: Whose,
+    pub(super) value: f64,
+}
+
+/// Bars that are compared with each other.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Bars {
+    #[serde(default)]
+    pub(super) group: String,
+    pub(super) title: String,
+    pub(super) unit: String,
+    pub(super) bars: Vec<Bar>,
+}
+
+impl Bars {
+    pub(super) fn new(title: &str, unit: &str) -> Self {
+        Self { group: String::new(), title: title.to_owned(), unit: unit.to_owned(), bars: Vec::new() }
+    }
+
+    /// Adds a bar where there is a value.
+    pub(super) fn bar(mut self, label: &str, whose: Whose, value: Option<f64>) -> Self {
+        self.bars.extend(value.map(|value| Bar { label: label.to_owned(), whose, value }));
+        self
+    }
+}
+
+/// What a group has measured.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Report {
+    pub(super) rows: Vec<Row>,
+    pub(super) charts: Vec<Bars>,
+}
+
+impl From<Vec<Row>> for Report {
+    fn from(rows: Vec<Row>) -> Self {
+        Self { rows, charts: Vec::new() }
+    }
+}
+
+/// Prints the table.
+pub(super) fn print(rows: &[Row]) {
+    let heads = ["what", "value", "p10..p90", "target", "", "figures"];
+    let lines: Vec<[String; 6]> = rows
+        .iter()
+        .map(|row| {
+            let [value, spread, target] = row.texts();
+            [row.name.clone(), value, spread, target, row.verdict().to_owned(), row.note.clone()]
+        })
+        .collect();
+    let width =
+        |at: usize| lines.iter().map(|line| line[at].chars().count()).chain([heads[at].len()]).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    for line in std::iter::once(heads.map(str::to_owned)).chain(lines) {
+        let [what, value, spread, target, verdict, note] = &line;
+        println!(
+            "{what:<0$}  {value:>1$}  {spread:>2$}  {target:>3$}  {verdict:<4$}  {note}",
+            widths[0], widths[1], widths[2], widths[3], widths[4]
+        );
+    }
+}
+
+/// The middle of values, of which there must be one at least.
+pub(super) fn median(values: Vec<f64>) -> f64 {
+    quantile(&values, 0.5)
+}
+
+/// The value below which this part of all lie, between two where it falls between them.
+pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = part * (sorted.len() - 1) as f64;
+    let (low, high) = (place.floor() as usize, place.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (place - low as f64)
+}
+
+/// Two digits behind the point for what is small, none for what is large.
+pub(super) fn short(value: f64) -> String {
+    match value.abs() {
+        0.0..10.0 => format!("{value:.2}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_holds_by_the_median_of_its_ratios() {
+        let row = Row::new("r", "x").values(vec![9.0, 1.0, 1.1, 1.2, 1.0]).at_most(1.1);
+        assert_eq!(row.verdict(), "pass");
+        assert_eq!(row.clone().at_least(1.2).verdict(), "miss");
+        assert_eq!(row.texts()[2], "≤ 1.1 x");
+        assert_eq!(Row::new("r", "x").at_most(1.0).verdict(), "-");
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round_and_the_first_counts_for_nothing() {
+        let mut at = 0.0;
+        let slow = Lane::new("slow", |is_first| {
+            at += 1.0;
+            Ok(vec![if is_first { 1000.0 } else { at * 2.0 }])
+        });
+        let mut other = 0.0;
+        let fast = Lane::new("fast", |_| {
+            other += 1.0;
+            Ok(vec![other])
+        });
+        let contest = Contest::hold(9, vec![slow, fast]).unwrap();
+        let row = contest.row("r", Pair { ours: ("slow", 0), beside: ("fast", 0), unit: "µs" });
+        let value = row.value.unwrap();
+        assert_eq!((value.median, value.low, value.high, value.count), (2.0, 2.0, 2.0, 9));
+        let none = contest.row("r", Pair { ours: ("slow", 0), beside: ("none", 0), unit: "µs" });
+        assert_eq!((none.verdict(), &*none.note), ("-", "not offered"));
+    }
+
+    #[test]
+    fn quantiles_lie_between_values() {
+        let values: Vec<f64> = (0..=10).rev().map(f64::from).collect();
+        assert_eq!((quantile(&values, 0.1), quantile(&values, 0.5), quantile(&values, 0.99)), (1.0, 5.0, 9.9));
+    }
+}

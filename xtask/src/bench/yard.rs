@@ -1,0 +1,222 @@
+//! The yardsticks that are programs: a raw pipe, a bare terminal, bare fork and exec, the WebSocket echo on the same engine.
+//!
+//! Owns how they are started, read and ended. All readers are alike: plain reads into one buffer, and the sum is checked. Knows
+//! neither server nor wire.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::fd::{AsFd, OwnedFd},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{io::Errno, pty::OpenptFlags, termios::OptionalActions};
+
+use super::{Setting, client};
+use crate::children;
+
+/// The room of a plain reader.
+const READ: usize = 64 << 10;
+
+/// Writes zeros, by its full path, so that no search is measured.
+pub(super) const HEAD: &str = "/usr/bin/head";
+
+/// Reads to the end of a descriptor and returns how many bytes came; those of the first round must be zeros.
+pub(super) fn drain(fd: impl AsFd, are_zeros: bool) -> Result<u64> {
+    let mut buffer = vec![0; READ];
+    let mut seen = 0;
+    loop {
+        match rustix::io::read(&fd, &mut buffer) {
+            // The end of a terminal is an error, once nobody has it open.
+            Ok(0) | Err(Errno::IO) => return Ok(seen),
+            Ok(count) => {
+                ensure!(!are_zeros || buffer[..count].iter().all(|byte| *byte == 0), "not what was written");
+                seen += count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("read a yardstick"),
+        }
+    }
+}
+
+/// MB/s of what this command writes to a pipe.
+pub(super) fn output_of(mut command: Command, bytes: u64, is_first: bool) -> Result<f64> {
+    let begun = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("standard output is a pipe")?;
+    let seen = drain(&stdout, is_first)?;
+    let took = begun.elapsed().as_secs_f64();
+    ensure!(child.wait()?.success() && seen == bytes, "{seen} of {bytes} bytes through a pipe");
+    Ok(bytes as f64 / 1e6 / took)
+}
+
+/// MB/s of a raw pipe.
+pub(super) fn pipe(bytes: u64, is_first: bool) -> Result<f64> {
+    let mut head = Command::new(HEAD);
+    head.args(["-c", &bytes.to_string(), "/dev/zero"]);
+    output_of(head, bytes, is_first)
+}
+
+/// A program on a terminal, at its other end.
+pub(super) struct Terminal {
+    child: Child,
+    master: OwnedFd,
+}
+
+impl Terminal {
+    /// Starts a program on a terminal that changes no byte and echoes none.
+    pub(super) fn start(mut command: Command) -> Result<Self> {
+        let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        rustix::pty::unlockpt(&master)?;
+        let name = rustix::pty::ptsname(&master, Vec::new())?;
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
+        let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
+        let mut modes = rustix::termios::tcgetattr(&slave)?;
+        modes.make_raw();
+        rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes)?;
+        let child = command.stdin(slave.try_clone()?).stdout(slave).stderr(Stdio::null()).spawn()?;
+        // The command holds copies of the other end.
+        drop(command);
+        Ok(Self { child, master })
+    }
+
+    /// MB/s of zeros through a terminal.
+    pub(super) fn output(bytes: u64, is_first: bool) -> Result<f64> {
+        let begun = Instant::now();
+        let mut head = Command::new(HEAD);
+        head.args(["-c", &bytes.to_string(), "/dev/zero"]);
+        let terminal = Self::start(head)?;
+        let seen = drain(&terminal.master, is_first)?;
+        ensure!(seen == bytes, "{seen} of {bytes} bytes through a terminal");
+        Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Microseconds until a byte is back.
+    pub(super) fn echo(&self, byte: u8) -> Result<f64> {
+        echo(&self.master, &self.master, byte)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // Ended already where its output was read to the end.
+        self.child.wait().ok();
+    }
+}
+
+/// Microseconds until a byte that was written is read.
+pub(super) fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
+    let begun = Instant::now();
+    rustix::io::retry_on_intr(|| rustix::io::write(&writer, &[byte]))?;
+    let mut back = [0; 16];
+    client::wait_readable(&reader)?;
+    let count = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut back))?;
+    let took = begun.elapsed().as_secs_f64() * 1e6;
+    ensure!(back[..count] == [byte], "{:?} came back for {byte}", &back[..count]);
+    Ok(took)
+}
+
+/// A program that gives back what it is given.
+pub(super) struct Cat {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+}
+
+impl Cat {
+    /// Starts it and waits for the byte that says that it runs.
+    pub(super) fn start(mut command: Command) -> Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let stdin = child.stdin.take().context("standard input is a pipe")?;
+        let stdout = child.stdout.take().context("standard output is a pipe")?;
+        let cat = Self { child, stdin, stdout };
+        client::wait_readable(&cat.stdout)?;
+        let mut said = [0; 16];
+        let count = rustix::io::read(&cat.stdout, &mut said)?;
+        ensure!(said[..count] == *b"r", "`cat` began with {:?}", &said[..count]);
+        Ok(cat)
+    }
+
+    pub(super) fn echo(&self, byte: u8) -> Result<f64> {
+        echo(&self.stdin, &self.stdout, byte)
+    }
+
+    /// Closes its input and waits for its end.
+    pub(super) fn end(mut self) -> Result<()> {
+        drop((self.stdin, self.stdout));
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+/// The WebSocket echo on the engine of the server.
+pub(super) struct Echo {
+    child: Child,
+    pub(super) url: String,
+}
+
+impl Echo {
+    pub(super) fn start(setting: &Setting<'_>) -> Result<Self> {
+        let mut child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
+        Ok(Self { child, url: url.trim_end().to_owned() })
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // It ends in no other way.
+        self.child.wait().ok();
+    }
+}
+
+/// Bare fork, exec and wait, in a small process of its own.
+pub(super) struct Bare {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Bare {
+    pub(super) fn start() -> Result<Self> {
+        let mut child = Command::new(children::program()?)
+            .args(["child", "bare"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdin = child.stdin.take().context("standard input is a pipe")?;
+        let stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
+        Ok(Self { child, stdin, stdout })
+    }
+
+    /// The times of a batch in microseconds, with a terminal each or without.
+    pub(super) fn batch(&mut self, tty: bool, count: u32) -> Result<Vec<f64>> {
+        let times = self.ask(&format!("{} {count}", if tty { "tty" } else { "pipe" }))?;
+        ensure!(times.len() == count as usize, "the bare child measured {} of {count}", times.len());
+        Ok(times.into_iter().map(|nanoseconds| nanoseconds / 1e3).collect())
+    }
+
+    /// Processes a second with so many at once: the machine's own rate.
+    pub(super) fn rate(&mut self, at_once: u32, count: u32) -> Result<f64> {
+        match self.ask(&format!("rate {count} {at_once}"))?[..] {
+            [nanoseconds] => Ok(f64::from(count) * 1e9 / nanoseconds),
+            _ => bail!("the bare child told no rate"),
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> Result<Vec<f64>> {
+        writeln!(self.stdin, "{line}")?;
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer)?;
+        Ok(answer.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // Ended already where it failed.
+        self.child.wait().ok();
+    }
+}
