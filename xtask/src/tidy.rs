@@ -29,6 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("client", &["protocol", "rpc", "fs", "holder", "server"]),
     ("mcp", &["client"]),
     ("cli", &["protocol", "rpc", "session", "log", "sandbox", "process", "holder", "fs", "server", "client", "mcp"]),
+    ("bench", &["protocol", "rpc", "log", "server"]),
     ("chaos", &[]),
     ("xtask", &["chaos"]),
 ];

@@ -15,8 +15,8 @@ use crate::cargo;
 
 /// A program and the package of Debian and Ubuntu that has it.
 pub(crate) struct Need {
-    program: &'static str,
-    package: &'static str,
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
 }
 
 pub(super) const SSH: &[Need] = &[
