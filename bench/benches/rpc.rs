@@ -77,7 +77,7 @@ fn send_attached((mut sending, message): (Sending, Message)) -> Sending {
     sending
 }
 
-/// A frame of the dialect `binary`: a head of 24 bytes and the output, copied once.
+// A frame of the dialect `binary`: a head of 24 bytes and the output, copied once.
 #[library_benchmark]
 #[bench::server_kib_64(args = (SERVER, 64 * 1024), setup = sending_bytes)]
 fn send_frame((mut sending, message): (Sending, Message)) -> (Sending, Message) {
