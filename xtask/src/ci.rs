@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::process::WaitOptions;
 
-use crate::{cargo, server, tidy};
+use crate::{cargo, guard, server, tidy};
 
 /// A step: what it is called and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -32,6 +32,7 @@ const STEPS: &[Step] = &[
     ("faults", || as_built(&["faults", "--ci"])),
     ("interop", || as_built(&["interop", "--ci"])),
     ("bench", || as_built(&["bench", "--quick"])),
+    ("guard", || guard::run(&guard::Options::default())),
     // Last: it leaves a static program where the others look for theirs.
     ("dist", || as_built(&["dist"])),
 ];

@@ -11,7 +11,7 @@ mod mcp_bridge;
 mod mcp_manager;
 mod mcp_serve;
 mod mcp_servers;
-mod packages;
+pub(crate) mod packages;
 mod readme;
 mod screen;
 mod ssh_cuts;

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | fuzz | faults | interop | bench | dist | ci`.
+//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | fuzz | faults | interop | bench | guard | dist | ci`.
 //!
 //! Owns the checks around the product: house rules, fault injection, interoperation and the benchmark. It depends on no crate
 //! of ours on purpose: the oracle of the fault runs speaks JSON over a WebSocket by a foreign library and starts the release
@@ -19,6 +19,7 @@ mod ci;
 mod dist;
 mod faults;
 mod fuzz;
+mod guard;
 mod interop;
 mod mcp;
 mod random;
@@ -55,6 +56,8 @@ enum Xtask {
     Interop(interop::Options),
     /// Measure against bare system calls and print one table of ratios.
     Bench(bench::Options),
+    /// Count instructions of the paths of a byte and of a request, and compare them with the committed table.
+    Guard(guard::Options),
     /// Make the static program, its package, the checksums and the installer.
     Dist(dist::Options),
     /// Everything `.ci/run` checks, with the time of each step.
@@ -84,6 +87,7 @@ fn run(command: Xtask) -> anyhow::Result<()> {
         Xtask::Faults(options) => faults::run(&options),
         Xtask::Interop(options) => interop::run(&options),
         Xtask::Bench(options) => bench::run(&options),
+        Xtask::Guard(options) => guard::run(&options),
         Xtask::Dist(options) => dist::run(&options),
         Xtask::Ci(options) => ci::run(&options),
         Xtask::Child(child) => child.run(),

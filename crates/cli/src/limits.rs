@@ -1,7 +1,10 @@
 //! Every limit in one list: what it bounds, its default, its flag, and what happens at it.
 //!
 //! The list is what the help texts, the defaults and the ranges of the flags, `serve --print-config` and the README's table are
-//! made from. Must not enforce anything: the crates do that, from the configuration that the flags become.
+//! made from; those of `mcp serve`, which has no such flags, stand in the table alone (`tests`). Must not enforce anything: the crates do that, from the configuration that the flags become.
+
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, time::Duration};
 
@@ -46,6 +49,7 @@ pub(crate) fn all() -> Vec<Limit> {
     all.extend(of_messages());
     all.extend(of_files());
     all.extend(of_searches());
+    all.extend(of_http());
     all.extend(at_the_door());
     all
 }
@@ -163,12 +167,17 @@ fn of_connections(core: &Config) -> Vec<Limit> {
         },
         fixed("requests of a connection that wait", Count(wire::REQUESTS_WAITING as u64), "`overloaded`"),
         fixed("bytes of requests that wait", Bytes(wire::REQUESTS_WAITING_BYTES as u64), "`overloaded`"),
+        fixed(
+            "requests of a connection that are not answered",
+            Count(wire::REQUESTS_UNANSWERED as u64),
+            "`overloaded`; requests that steer have as many again",
+        ),
         fixed("reads of a connection that wait", Count(wire::READS_WAITING as u64), "`overloaded`"),
         fixed("bytes of writes that stdin has not taken", Bytes(wire::PARKED_BYTES as u64), "`overloaded`"),
         fixed(
             "bytes of answers that a peer does not read",
             Bytes(wire::ANSWERS_WAITING_BYTES as u64),
-            "the peer is not read any more",
+            "the peer is not read any more, nor at 8192 answers",
         ),
         set(
             "bytes of incoming messages, of all connections",
@@ -309,6 +318,50 @@ fn of_searches() -> Vec<Limit> {
     ]
 }
 
+fn of_http() -> Vec<Limit> {
+    vec![
+        fixed(
+            "HTTP requests of a connection that are under way",
+            Count(wire::HTTP_REQUESTS as u64),
+            "`overloaded`; streamed bodies count until their end",
+        ),
+        fixed(
+            "HTTP requests of all connections",
+            Count(wire::HTTP_REQUESTS_OF_SERVER as u64),
+            "`overloaded`; one principal may have a quarter of them, 128",
+        ),
+        fixed(
+            "bytes of a body in an answer to `http/request`",
+            Bytes(wire::HTTP_BODY_BYTES as u64),
+            "`httpTooLarge`; a streamed body may have any size",
+        ),
+        fixed(
+            "bytes of such bodies on their way into answers, of a connection",
+            Bytes(wire::HTTP_READING_BYTES as u64),
+            "others wait",
+        ),
+        fixed("the same of all connections", Bytes(wire::HTTP_READING_BYTES_OF_SERVER as u64), "others wait"),
+        fixed(
+            "pieces of streamed bodies that wait for the socket of a connection",
+            Count(wire::HTTP_DELTAS_WAITING as u64),
+            "bodies are not read any more until the peer takes them",
+        ),
+        fixed(
+            "headers of an HTTP request, and of its answer",
+            Count(wire::HTTP_HEADERS as u64),
+            "`invalidParams`; an answer with more is `httpTooLarge`",
+        ),
+        fixed(
+            "bytes of these headers",
+            Bytes(wire::HTTP_HEADER_BYTES as u64),
+            "`invalidParams`; an answer with more is `httpTooLarge`",
+        ),
+        fixed("bytes of the URL of an HTTP request", Bytes(wire::HTTP_URL_BYTES as u64), "`invalidParams`"),
+        fixed("bytes of its `requestId`", Bytes(wire::HTTP_REQUEST_ID_BYTES as u64), "`invalidParams`"),
+        fixed("redirects that an HTTP request follows", Count(wire::HTTP_REDIRECTS as u64), "`httpFailed`"),
+    ]
+}
+
 const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A holder has 4096 slots: so many may be closed and as many run that both fit.
@@ -363,68 +416,4 @@ impl fmt::Display for Amount {
 fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_are_written_as_flags_take_them() {
-        for (amount, text) in [
-            (Bytes(16 << 20), "16MiB"),
-            (Bytes(0), "0B"),
-            (Bytes(1500), "1500B"),
-            (Bytes(1 << 50), "1024TiB"),
-            (Time(Duration::from_secs(86_400)), "24h"),
-            (Time(Duration::from_secs(30 * 86_400)), "30d"),
-            (Time(Duration::from_millis(1500)), "1500ms"),
-            (Count(64), "64"),
-        ] {
-            assert_eq!(amount.to_string(), text);
-        }
-    }
-
-    /// The README's table.
-    fn table() -> String {
-        let mut text = "| what | default | flag of `serve` | at the limit |\n|---|---|---|---|\n".to_owned();
-        for Limit { name, flag, default, at, .. } in all() {
-            let flag = flag.map_or_else(|| "–".to_owned(), |flag| format!("`--{flag}`"));
-            text += &format!("| {name} | {default} | {flag} | {at} |\n");
-        }
-        text
-    }
-
-    #[test]
-    fn the_readme_has_every_limit_as_it_is() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
-        let readme = std::fs::read_to_string(path).expect("read README.md");
-        let (begin, end) =
-            ("<!-- limits: made by `UPDATE=1 cargo test -p exec-server readme_has` -->\n", "<!-- end of limits -->");
-        let (before, rest) = readme.split_once(begin).expect("README.md has the mark of the table");
-        let (table_now, after) = rest.split_once(end).expect("README.md has the mark of the table's end");
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(path, format!("{before}{begin}{}{end}{after}", table())).expect("write README.md");
-        } else {
-            assert_eq!(table_now, table(), "README.md is stale: UPDATE=1 cargo test -p exec-server readme_has");
-        }
-    }
-
-    #[test]
-    fn a_default_lies_in_its_range_and_a_flag_has_one_limit() {
-        let all = all();
-        for limit in &all {
-            let number = |amount: Amount| match amount {
-                Bytes(n) | Count(n) => u128::from(n),
-                Time(time) => time.as_millis(),
-                Unbounded => u128::MAX,
-            };
-            if let Some((least, most)) = limit.range {
-                let default = number(limit.default);
-                assert!(number(least) <= default && default <= number(most), "{}", limit.name);
-            }
-            let same = all.iter().filter(|other| other.flag.is_some() && other.flag == limit.flag).count();
-            assert!(same <= 1, "{:?}", limit.flag);
-        }
-    }
 }

@@ -120,7 +120,8 @@ async fn serve(
     core.adopt().await.context("take over the sessions of the server before")?;
     announce(&server, &args.terms(), token);
     let mut tasks = JoinSet::new();
-    tasks.spawn(access.watch(move |news| tell(&audit, &news)));
+    let watching = access.watch(move |news| tell(&audit, &news)).context("start the thread that looks at the tokens")?;
+    tasks.spawn(watching);
     notify::ready();
     let stopped = async {
         stop(&core, &mut signals, args.exit_when_idle).await;

@@ -69,6 +69,7 @@ fn create(args: &Create) -> anyhow::Result<()> {
         scopes: if args.scope.is_empty() { all() } else { args.scope.clone() },
         roots: roots.collect::<anyhow::Result<_>>()?,
         env: (!args.env.is_empty()).then(|| args.env.clone()),
+        sandbox: args.sandbox,
         expires: args.expires.map(|after| Moment(wall_clock::now_seconds() + after.as_secs())),
         ..Entry::default()
     };
@@ -94,6 +95,7 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
                 json!({
                     "name": entry.name, "kind": if is_token { "token" } else { "certificate" }, "san": entry.san,
                     "sha256": entry.sha256, "scopes": entry.scopes, "roots": entry.roots, "env": entry.env,
+                    "sandbox": entry.sandbox,
                     "created": date(entry.created), "expires": date(entry.expires), "revoked": date(entry.revoked),
                     "state": state(entry),
                 })

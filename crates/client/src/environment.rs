@@ -29,6 +29,8 @@ pub use lazy::Status;
 
 use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
+use sha2::{Digest as _, Sha256};
+
 use self::lazy::{Health, Lazy, Open};
 use crate::{
     Builder, Client, Error, ErrorKind, State,
@@ -155,6 +157,23 @@ impl RemoteSpec {
                 insecure_plaintext: self.insecure_plaintext,
             })
             .await
+    }
+
+    /// Tells apart what leads elsewhere, or to the same server as somebody else, and shows none of it: a hash of name and address,
+    /// of what the address does not show, and of the token as [`connect`](Self::connect) would choose it.
+    #[must_use]
+    pub fn fingerprint(&self, token: Option<&Token>) -> String {
+        let (file, token) = match &self.token_file {
+            Some(file) => (file.as_os_str().as_encoded_bytes(), &[][..]),
+            None => (&[][..], self.target.token().or(token).map_or(&[][..], |token| token.reveal().as_bytes())),
+        };
+        let address = self.target.to_string();
+        let mut sum = Sha256::new();
+        for part in [self.id.as_bytes(), address.as_bytes(), file, token].into_iter().chain(self.target.unshown()) {
+            sum.update((part.len() as u64).to_le_bytes());
+            sum.update(part);
+        }
+        sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn tls(&self) -> Tls {

@@ -2,13 +2,14 @@
 //!
 //! Knows which failures are worth another attempt. It must not know what becomes of the session between two links.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use exec_server_protocol::{
     SessionId, base64,
     capabilities::ClientCapabilities,
     failure::{self, Kind},
+    frame::{self, WriteFrame},
     initialize::{InitializeParams, InitializeResult},
     message,
 };
@@ -23,9 +24,9 @@ use tokio::{sync::Mutex, time};
 
 use crate::{
     error::{Error, chain},
-    hearing::Ear,
+    hearing::{Channels, Ear},
     requests::{self, Method},
-    session::Options,
+    session::{Key, Options},
     transport::{Carrier, Connect},
 };
 
@@ -43,8 +44,12 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 pub(crate) struct Link {
     pub(crate) raw: RawClient,
     pub(crate) epoch: u64,
-    /// The server of this link understands bytes attached to a message.
-    takes_attached: bool,
+    /// The server of this link speaks the dialect `binary`.
+    is_binary: bool,
+    /// It speaks `attached`, which knows blocks of files alone.
+    takes_blocks: bool,
+    /// The numbers of processes in binary frames, as the server gave them.
+    channels: Arc<Channels>,
     /// Ends with the link.
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
@@ -89,7 +94,7 @@ pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
 impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithBytes<'_, F> {
     async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
         let Self(params, bytes) = self;
-        if link.takes_attached {
+        if link.takes_attached(method) {
             link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
         } else {
             link.raw.send(method, &params(base64::encode(bytes))).await
@@ -98,6 +103,20 @@ impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithByte
 }
 
 impl Link {
+    fn takes_attached(&self, method: &str) -> bool {
+        self.is_binary || (self.takes_blocks && method == requests::FsWriteBlock::NAME)
+    }
+
+    /// Sends bytes to a process by the number that the server gave it; `None` where it gave none yet.
+    pub(crate) async fn send_write(&self, key: &Key, write_id: &str, bytes: &Bytes) -> Option<Result<Sent, CallError>> {
+        let channel = self.channels.of(key)?;
+        let head = |id, out: &mut Vec<u8>| {
+            let is_short = WriteFrame { channel, id, write_id }.encode(out);
+            debug_assert!(is_short, "our own write ids are short");
+        };
+        Some(self.raw.send_frame(head, bytes.clone()).await)
+    }
+
     /// Sends a request, in the order of the calls to this function.
     pub(crate) async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         match method {
@@ -200,8 +219,10 @@ pub(crate) async fn dial(
         Err(_) => return Err(Refused::for_now(Error::ConnectTimeout { address, within: connect_within })),
     };
     let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
+    let channels = ear.channels();
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
-    let mut link = Link { raw, epoch, takes_attached: false, carrier: Mutex::new(connection.carrier) };
+    let carrier = Mutex::new(connection.carrier);
+    let mut link = Link { raw, epoch, is_binary: false, takes_blocks: false, channels, carrier };
     let params = InitializeParams {
         client_name: options.name.clone(),
         resume_session_id: resume.clone(),
@@ -209,7 +230,7 @@ pub(crate) async fn dial(
             ack: true,
             gap: true,
             concurrent: true,
-            dialects: vec![message::ATTACHED.to_owned()],
+            dialects: vec![frame::BINARY.to_owned(), message::ATTACHED.to_owned()],
         }),
         ttl_ms: options.ttl,
         takeover,
@@ -218,9 +239,10 @@ pub(crate) async fn dial(
     let refused = match time::timeout(initialize_within, asking).await {
         Ok(Ok(result)) => {
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
-            // Lines have no place for bytes, whatever a server says.
-            link.takes_attached =
-                has_frames && dialects.is_some_and(|dialects| dialects.iter().any(|word| word == message::ATTACHED));
+            let speaks = |dialect| dialects.is_some_and(|dialects| dialects.iter().any(|word| word == dialect));
+            link.is_binary = speaks(frame::BINARY);
+            // Lines have no place for it, whatever a server says.
+            link.takes_blocks = has_frames && speaks(message::ATTACHED);
             return Ok((link, result));
         }
         Ok(Err(error)) => link.explain(error, resume).await,

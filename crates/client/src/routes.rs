@@ -86,11 +86,15 @@ impl Routes {
         }
     }
 
+    /// The process that an event names.
+    pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> Key {
+        let session_id = session_id.filter(|id| Some(id) != self.lock().own.as_ref());
+        Key { session_id, process_id }
+    }
+
     /// The log that an event is for; none where nobody listens.
-    pub(crate) fn pushed(&self, session_id: Option<SessionId>, process_id: ProcessId) -> Option<Arc<Log>> {
-        let state = self.lock();
-        let session_id = session_id.filter(|id| Some(id) != state.own.as_ref());
-        match state.routes.get(&Key { session_id, process_id }) {
+    pub(crate) fn pushed(&self, key: &Key) -> Option<Arc<Log>> {
+        match self.lock().routes.get(key) {
             Some((log, Feed::Starting | Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
             Some((_, Feed::Polled)) | None => None,
         }

@@ -1,7 +1,7 @@
 //! Line framing: however the bytes are sliced, the receiver makes the same of them as splitting them by hand, and holds no more
 //! than a line and what one read takes.
 
-use exec_server_rpc::{Closed, Framing, Inbound, Outbox};
+use exec_server_rpc::{Closed, Framing, Inbound, LINES_MARK, Outbox};
 use futures_util::FutureExt as _;
 
 use crate::{sliced, weight};
@@ -30,9 +30,9 @@ fn compare(max: usize, model_max: usize, slice: usize, bytes: &[u8]) {
             other => panic!("{other:?} on lines"),
         })
         .collect();
-    assert_eq!(received, expected);
+    assert_eq!(received, expected.iter().map(|message| message.bytes()).collect::<Vec<_>>());
     match (end, &closed) {
-        (End::Eof, Closed::Eof) | (End::Utf8, Closed::InvalidUtf8) => {}
+        (End::Eof, Closed::Eof) | (End::Utf8, Closed::InvalidUtf8) | (End::Torn, Closed::Io(_)) => {}
         (End::TooLarge, Closed::TooLarge { limit }) => assert_eq!(*limit, max),
         (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
     }
@@ -44,13 +44,40 @@ enum End {
     Eof,
     TooLarge,
     Utf8,
+    Torn,
+}
+
+/// What stands between two messages decides how it is written again.
+#[derive(Clone, Copy)]
+enum Sliced<'a> {
+    Line(&'a [u8]),
+    Counted(&'a [u8]),
+}
+
+impl<'a> Sliced<'a> {
+    fn bytes(&self) -> &'a [u8] {
+        match self {
+            Self::Line(bytes) | Self::Counted(bytes) => bytes,
+        }
+    }
 }
 
 /// The naive reading: all bytes at once.
-fn split(bytes: &[u8], max: usize) -> (Vec<&[u8]>, End) {
+fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
     let mut lines = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
+        if rest[0] == LINES_MARK {
+            let [_, a, b, c, d, message @ ..] = rest else { return (lines, End::Torn) };
+            let len = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
+            if len > max {
+                return (lines, End::TooLarge);
+            }
+            let Some((message, after)) = message.split_at_checked(len) else { return (lines, End::Torn) };
+            lines.push(Sliced::Counted(message));
+            rest = after;
+            continue;
+        }
         let end = rest.iter().position(|byte| *byte == b'\n');
         let (line, after) = match end {
             Some(at) => (rest[..at].strip_suffix(b"\r").unwrap_or(&rest[..at]), &rest[at + 1..]),
@@ -64,7 +91,7 @@ fn split(bytes: &[u8], max: usize) -> (Vec<&[u8]>, End) {
         }
         let Ok(text) = std::str::from_utf8(line) else { return (lines, End::Utf8) };
         if !text.trim().is_empty() {
-            lines.push(line);
+            lines.push(Sliced::Line(line));
         }
         rest = after;
     }
@@ -72,16 +99,20 @@ fn split(bytes: &[u8], max: usize) -> (Vec<&[u8]>, End) {
 }
 
 /// What was received goes out and comes back as it is.
-fn send_again(lines: &[&[u8]]) {
+fn send_again(messages: &[Sliced<'_>]) {
     let mut outbox = Outbox::new(Framing::Lines { max: usize::MAX });
-    for line in lines {
-        outbox.message(line.len(), |buf| buf.extend_from_slice(line));
+    for message in messages {
+        match message {
+            Sliced::Line(line) => outbox.message(line.len(), |buf| buf.extend_from_slice(line)),
+            Sliced::Counted(bytes) => outbox.binary(bytes, &[]),
+        }
     }
     let mut sent = Vec::new();
     outbox.flush_to(&mut sent).now_or_never().unwrap().unwrap();
     let (received, _) = sliced::receive(Framing::Lines { max: 1 << 20 }, &sent, 4096);
-    let expected: Vec<Inbound> = lines.iter().map(|line| Inbound::Message(line.to_vec().into())).collect();
+    let expected: Vec<Inbound> =
+        messages.iter().map(|message| Inbound::Message(message.bytes().to_vec().into())).collect();
     // A line that ends in CR alone loses it on the way, as the rule of the framing says.
-    let is_plain = lines.iter().all(|line| !line.ends_with(b"\r"));
+    let is_plain = messages.iter().all(|message| !matches!(message, Sliced::Line(line) if line.ends_with(b"\r")));
     assert!(!is_plain || received == expected);
 }

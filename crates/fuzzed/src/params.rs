@@ -43,6 +43,7 @@ pub(crate) fn check_params(name: &str, text: &RawValue) {
         method::PROCESS_EXITED => owned::<process::ExitedParams>(text),
         method::PROCESS_CLOSED => owned::<process::ClosedParams>(text),
         method::PROCESS_GAP => owned::<process::GapParams>(text),
+        method::PROCESS_CHANNEL => owned::<process::ChannelParams>(text),
         method::HTTP_ACK => owned::<http::AckParams>(text),
         method::HTTP_BODY_DELTA => borrowing!(text, http::BodyDeltaParams),
         method::COMMAND_OUTPUT_DELTA => owned::<command::OutputDeltaParams>(text),

@@ -16,8 +16,9 @@ use crate::{
     memory::{Map, Writers},
 };
 
-/// Free segments kept for reuse, 4 MiB: enough for the hand-over between one full log and its reader.
-const POOL_MAX: usize = 4;
+/// Free segments kept for reuse, 16 MiB: what goes to and fro between eight floods and their readers. Only what was in use before is kept, and an
+/// idle holder gives it back; a new segment costs far more than its bytes, here and in the server, which maps it.
+const POOL_MAX: usize = 16;
 
 /// Where the bytes of a segment are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

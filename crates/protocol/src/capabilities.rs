@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{limits, message, tolerant::null_default};
+use crate::{frame, limits, message, tolerant::null_default};
 
 /// What a client can take; a client that sends nothing is a reference client.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -147,7 +147,7 @@ impl ServerCapabilities {
             http: true,
             http_cancel: true,
             http_window: true,
-            dialects: vec![message::ATTACHED.to_owned()],
+            dialects: vec![frame::BINARY.to_owned(), message::ATTACHED.to_owned()],
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             environment: EnvironmentCapabilities::served(),
         }

@@ -93,7 +93,7 @@ kinds! {
     ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk, or the server is at a bound that it was given.";
     Draining "draining" INVALID_REQUEST "The server is shutting down and starts nothing new.";
     Forbidden "forbidden" INVALID_REQUEST "The principal was not granted what the request needs.";
-    AuditUnavailable "auditUnavailable" INTERNAL "The audit log cannot be written, and by the operator's choice nothing starts unrecorded.";
+    AuditUnavailable "auditUnavailable" INTERNAL "The audit log cannot be written, and by the operator's choice nothing starts, and no HTTP request is made, unrecorded.";
     ProcessNotClosed "processNotClosed" INVALID_REQUEST "Only a closed process can be forgotten.";
     NotFound "notFound" NOT_FOUND "There is no such file or directory.";
     UnknownHandle "unknownHandle" NOT_FOUND "There is no open file, search or watch of this name.";

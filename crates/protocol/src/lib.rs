@@ -9,6 +9,7 @@ pub mod capabilities;
 pub mod command;
 pub mod environment;
 pub mod failure;
+pub mod frame;
 pub mod fs;
 pub mod http;
 pub mod id;

@@ -138,12 +138,15 @@ pub enum Class {
     Control,
 }
 
+/// The method that a frame of input stands for.
+pub const PROCESS_WRITE: Method = reference("process/write", Family::Exec, Class::Parked, Some(Scope::Stdin));
+
 /// Every method this server serves. A new one is not written without saying which scope it needs.
 pub const METHODS: &[Method] = &[
     reference("initialize", Family::Handshake, Class::Inline, None),
     reference("process/start", Family::Exec, Class::Ordered, Some(Scope::Exec)),
     reference("process/read", Family::Exec, Class::Parked, Some(Scope::Exec)),
-    reference("process/write", Family::Exec, Class::Parked, Some(Scope::Stdin)),
+    PROCESS_WRITE,
     reference("process/signal", Family::Exec, Class::Control, Some(Scope::Signal)),
     reference("process/terminate", Family::Exec, Class::Control, Some(Scope::Signal)),
     addition("process/closeStdin", Family::Exec, Class::Parked, Some(Scope::Stdin)),
@@ -227,6 +230,8 @@ pub const PROCESS_EXITED: &str = "process/exited";
 pub const PROCESS_CLOSED: &str = "process/closed";
 /// Output that can no longer be told.
 pub const PROCESS_GAP: &str = "process/gap";
+/// The number of a process in the binary frames of this connection.
+pub const PROCESS_CHANNEL: &str = "process/channel";
 /// The client has taken pieces of a streamed HTTP body.
 pub const HTTP_ACK: &str = "http/request/ack";
 /// A piece of a streamed HTTP body.
@@ -244,6 +249,7 @@ pub const NOTIFICATIONS: &[Notification] = &[
     Notification { name: PROCESS_EXITED, sender: Sender::Server, addition: false },
     Notification { name: PROCESS_CLOSED, sender: Sender::Server, addition: false },
     Notification { name: PROCESS_GAP, sender: Sender::Server, addition: true },
+    Notification { name: PROCESS_CHANNEL, sender: Sender::Server, addition: true },
     Notification { name: HTTP_ACK, sender: Sender::Client, addition: true },
     Notification { name: HTTP_BODY_DELTA, sender: Sender::Server, addition: false },
     Notification { name: COMMAND_OUTPUT_DELTA, sender: Sender::Server, addition: false },

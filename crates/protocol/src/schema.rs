@@ -116,6 +116,7 @@ fn notification_schema(name: &str, generator: &mut SchemaGenerator) -> Option<Sc
         "process/exited" => named::<process::ExitedParams>(generator),
         "process/closed" => named::<process::ClosedParams>(generator),
         "process/gap" => named::<process::GapParams>(generator),
+        "process/channel" => named::<process::ChannelParams>(generator),
         "http/request/ack" => named::<http::AckParams>(generator),
         "http/request/bodyDelta" => named::<http::BodyDeltaParams<'_>>(generator),
         "command/exec/outputDelta" => named::<command::OutputDeltaParams>(generator),

@@ -214,6 +214,7 @@ fn typed(fixture: &Fixture, params: Option<&RawValue>) -> Box<RawValue> {
         ("process/exited", _) => through::<process::ExitedParams>(fixture, params),
         ("process/closed", _) => through::<process::ClosedParams>(fixture, params),
         ("process/gap", _) => through::<process::GapParams>(fixture, params),
+        ("process/channel", _) => through::<process::ChannelParams>(fixture, params),
         ("command/exec/outputDelta", _) => through::<command::OutputDeltaParams>(fixture, params),
         ("command/exec/exited", _) => through::<command::ExitedParams>(fixture, params),
         (method, what) => panic!("no type for {method} {what}"),

@@ -15,6 +15,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_protocol::{
     failure::Kind,
+    frame,
     message::{self, Incoming, RequestId},
 };
 use serde::Serialize;
@@ -92,7 +93,16 @@ pub trait Listener: Send + 'static {
         method: &str,
         params: Option<&RawValue>,
     ) -> impl Future<Output = Result<(), Closed>> + Send;
+
+    /// Acts on one frame of the dialect `binary`, likewise. Nobody who did not announce the dialect is sent one.
+    fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send {
+        drop(message);
+        async { Err(UNASKED) }
+    }
 }
+
+/// What is said of a frame that nobody asked for.
+const UNASKED: Closed = Closed::Protocol("a frame of a dialect that was not announced");
 
 type Answer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
 
@@ -237,6 +247,15 @@ impl RawClient {
         Ok(Sent { call })
     }
 
+    /// Sends a request as a frame of bytes, whose head `head` writes for its id.
+    pub async fn send_frame(&self, head: impl FnOnce(i64, &mut Vec<u8>), bytes: Bytes) -> Result<Sent, CallError> {
+        let call = self.shared.pending.register()?;
+        let mut message = Vec::with_capacity(ENVELOPE_BYTES);
+        head(call.id(), &mut message);
+        self.queue(Message { head: message, attached: Some(bytes) }).await?;
+        Ok(Sent { call })
+    }
+
     async fn post(&self, call: Call<Answer>, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
@@ -338,6 +357,8 @@ trait Hearing: Send + 'static {
         method: &str,
         params: Option<&RawValue>,
     ) -> impl Future<Output = Result<(), Closed>> + Send;
+
+    fn hear_frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send;
 }
 
 /// To the subscription of the moment.
@@ -351,11 +372,19 @@ impl Hearing for Subscribed {
         shared.deliver(Notification { method: method.to_owned(), params: params.map(RawValue::to_owned) }).await;
         Ok(())
     }
+
+    async fn hear_frame(&mut self, _: Bytes) -> Result<(), Closed> {
+        Err(UNASKED)
+    }
 }
 
 impl<L: Listener> Hearing for Listening<L> {
     async fn hear(&mut self, _: &Shared, method: &str, params: Option<&RawValue>) -> Result<(), Closed> {
         self.0.notification(method, params).await
+    }
+
+    async fn hear_frame(&mut self, message: Bytes) -> Result<(), Closed> {
+        self.0.frame(message).await
     }
 }
 
@@ -415,6 +444,9 @@ async fn handle_message(
     hearing: &mut impl Hearing,
     bytes: Bytes,
 ) -> Result<(), Closed> {
+    if frame::is_frame(&bytes) {
+        return hearing.hear_frame(bytes).await;
+    }
     let (json, attached) = message::detach(&bytes);
     let incoming = message::decode(json).map_err(|_| Closed::Protocol("malformed message"))?;
     match incoming {

@@ -28,12 +28,19 @@ pub use stream::{Stream, memory};
 pub use sys::register;
 pub use tcp::TcpProbe;
 
+/// How a message of bytes begins on lines; no text in UTF-8 does. Four bytes of length follow, the lowest first, and the message.
+pub const LINES_MARK: u8 = 0xc0;
+
+/// The mark and the length.
+const LINES_HEAD: usize = 5;
+
 /// Says how messages are told apart on a byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// One message a line, LF-terminated; blank lines are skipped and a CR before the LF is stripped.
+    /// One message a line, LF-terminated; blank lines are skipped and a CR before the LF is stripped. Messages of bytes come behind
+    /// [`LINES_MARK`] and their length instead.
     Lines {
-        /// Largest inbound payload in bytes, line end excluded.
+        /// Largest inbound payload in bytes, line end or mark and length excluded.
         max: usize,
     },
     /// RFC 6455 frames, after the upgrade.

@@ -12,7 +12,7 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
-    Framing, Role,
+    Framing, LINES_HEAD, LINES_MARK, Role,
     frame::{self, CONTROL_MAX, HEADER_MAX, Header, Opcode},
 };
 
@@ -101,7 +101,7 @@ impl Outbox {
         self.encode(Opcode::Text, hint, write);
     }
 
-    /// Queues a message that is encoded already. Lines cannot carry attached bytes: there must be none.
+    /// Queues a message that is encoded already; one with attached bytes is sent as bytes.
     pub fn encoded(&mut self, message: Message) {
         let Message { head, attached } = message;
         match (attached, self.framing) {
@@ -109,11 +109,19 @@ impl Outbox {
             (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
                 self.attached(role == Role::Client, &head, attached);
             }
-            (Some(attached), _) => self.encode(Opcode::Binary, head.len() + attached.len(), |buf| {
-                buf.extend_from_slice(&head);
-                buf.extend_from_slice(&attached);
-            }),
+            (Some(attached), _) => self.binary(&head, &attached),
         }
+    }
+
+    /// Queues a message of bytes in two parts, with one copy of each.
+    ///
+    /// On lines it goes behind a mark and its length: it may hold a LF.
+    pub fn binary(&mut self, head: &[u8], bytes: &[u8]) {
+        let total = head.len() + bytes.len();
+        self.encode(Opcode::Binary, total, |buf| {
+            buf.extend_from_slice(head);
+            buf.extend_from_slice(bytes);
+        });
     }
 
     /// One frame of bytes. What is not masked leaves from where it is.
@@ -148,6 +156,14 @@ impl Outbox {
         }
         self.compact();
         match self.framing {
+            Framing::Lines { .. } if opcode == Opcode::Binary => {
+                let start = self.buf.len();
+                self.buf.reserve(LINES_HEAD + hint);
+                self.buf.extend_from_slice(&[LINES_MARK, 0, 0, 0, 0]);
+                write(&mut self.buf);
+                let len = u32::try_from(self.buf.len() - start - LINES_HEAD).expect("a message has less than 4 GiB");
+                self.buf[start + 1..start + LINES_HEAD].copy_from_slice(&len.to_le_bytes());
+            }
             Framing::Lines { .. } => {
                 let start = self.buf.len();
                 self.buf.reserve(hint + 1);

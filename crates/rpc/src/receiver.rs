@@ -9,7 +9,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::{
-    Closed, Framing, Role,
+    Closed, Framing, LINES_HEAD, LINES_MARK, Role,
     frame::{self, Header, Opcode},
     pool::{BUFFER_BYTES, Buffer},
 };
@@ -27,8 +27,9 @@ const RESERVE_MAX: usize = 8 * 1024 * 1024;
 /// [`READ_MIN`] bytes.
 const SPARE_MIN: usize = 4 * 1024;
 
-/// Messages of bytes from this size on, 64 KiB, are read into a buffer that is used again, if they fit one.
-const POOLED_MIN: u64 = 64 * 1024;
+/// Messages of bytes from this size on, 128 KiB, are read into a buffer that is used again, if they fit one: blocks of files, and not output, of
+/// which one read takes several pieces.
+const POOLED_MIN: u64 = 128 * 1024;
 
 /// What came from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,8 +150,9 @@ impl Receiver {
             return Ok(());
         }
         let missing = match (&self.framing, &self.frame) {
-            // One byte over the limit and a CR decide that a line is too long: more is never buffered.
-            (Framing::Lines { max }, _) => (max.saturating_add(2) - self.buf.len()).min(self.room),
+            // One byte over the limit and a CR decide that a line is too long, and a message of bytes has a longer head: more is
+            // never buffered.
+            (Framing::Lines { max }, _) => (max.saturating_add(LINES_HEAD) - self.buf.len()).min(self.room),
             // Up to the end of a large frame and no further, so that its buffer leaves with it.
             (Framing::WebSocket { .. }, Some(header)) => {
                 (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
@@ -193,8 +195,28 @@ impl Receiver {
         taken
     }
 
+    /// A message of bytes among lines.
+    fn counted(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
+        let len = match *self.buf {
+            [_, a, b, c, d, ..] => usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX),
+            _ => return Ok(None),
+        };
+        if len > max {
+            return Err(Closed::TooLarge { limit: max });
+        }
+        if self.buf.len() - LINES_HEAD < len {
+            return Ok(None);
+        }
+        let mut message = self.take(LINES_HEAD + len);
+        message.advance(LINES_HEAD);
+        Ok(Some(Inbound::Message(message.freeze())))
+    }
+
     fn line(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
         loop {
+            if self.buf.first() == Some(&LINES_MARK) {
+                return self.counted(max);
+            }
             let line = match memchr::memchr(b'\n', &self.buf[self.scanned..]) {
                 Some(at) => {
                     let mut line = self.take(self.scanned + at + 1);

@@ -18,10 +18,12 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_protocol::{
-    Incoming, RequestId, http, limits,
+    Incoming, RequestId,
+    frame::{self, WriteFrame},
+    http, limits,
     message::{self, Trace},
     method::{self, Class, Method},
-    process::AckParams,
+    process::{self, AckParams},
 };
 use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
@@ -64,6 +66,9 @@ const TRY_AGAIN_LATER: u16 = 1013;
 
 /// How long a peer that was told goodbye may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// Input up to this size, 64 KiB, is copied out of what was read with it: it may wait long for its process, and what it keeps is not counted.
+const COPIED_BYTES: usize = 64 << 10;
 
 /// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
 pub(crate) struct Peer {
@@ -352,6 +357,9 @@ impl Connection {
     }
 
     async fn handle(&mut self, bytes: Bytes) {
+        if bytes.first() == Some(&frame::WRITE_MARK) && self.peer.manners().binary {
+            return self.handle_write(&bytes).await;
+        }
         let (json, attached) = self.detach(&bytes);
         match message::decode(json) {
             Ok(Incoming::Request { id, method, params, trace }) => {
@@ -372,7 +380,8 @@ impl Connection {
                     return self.waiting.push_back(bytes);
                 }
                 let reply = self.reply(found, id, trace.as_ref());
-                self.begin(found, reply, (params, attached), bytes.len()).await;
+                let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
+                self.begin(found, reply, bytes.len(), call).await;
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
             // Nothing is ever asked of a client, so nothing waits for an answer.
@@ -382,6 +391,29 @@ impl Connection {
                 self.fail(&message::MALFORMED_ID, &failure);
             }
         }
+    }
+
+    /// A `process/write` that came as a frame.
+    async fn handle_write(&mut self, bytes: &Bytes) {
+        let (head, data) = match WriteFrame::decode(bytes) {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                let failure = Failure::Malformed { label: self.label.clone(), reason: error.to_string() };
+                return self.fail(&message::MALFORMED_ID, &failure);
+            }
+        };
+        let (id, method) = (RequestId::Number(head.id), &method::PROCESS_WRITE);
+        if let Err(failure) = self.admit(method, bytes.len()) {
+            return self.fail(&id, &failure);
+        }
+        let reply = self.reply(method, id, None);
+        let Some(process) = self.peer.mailbox.channels.find(head.channel) else {
+            return reply.write("", process::WriteStatus::UnknownProcess);
+        };
+        let data = if data.len() <= COPIED_BYTES { Bytes::copy_from_slice(data) } else { bytes.slice_ref(data) };
+        let frame = handlers::stdin::WriteFrame::new(process, head.write_id, data);
+        let call = |_, reply| Some(Box::pin(handlers::stdin::write_frame(frame, reply)) as Call);
+        self.begin(method, reply, bytes.len(), call).await;
     }
 
     /// A method that is not served. The gates of the reference's families come first, as everywhere: peers compare their texts.
@@ -422,7 +454,13 @@ impl Connection {
     }
 
     /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
-    async fn begin(&mut self, method: &'static Method, reply: Reply, params: dispatch::Params<'_>, bytes: usize) {
+    async fn begin(
+        &mut self,
+        method: &'static Method,
+        reply: Reply,
+        bytes: usize,
+        call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
+    ) {
         // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
         let reply = match method.class {
             Class::Ordered => match reply.hold_slot().park(bytes) {
@@ -443,7 +481,7 @@ impl Connection {
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
         }
         let span = reply.span().clone();
-        let Some(call) = dispatch::call(context, method, params, reply) else { return };
+        let Some(call) = call(context, reply) else { return };
         let mut call: Call = Box::pin(call.instrument(span));
         if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
             self.tasks.push(call);
@@ -478,7 +516,8 @@ impl Connection {
                 && let Some(found) = Method::find(&method)
             {
                 let reply = self.reply(found, id, trace.as_ref());
-                self.begin(found, reply, (params, attached), bytes.len()).await;
+                let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
+                self.begin(found, reply, bytes.len(), call).await;
             }
         }
     }

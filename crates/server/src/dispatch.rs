@@ -29,7 +29,7 @@ pub(crate) fn call(
     reply: Reply,
 ) -> Option<Call> {
     let request = Request { context, params, reply };
-    if attached.is_some() && method.name != "fs/writeBlock" {
+    if attached.is_some() && !matches!(method.name, "fs/writeBlock" | "fs/writeFile") {
         let reason = format!("`{}` takes no attached bytes", method.name);
         request.reply.fail(&Failure::InvalidParams { reason });
         return None;
@@ -50,7 +50,10 @@ pub(crate) fn call(
         "environment/info" => request.run(handlers::environment::info),
         "environment/status" => request.run(handlers::environment::status),
         "fs/readFile" => request.run(handlers::files::whole::read),
-        "fs/writeFile" => request.run_borrowed(handlers::files::whole::decode_write, handlers::files::whole::write),
+        "fs/writeFile" => {
+            let decode = |params| handlers::files::whole::decode_write(params, attached);
+            request.run_borrowed(decode, handlers::files::whole::write)
+        }
         "fs/getMetadata" => request.run(handlers::files::whole::get_metadata),
         "fs/setMetadata" => request.run(handlers::files::whole::set_metadata),
         "fs/canonicalize" => request.run(handlers::files::whole::canonicalize),

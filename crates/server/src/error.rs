@@ -88,6 +88,8 @@ pub(crate) enum Failure {
     OutsideRoots { principal: String, cwd: String },
     #[error("`{principal}` may not set the variable `{name}`")]
     ForbiddenVariable { principal: String, name: String },
+    #[error("`{principal}` may do this only in {needed}")]
+    BelowFloor { principal: String, needed: &'static str },
     #[error("`{path}`: a path of another kind of host")]
     ForeignPath { path: String },
     #[error("{0}")]
@@ -141,7 +143,7 @@ pub(crate) enum Failure {
     HttpVariable { principal: String, name: String },
     #[error("{what} failed in a way that it should not; the server's log has the details")]
     Internal { what: &'static str },
-    #[error("the audit log cannot be written, so nothing is started; try again when the disk has room")]
+    #[error("the audit log cannot be written, so nothing is started or requested; try again when the disk has room")]
     AuditUnavailable,
 }
 
@@ -204,7 +206,8 @@ impl Failure {
             // Nothing was lost: the session has no process yet.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
-            Self::LacksScope { .. } | Self::OutsideRoots { .. } | Self::ForbiddenVariable { .. } => Kind::Forbidden,
+            Self::LacksScope { .. } | Self::OutsideRoots { .. } => Kind::Forbidden,
+            Self::ForbiddenVariable { .. } | Self::BelowFloor { .. } => Kind::Forbidden,
             Self::HttpTarget { .. } | Self::HttpVariable { .. } => Kind::Forbidden,
             Self::HttpTooLarge { .. } => Kind::HttpTooLarge,
             Self::Http { source, .. } if matches!(**source, FetchError::Headers) => Kind::HttpTooLarge,

@@ -59,6 +59,18 @@ pub(crate) struct Confinement {
     is_network_restricted: bool,
 }
 
+impl Confinement {
+    /// Whether only some files can be reached.
+    pub(crate) fn restricts_files(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Whether there is no network.
+    pub(crate) fn restricts_network(&self) -> bool {
+        self.is_network_restricted
+    }
+}
+
 /// What the text of a sandbox in a request says.
 pub(crate) enum Asked {
     /// `null`: there is none.

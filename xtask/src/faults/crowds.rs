@@ -13,11 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Figures, Setting, figures::percentile, slow::Neighbour};
-use crate::{
-    server::{self, Setup},
-    wire::Wire,
-};
+use super::{Figures, Setting, figures::percentile, level::Level, slow::Neighbour};
+use crate::{server::Setup, wire::Wire};
 
 const SOCKETS: usize = 500;
 
@@ -42,7 +39,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let mut inside = Neighbour::new(&server.address)?;
     let before = measure(&mut inside)?;
-    let (descriptors, memory) = (server::descriptors(server.pid()), server::memory_kib(server.pid()));
+    let level = Level::of(server.pid());
     let (mut times, mut newcomers, mut worst, mut sockets) = (Vec::new(), Vec::new(), 0.0_f64, 0);
     for round in 0..rounds {
         let said = || format!("round {round}; the server says: {}", setup.log_tail());
@@ -73,7 +70,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         worst = worst.max(p99);
         times.extend(measured);
         sockets += crowd.sockets.load(Ordering::Relaxed);
-        wait_back(server.pid(), descriptors, memory).with_context(said)?;
+        level.wait_back().with_context(said)?;
     }
     inside.end()?;
     server.stop()?;
@@ -100,20 +97,6 @@ fn measure(inside: &mut Neighbour) -> Result<Vec<f64>> {
     }
     times.sort_by(f64::total_cmp);
     Ok(times)
-}
-
-/// Until nothing of the crowd is left in the server.
-fn wait_back(pid: u32, descriptors: u64, memory_kib: u64) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(15);
-    loop {
-        let (now, memory) = (server::descriptors(pid), server::memory_kib(pid));
-        if now <= descriptors && memory <= memory_kib + (16 << 10) {
-            return Ok(());
-        }
-        let late = Instant::now() > until;
-        ensure!(!late, "{now} descriptors, {descriptors} before; {memory} KiB, {memory_kib} before");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Those outside: 500 sockets at a time, new ones for those that were closed.

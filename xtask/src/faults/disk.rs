@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use super::{
     Figures, Setting,
     flood::{self, Flood, Policy},
+    level::Level,
 };
 use crate::{server::Setup, wire::Wire};
 
@@ -38,6 +39,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let disk = PathBuf::from(format!("/proc/{}/root{}", server.pid(), setup.state_dir().display()));
     let (mut observer, _) = Wire::session(&server.address)?;
     flood::neighbour(&mut observer, "first")?;
+    let level = Level::of(server.pid());
     let family = setup.family();
     let mut random = setting.random("F9");
     let (mut bytes, mut noticed, mut worst_neighbour) = (0, Vec::new(), 0_f64);
@@ -52,6 +54,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} of the server is gone");
         }
     }
+    level.wait_back().with_context(|| format!("after the last round; the server says: {}", setup.log_tail()))?;
     drop(observer);
     server.stop()?;
     Ok(vec![

@@ -17,7 +17,7 @@ use super::{
     Figures, Setting,
     flood::{self, Flood, Policy},
 };
-use crate::{server::Setup, wire::Wire};
+use crate::{interop::packages, server::Setup, wire::Wire};
 
 /// What each flood writes: 3 MiB in memory and six segments on disk.
 const FLOOD_BYTES: u64 = 9 << 20;
@@ -31,7 +31,7 @@ const DISK: &[&str] =
 const SOCKETS: &str = "recvfrom,sendto,recvmsg,sendmsg,writev,epoll_wait:error=EINTR:when=20+100";
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    ensure_strace()?;
+    packages::ensure(packages::STRACE).context("F10 lets calls fail")?;
     let wanted = setting.pick(12, 200, 5000);
     let (mut disk, mut sockets, mut bytes, mut worst_neighbour) = (0, 0, 0, 0_f64);
     for round in 0.. {
@@ -155,18 +155,4 @@ impl Drop for Tracer {
         self.child.kill().ok(); // Ended already where it was detached.
         self.child.wait().ok();
     }
-}
-
-/// The tool of this run, installed where it is missing.
-fn ensure_strace() -> Result<()> {
-    let is_there =
-        || Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
-    if !is_there() {
-        let installed = Command::new("apt-get").args(["install", "--yes", "--quiet", "strace"]).status();
-        ensure!(
-            installed.is_ok_and(|status| status.success()) && is_there(),
-            "F10 needs strace, and it cannot be installed"
-        );
-    }
-    Ok(())
 }

@@ -4,11 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{
-    Figures, Setting, cuts,
+    Figures, Scale, Setting, cuts, ensure_p99,
+    figures::percentile,
     load::{Load, is_lost},
 };
 use crate::{
@@ -16,6 +17,9 @@ use crate::{
     server::{Server, Setup},
     wire::Wire,
 };
+
+/// What the start of a server may take until it has adopted its sessions and one was resumed, eight producers beside it.
+const ADOPTED_MS: f64 = 50.0;
 
 /// Producers at once.
 const LANES: usize = 8;
@@ -46,9 +50,15 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     wire.call("session/end", &json!({})).context("end the session")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    Ok(vec![
-        Figures::default().survived(killed).set("bytes", load.bytes).set("processes", load.ended).times(&mut times),
-    ])
+    let figures =
+        Figures::default().survived(killed).set("bytes", load.bytes).set("processes", load.ended).times(&mut times);
+    let middle = percentile(&times, 50);
+    ensure!(middle <= ADOPTED_MS, "adoption takes {middle:.1} ms in the middle, promised {ADOPTED_MS} ms");
+    // Of forty kills the 99th percentile is the worst one, and CI shares its cores with whatever else they run.
+    if !matches!(setting.scale, Scale::Ci) {
+        ensure_p99(&times, ADOPTED_MS, "adoption")?;
+    }
+    Ok(vec![figures.set("p50_ms", format!("{middle:.1}"))])
 }
 
 /// Takes messages until told; a link that breaks although the server lives is resumed like any other.

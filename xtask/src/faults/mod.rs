@@ -26,6 +26,7 @@ mod holders;
 mod kills;
 mod lanes;
 pub(crate) mod left;
+mod level;
 mod load;
 mod races;
 pub(crate) mod readme;
@@ -241,7 +242,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             println!("{:<4} {} ({})", run.name, run.what, run.how);
         }
         if options.readme {
-            readme::write(cargo::root(), &HashMap::new())?;
+            readme::write(cargo::root(), &HashMap::new(), 0)?;
         }
         println!("F25  a soak of mixed load with faults at a low rate (`--soak MINUTES`, alone)");
         return rules::list(cargo::root());
@@ -280,7 +281,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let failed = chosen.len() - passed.len();
     println!("{} passed, {failed} failed", passed.len());
     if options.readme {
-        readme::write(cargo::root(), &passed)?;
+        readme::write(cargo::root(), &passed, setting.seed)?;
     }
     if failed > 0 {
         std::process::exit(1);

@@ -1,18 +1,22 @@
 //! The table of the last full run in the README, between two markers.
 //!
-//! Owns the block: one row a run, in the order of the list. Rows of runs that were not carried out this time stay as they are; a
-//! run that never was says so.
+//! Owns the block: one row a run, in the order of the list, and below them a line a set of runs that says by which seed and of which
+//! commit they are. Rows of runs that were not carried out this time stay as they are; a run that never was says so.
 
 use std::{collections::HashMap, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
 use super::{Figures, RUNS};
+use crate::cargo;
 
 const BEGIN: &str = "<!-- faults: made by `cargo xtask faults --readme` -->\n";
 const END: &str = "<!-- end of faults -->\n";
 const HEAD: &str =
     "| | fault | how | injected | survived | checked | worst recovery |\n|---|---|---|---|---|---|---|\n";
+
+/// How a line about seed and commit begins.
+const NOTE: &str = "Made with ";
 
 /// Figures that tell the lines of one run apart.
 const VARIANTS: [&str; 4] = ["client", "groups", "part", "way"];
@@ -38,11 +42,30 @@ fn megabytes(bytes: &str) -> String {
     bytes.parse::<f64>().map_or(String::new(), |bytes| format!("{:.1} MB", bytes / 1e6))
 }
 
-/// Replaces the rows of these runs.
-pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>) -> Result<()> {
+/// Replaces the rows of these runs, and says by which seed and commit they are.
+pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>, seed: u64) -> Result<()> {
     let path = root.join("README.md");
     let text = fs::read_to_string(&path)?;
     let (before, old, after) = parts(&text)?;
+    let block = block(old, new, &format!("seed {seed}, commit {}", commit()?));
+    fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).context("write the README")
+}
+
+/// What the program was built from, as far as git knows.
+fn commit() -> Result<String> {
+    let git = |words: &[&str]| -> Result<String> {
+        let output = cargo::command("git", words).output().context("start `git`")?;
+        ensure!(output.status.success(), "`git {}` failed", words.join(" "));
+        Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    // The table itself may have changed: it is what is being written.
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!README.md"])?;
+    Ok(if changed.is_empty() { commit } else { format!("{commit} with changes") })
+}
+
+/// The block again with these rows, which are by this word.
+fn block(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
     let mut block = HEAD.to_owned();
     for run in RUNS {
         match new.get(run.name) {
@@ -53,7 +76,21 @@ pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>) -> Result<()>
             None => block += &format!("| {} | {} | {} | not carried out yet | | | |\n", run.name, run.what, run.how),
         }
     }
-    fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).context("write the README")
+    block + &notes(old, new, by)
+}
+
+/// Below the rows: of which seed and commit each run is, one line for all that share them.
+fn notes(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
+    let earlier = old.lines().filter_map(|line| line.strip_prefix(NOTE)?.split_once(": "));
+    let mut all: Vec<(&str, Vec<&str>)> =
+        earlier.map(|(by, names)| (by, names.split(", ").filter(|name| !new.contains_key(name)).collect())).collect();
+    let fresh = RUNS.iter().map(|run| run.name).filter(|name| new.contains_key(name)).collect();
+    match all.iter_mut().find(|(other, _)| *other == by) {
+        Some((_, names)) => names.extend::<Vec<&str>>(fresh),
+        None => all.push((by, fresh)),
+    }
+    let lines = all.iter().filter(|(_, names)| !names.is_empty());
+    lines.map(|(by, names)| format!("\n{NOTE}{by}: {}\n", names.join(", "))).collect()
 }
 
 /// The runs that have no row in this README.
@@ -84,5 +121,21 @@ mod tests {
         let text = format!("# x\n{BEGIN}{HEAD}{rows}{END}rest\n");
         assert_eq!(missing(&text).unwrap(), [RUNS[0].name]);
         assert!(missing("no table").is_err());
+    }
+
+    #[test]
+    fn rows_say_their_variant_and_the_block_by_which_seed_and_commit_they_are() {
+        let line = |variant, value| Figures::default().survived(3).set(variant, value);
+        let variants = rows("F13", &[line("groups", "true"), line("groups", "false")]);
+        assert!(variants[0].contains("; groups: true | 3 | 3 |") && variants[1].contains("; groups: false | 3 |"));
+        let row = |name| (name, rows(name, &[Figures::default()]));
+        let all: HashMap<_, _> = RUNS.iter().map(|run| row(run.name)).collect();
+        let first = block("", &all, "seed 1, commit a");
+        assert_eq!(first.matches("\nMade with seed 1, commit a: D1, D2, ").count(), 1, "{first}");
+        let second = block(&first, &HashMap::from([row("F1"), row("D2")]), "seed 2, commit b");
+        assert!(second.contains("\nMade with seed 1, commit a: D1, D3, D4, F2, "), "{second}");
+        assert!(second.ends_with("\nMade with seed 2, commit b: D2, F1\n"), "{second}");
+        // Nothing was carried out, and nothing is claimed.
+        assert_eq!(block(&second, &HashMap::new(), "seed 3, commit c"), second);
     }
 }

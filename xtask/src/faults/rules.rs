@@ -55,10 +55,10 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
     (7, "trouble of one session costs others little", &["F7", "F9", "F10", "F11", "F12", "F18", "F24"]),
 ];
 
-/// A rule or promise and its file; `None` where there is none.
-pub(crate) type Filed = (String, &'static str, Option<String>);
+/// A rule or promise and its files, in the order of their names.
+pub(crate) type Filed = (String, &'static str, Vec<String>);
 
-/// The file of each rule.
+/// The files of each rule.
 pub(crate) fn rules(root: &Path) -> Result<Vec<Filed>> {
     let rules = RULES.iter().map(|(number, what)| ('s', *number, *what));
     filed(root, rules)
@@ -66,13 +66,14 @@ pub(crate) fn rules(root: &Path) -> Result<Vec<Filed>> {
 
 fn filed(root: &Path, rules: impl Iterator<Item = (char, u32, &'static str)>) -> Result<Vec<Filed>> {
     let folder = root.join(FOLDER);
-    let names: Vec<String> = fs::read_dir(&folder)
+    let mut names: Vec<String> = fs::read_dir(&folder)
         .with_context(|| format!("list `{}`", folder.display()))?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .collect();
-    let file = |prefix: String| names.iter().find(|name| name.starts_with(&prefix)).cloned();
+    names.sort();
+    let files = |prefix: String| names.iter().filter(|name| name.starts_with(&prefix)).cloned().collect();
     let filed = |(kind, number, what): (char, u32, &'static str)| {
-        (format!("{}{number}", kind.to_ascii_uppercase()), what, file(format!("{kind}{number:02}_")))
+        (format!("{}{number}", kind.to_ascii_uppercase()), what, files(format!("{kind}{number:02}_")))
     };
     Ok(rules.map(filed).collect())
 }
@@ -80,22 +81,41 @@ fn filed(root: &Path, rules: impl Iterator<Item = (char, u32, &'static str)>) ->
 /// Prints both tables.
 pub(super) fn list(root: &Path) -> Result<()> {
     println!();
-    for (name, what, file) in rules(root)? {
-        let file = file.map_or("no file".to_owned(), |file| format!("{FOLDER}/{file}"));
-        println!("{name:<4} {what}: {file}");
+    for (name, what, files) in rules(root)? {
+        let files = if files.is_empty() { "no file".to_owned() } else { paths(&files) };
+        println!("{name:<4} {what}: {files}");
     }
     println!();
     let promises = filed(root, PROMISES.iter().map(|(number, what, _)| ('r', *number, *what)))?;
-    for ((name, what, file), (.., runs)) in promises.into_iter().zip(PROMISES) {
-        let file = file.map_or(String::new(), |file| format!(", {FOLDER}/{file}"));
-        println!("{name:<4} {what}: {}{file}", runs.join(", "));
+    for ((name, what, files), (.., runs)) in promises.into_iter().zip(PROMISES) {
+        let files = if files.is_empty() { String::new() } else { format!(", {}", paths(&files)) };
+        println!("{name:<4} {what}: {}{files}", runs.join(", "));
     }
     Ok(())
+}
+
+fn paths(files: &[String]) -> String {
+    files.iter().map(|file| format!("{FOLDER}/{file}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::RUNS, *};
+
+    #[test]
+    fn a_rule_has_all_its_files_in_order() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let folder = dir.path().join(FOLDER);
+        fs::create_dir_all(&folder).expect("make the folder");
+        for name in ["s10_z.rs", "s01_a.rs", "s10_b.rs", "s10_m.rs", "host.rs"] {
+            fs::write(folder.join(name), "").expect("write a file");
+        }
+        let rules = rules(dir.path()).expect("the rules");
+        let files = |rule: &str| rules.iter().find(|(name, ..)| name == rule).map(|(.., files)| files.clone());
+        assert_eq!(files("S1"), Some(vec!["s01_a.rs".to_owned()]));
+        assert_eq!(files("S10"), Some(["s10_b.rs", "s10_m.rs", "s10_z.rs"].map(str::to_owned).to_vec()));
+        assert_eq!(files("S2"), Some(Vec::new()));
+    }
 
     #[test]
     fn promises_are_proven_by_runs_that_exist() {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, slow::Neighbour};
+use super::{Figures, Setting, level::Level, slow::Neighbour};
 use crate::{
     server::{self, Setup},
     wire::{self, Address, Fault, Wire},
@@ -37,7 +37,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let mut neighbour = Neighbour::new(&server.address)?;
     neighbour.round_trip()?;
-    let baseline = server::descriptors(server.pid());
+    let level = Level::of(server.pid());
     let (mut times, mut worst_ticks, mut refused, mut started) = (Vec::new(), 0, 0, 0);
     for round in 0..rounds {
         let said = || format!("round {round}; the server says: {}", setup.log_tail());
@@ -67,7 +67,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     }
     neighbour.end()?;
     // One connection less than at first, and nothing more.
-    wait_descriptors(server.pid(), baseline)?;
+    level.wait_back()?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     setup.ensure_no_panic()?;
@@ -125,16 +125,4 @@ fn try_start(address: &Address) -> Result<()> {
     wire.call("session/end", &json!({}))?;
     outcome?;
     Ok(())
-}
-
-fn wait_descriptors(pid: u32, most: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let open = server::descriptors(pid);
-        if open <= most {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "{open} descriptors are open, {most} before");
-        thread::sleep(Duration::from_millis(20));
-    }
 }

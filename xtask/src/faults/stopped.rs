@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{Figures, Setting, lanes, slow::Neighbour};
+use super::{Figures, Setting, lanes, level::Level, slow::Neighbour};
 use crate::{
     children::{self, RECORD, Records},
     server::{self, Setup},
@@ -63,6 +63,7 @@ fn short_deadlines(setting: &Setting) -> Result<Setup> {
 fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
+    let level = Level::after_first_session(server.pid(), &server.address)?;
     let mut flow = Flow::start(&server.address)?;
     let mut quiet = Neighbour::new(&server.address)?;
     quiet.round_trip()?;
@@ -91,7 +92,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     expires(&server.address, &ending, Duration::ZERO)?;
     quiet.end()?;
     ensure!(!setup.log().contains("no sign of life"), "a live client was dropped: {}", setup.log_tail());
-    end(&setup, server)?;
+    end(&setup, server, &level)?;
     Ok(took)
 }
 
@@ -99,6 +100,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
+    let level = Level::after_first_session(server.pid(), &server.address)?;
     let mut flow = Flow::start(&server.address)?;
     while flow.seq < 8 {
         flow.take()?;
@@ -136,7 +138,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     wire.call("session/end", &json!({}))?;
     // It may have been stopped before it heard that it is alone, and counts from then.
     expires(&server.address, &ending, stop / 3)?;
-    end(&setup, server)?;
+    end(&setup, server, &level)?;
     Ok(took)
 }
 
@@ -144,6 +146,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
+    let level = Level::after_first_session(server.pid(), &server.address)?;
     let (program, id) = (children::program()?, 7_u64);
     let mut client = lanes::run(&setting.binary, &server.address.url)
         .args(["--", &program, "child", "producer", &id.to_string(), &COUNT.to_string()])
@@ -177,12 +180,13 @@ fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     client.stderr.take().context("a pipe")?.read_to_string(&mut said)?;
     records.finish(COUNT).with_context(|| said.clone())?;
     ensure!(status.code().map(i64::from) == Some(children::exit_code(id)), "ended with {status}: {said}");
-    end(&setup, server)?;
+    end(&setup, server, &level)?;
     Ok(took.unwrap_or_default())
 }
 
 /// Everything in order at the end.
-fn end(setup: &Setup, server: server::Server) -> Result<()> {
+fn end(setup: &Setup, server: server::Server, level: &Level) -> Result<()> {
+    level.wait_back().context("after all went on")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     setup.ensure_no_panic()

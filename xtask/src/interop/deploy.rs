@@ -1,9 +1,9 @@
 //! The part `deploy`: what docs/deploy.md says, as far as a machine without a booted systemd and without a container engine can try it.
-//! The system unit is read by systemd itself; the server runs as the first process of a pid namespace, as in a container.
+//! Both units are read by systemd itself; the server runs as the first process of a pid namespace, as in a container.
 
 use std::{
     fs,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -15,11 +15,9 @@ use crate::cargo;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
-    let mut lines = vec![unit(world)?];
+    let mut lines = vec![unit(world)?, user_unit(world)?];
     lines.extend(first_process(world)?);
-    println!(
-        "interop: not tried: a running unit and the user unit (no booted systemd), the image (no container engine)"
-    );
+    println!("interop: not tried: running units (no booted systemd), the image (no container engine)");
     Ok(lines)
 }
 
@@ -31,10 +29,32 @@ fn unit(world: &World) -> Result<String> {
     let here = text.replace("/usr/local/bin/exec-server", &program).replace("User=exec\n", "User=daemon\n");
     let file = world.folder("deploy-unit")?.join("exec-server.service");
     fs::write(&file, here)?;
-    let output = output_of(world.command("systemd-analyze").arg("verify").arg(&file), PATIENCE)?;
+    verify(world.command("systemd-analyze").arg("verify").arg(&file))?;
+    Ok("systemd reads the system unit".to_owned())
+}
+
+/// The same of the user's unit, as the manager of a user reads it.
+fn user_unit(world: &World) -> Result<String> {
+    let text = fs::read_to_string(cargo::root().join("docs/systemd/exec-server-user.service"))?;
+    let here = text.replace("%h/.local/bin/exec-server", &world.binary.display().to_string());
+    let dir = world.folder("deploy-user-unit")?;
+    let file = dir.join("exec-server.service");
+    fs::write(&file, here)?;
+    let mut command = world.command("systemd-analyze");
+    verify(command.args(["--user", "verify"]).arg(&file).env("XDG_RUNTIME_DIR", &dir))?;
+    // What is not read is not complained about either.
+    fs::write(&file, "[Service]\nType=notify\nExecStart=/bin/true\nNonsense=yes\n")?;
+    let mut command = world.command("systemd-analyze");
+    let broken = verify(command.args(["--user", "verify"]).arg(&file).env("XDG_RUNTIME_DIR", &dir));
+    ensure!(broken.is_err(), "systemd complains about no line of a user's unit, so that its word means nothing");
+    Ok("systemd reads the user's unit".to_owned())
+}
+
+fn verify(command: &mut Command) -> Result<()> {
+    let output = output_of(command, PATIENCE)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success() && !said.contains("exec-server.service"), "systemd does not like the unit: {said}");
-    Ok("systemd reads the system unit".to_owned())
+    Ok(())
 }
 
 /// As the first process of its namespace: it serves, and orphans of a command are reaped.

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cargo;
 
 /// A program and the package of Debian and Ubuntu that has it.
-pub(super) struct Need {
-    program: &'static str,
-    package: &'static str,
+pub(crate) struct Need {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
 }
 
 pub(super) const SSH: &[Need] = &[
@@ -41,6 +41,10 @@ pub(super) const MCP: &[Need] = &[
     Need { program: "npm", package: "npm" },
 ];
 
+/// Of `cargo xtask faults`.
+pub(crate) const IP: &[Need] = &[Need { program: "ip", package: "iproute2" }];
+pub(crate) const STRACE: &[Need] = &[Need { program: "strace", package: "strace" }];
+
 /// Beside `PATH`, because servers often are not in a user's.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
@@ -52,7 +56,7 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// Makes sure that all are here.
-pub(super) fn ensure(needs: &[Need]) -> Result<()> {
+pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| find(need.program).is_none()).map(|need| need.package).collect();
     packages.dedup();
@@ -73,7 +77,7 @@ fn install(packages: &[&str]) -> Result<()> {
     if packages.contains(&"openssh-server") && starts_services {
         bail!("`openssh-server` would start a server for everybody on this machine; install it yourself");
     }
-    println!("interop: installing {}", packages.join(", "));
+    println!("installing {}", packages.join(", "));
     // The lists may be absent or too old; then they are fetched, once.
     if apt(&["install", "-y", "--no-install-recommends"], packages).is_err() {
         apt(&["update"], &[])?;

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use exec_server_server::audit::Mode;
+use exec_server_server::{access::Floor, audit::Mode};
 
 use super::values;
 
@@ -47,7 +47,7 @@ pub(crate) struct Guard {
     /// Append who came, what was started and how it ended to FILE, each line with the hash of the one before
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
-    /// While the audit log cannot be written: go on and count what is lost, or start nothing
+    /// While the audit log cannot be written: go on and count what is lost, or start and request nothing
     #[arg(long, value_enum, value_name = "MODE", default_value_t = AuditMode::BestEffort, requires = "audit")]
     audit_mode: AuditMode,
 }
@@ -104,7 +104,7 @@ pub(crate) enum TokenCommand {
 pub(crate) struct Create {
     /// The name: who its bearer is to the server
     pub(crate) name: String,
-    /// What it may do: exec, stdin, signal, fs-read, fs-write, http; repeatable [default: all]
+    /// What it may do: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
     /// Touch files and start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes
@@ -113,6 +113,10 @@ pub(crate) struct Create {
     /// Let it set only this variable, LC_* for all that begin so; repeatable [default: any]
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,
+    /// Refuse what touches files or starts processes without a sandbox of this server: required, or offline for one without a network
+    /// [default: none is needed]
+    #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
+    pub(crate) sandbox: Option<Floor>,
     /// Let it end after so long: 12h, 30d [default: never]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) expires: Option<Duration>,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use exec_server_protocol::limits;
+use exec_server_server::access::Floor;
 
 use crate::limits::Amount;
 
@@ -167,7 +168,16 @@ fn size(text: &str) -> Result<u64, &'static str> {
 pub(super) fn scope(text: &str) -> Result<String, &'static str> {
     match exec_server_protocol::method::Scope::find(text) {
         Some(scope) => Ok(scope.as_str().to_owned()),
-        None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http"),
+        None => Err("must be one of exec, stdin, signal, fs-read, fs-write, http, metrics"),
+    }
+}
+
+/// The least that a sandbox must be.
+pub(super) fn floor(text: &str) -> Result<Floor, &'static str> {
+    match text {
+        "required" => Ok(Floor::Required),
+        "offline" => Ok(Floor::Offline),
+        _ => Err("must be required or offline"),
     }
 }
 
@@ -205,6 +215,18 @@ mod tests {
         }
         assert!(ttl("5ms").is_err() && duration("none").is_err());
         assert_eq!(duration_or_zero("0s"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn every_scope_is_named_by_help_and_error() {
+        let mut command = <super::super::Cli as clap::CommandFactory>::command();
+        let create = command.find_subcommand_mut("token").and_then(|token| token.find_subcommand_mut("create"));
+        let help = create.expect("`token create`").render_long_help().to_string();
+        let line = help.lines().find(|line| line.contains("What it may do")).expect("the line about scopes");
+        let error = scope("nonsense").unwrap_err();
+        for scope in exec_server_protocol::method::Scope::ALL {
+            assert!(line.contains(scope.as_str()) && error.contains(scope.as_str()), "{scope:?}: {line} {error}");
+        }
     }
 
     #[test]

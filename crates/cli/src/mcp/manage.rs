@@ -245,10 +245,7 @@ impl Places {
                 Ok(Choice::Local) => Ok(Host::local(local())),
                 Ok(Choice::Remote(spec)) => Ok(executor(spec, None)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
-                Err(error) => {
-                    let name = show::place_of(name);
-                    Err(PlaceError::Unknown { name, reason: error.to_string() })
-                }
+                Err(error) => Err(PlaceError::unknown(show::place_of(name), &error)),
             },
         }
     }

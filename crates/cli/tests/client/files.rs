@@ -195,6 +195,18 @@ async fn copy_keeps_links_and_refuses_what_it_must() {
 }
 
 #[tokio::test]
+async fn copy_rejects_directory_without_recursive() {
+    at_both(async |ground| {
+        let dir = ground.make_dir("source");
+        let error = ground.files.copy(&dir, &ground.path("target"), false).await.expect_err("it is a directory");
+        let fixed = "fs/copy requires recursive: true when sourcePath is a directory";
+        assert_eq!((error.kind, error.reason.as_str()), (ErrorKind::InvalidInput, fixed));
+        assert!(!ground.path("target").exists());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn remove_removes_symlink_not_target() {
     at_both(async |ground| {
         let file = ground.write("f", "1");
@@ -527,6 +539,27 @@ async fn listings_tell_everything_as_it_is() {
         );
         let rest = ground.files.list(&ground.path(""), Some(name("l")), Links::Refuse).await.expect("list");
         assert_eq!(rest.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>(), [name("p"), odd]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_listing_follows_links_where_it_may() {
+    at_both(async |ground| {
+        let dir = ground.make_dir("above/dir");
+        ground.write("above/dir/f", "1");
+        let (link, above) = (ground.link("l", &dir), ground.link("la", ground.path("above")));
+        for path in [&link, &above.join("dir")] {
+            let page = ground.files.list(path, None, Links::Follow).await.expect("list what it leads to");
+            let names: Vec<_> = page.entries.into_iter().map(|entry| entry.name).collect();
+            assert_eq!(names, [OsString::from("f")], "{}", path.display());
+            let plain = ground.files.read_directory(path).await.expect("the reference's listing");
+            assert_eq!(plain.iter().map(|entry| entry.is_file).collect::<Vec<_>>(), [true], "{}", path.display());
+            let refused = kind(ground.files.list(path, None, Links::Refuse).await);
+            assert_eq!(refused, ErrorKind::Symlink, "{}", path.display());
+        }
+        let to_file = ground.link("lf", dir.join("f"));
+        assert_eq!(kind(ground.files.list(&to_file, None, Links::Follow).await), ErrorKind::NotADirectory);
     })
     .await;
 }

@@ -34,6 +34,7 @@ at_both_places! {
     http_request_honors_optional_timeout
     http_request_rejects_protected_environment_headers
     http_request_can_stop_at_and_follow_redirects
+    http_request_normalizes_unicode_hostname
     http_request_failures_are_told_apart
     a_slow_reader_of_a_large_body_gets_all_of_it
     a_dropped_body_or_request_ends_the_download
@@ -104,6 +105,17 @@ async fn http_request_rejects_protected_environment_headers(place: &Place) {
     let request = Request::new("GET", target.url("/")).header_from_server("x-there", "is ", "ONLY_THERE");
     place.client().http_request(&request).await.expect("an answer");
     assert_eq!(target.asked()[0].all("x-there"), ["is yes"]);
+}
+
+async fn http_request_normalizes_unicode_hostname(place: &Place) {
+    let target = Target::saying("hello");
+    let (_, port) = target.address().split_once(':').expect("a port");
+    // Wide digits, which are those of an address when they are normalized, so that no name has to be looked up.
+    let url = format!("http://\u{ff11}\u{ff12}\u{ff17}.0.0.\u{ff11}:{port}/x");
+    let response = soon("an answer", place.client().http_request(&Request::new("GET", url))).await.expect("an answer");
+    assert_eq!(&*response.body, b"hello");
+    let asked = &target.asked()[0];
+    assert_eq!((asked.path.as_str(), asked.all("host")), ("/x", vec![target.address()]));
 }
 
 async fn http_request_can_stop_at_and_follow_redirects(place: &Place) {

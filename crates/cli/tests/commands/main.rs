@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod coverage_md;
 mod cp;
 mod cp_cuts;
 mod cp_trees;

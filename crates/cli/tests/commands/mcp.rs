@@ -163,6 +163,7 @@ fn a_status_starts_nothing() {
     assert_eq!(states, expected);
     assert!(stderr.contains("`far`") && stderr.contains("--connect"), "{stderr}");
     assert!(stderr.contains("`named`") && stderr.contains("no environment is named `nowhere`"), "{stderr}");
+    assert!(!stderr.contains("`none`"), "what the configuration refuses is not advised: {stderr}");
     let (_, stdout, _) = user.run(&["status", "--json"]);
     let all: Value = serde_json::from_str(&stdout).expect("JSON");
     let web = json!({"name": "web", "state": "notStarted", "environment": "local", "transport": "http",

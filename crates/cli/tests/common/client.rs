@@ -103,6 +103,14 @@ impl Socket {
     }
 }
 
+/// What comes to a client that speaks `binary`.
+pub(crate) enum Heard {
+    /// A message in JSON.
+    Json(Value),
+    /// A frame of output.
+    Frame(Vec<u8>),
+}
+
 impl Client {
     /// Connects to a printed URL: `ws://…` or `unix:///path`.
     pub(crate) fn connect(url: &str) -> Result<Self, Error> {
@@ -230,6 +238,24 @@ impl Client {
                 }
                 Message::Ping(_) | Message::Pong(_) => {}
                 other => panic!("a message without bytes: {other:?}"),
+            }
+        }
+    }
+
+    /// The next message of any kind, in wire order, after those notifications that were kept.
+    pub(crate) fn hear(&mut self) -> Heard {
+        if let Some(kept) = self.notifications.pop_front() {
+            return Heard::Json(kept);
+        }
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.read_until(end).expect("a message within the deadline") {
+                Message::Binary(message) if message.first().is_some_and(|byte| *byte > 0x80) => {
+                    return Heard::Frame(message.to_vec());
+                }
+                Message::Text(text) => return Heard::Json(serde_json::from_str(&text).expect("the server sends JSON")),
+                Message::Ping(_) | Message::Pong(_) => {}
+                other => panic!("neither JSON nor a frame: {other:?}"),
             }
         }
     }

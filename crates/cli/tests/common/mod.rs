@@ -14,7 +14,7 @@ pub(crate) mod target;
 mod tls;
 
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
-pub(crate) use client::{Client, Ended, RpcError, decode_base64, encode_base64, start_params};
+pub(crate) use client::{Client, Ended, Heard, RpcError, decode_base64, encode_base64, start_params};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use data::{assert_same, pattern, random};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]

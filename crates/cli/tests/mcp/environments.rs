@@ -1,12 +1,23 @@
 //! Where servers run, and which variables they get there.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
-use exec_server_client::environment::RemoteSpec;
+use exec_server_client::{
+    Token,
+    environment::{Choice, RemoteSpec},
+    local::LocalConfig,
+};
 use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, Status};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
-use crate::{Kind, Place, at_both, bounded_remote, call, common::Proxy, data, place::variables, soon, until};
+use crate::{
+    Kind, Place, at_both, bounded_remote, call,
+    common::{self, Proxy, TestServer, binary},
+    data,
+    place::variables,
+    soon, until,
+};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,
@@ -54,6 +65,8 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     let reason = &summary.failed["nowhere"];
     assert!(reason.contains("MCP server `nowhere`") && reason.contains("`no-such`"), "{reason}");
+    // What the configuration itself would refuse is not advised.
+    assert!(reason.contains("`local`") && !reason.contains("`none`"), "{reason}");
     match place.kind {
         Kind::Local => {
             let reason = &summary.failed["remote"];
@@ -96,6 +109,84 @@ fn servers_of_one_executor_share_a_session() {
 }
 
 #[test]
+fn servers_with_tokens_of_their_own_run_under_them() {
+    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let place = Place::open(Kind::Local);
+    let [alice, bob] = ["alice", "bob"].map(|name| {
+        let mut command = Command::new(binary());
+        command.args(["token", "create", name, "--state-dir"]).arg(server.state_dir());
+        let made = command.output().expect("run exec-server token");
+        assert!(made.status.success(), "{made:?}");
+        let token = String::from_utf8(made.stdout).expect("a token is text");
+        let url = format!("ws://{}/?token={}", server.address(), token.trim_end());
+        common::wait_for("the new token to count", || common::Client::connect(&url).is_ok());
+        format!("environment = \"{url}\"")
+    });
+    let manager = place.manager(place.config(&[("t", &[], &alice), ("u", &[], &bob), ("v", &[], &alice)]));
+    common::bounded(async {
+        let summary = soon("start", manager.start_all()).await.expect("start");
+        assert_eq!(summary.ready, ["t", "u", "v"], "{:?}", summary.failed);
+        let sessions = std::fs::read_dir(server.state_dir().join("sessions")).expect("sessions").count();
+        assert_eq!(sessions, 2, "one session for each token");
+        let audit = server.dir().join("audit.log");
+        let starts = async || {
+            let text = std::fs::read_to_string(&audit).unwrap_or_default();
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let starts = lines.filter(|line| line["event"] == "process.start");
+            let mut names: Vec<String> =
+                starts.map(|line| line["principal"].as_str().unwrap_or("").to_owned()).collect();
+            names.sort();
+            names
+        };
+        // The log is written behind the answer.
+        until("all starts on record", async || starts().await.len() == 3).await;
+        assert_eq!(starts().await, ["alice", "alice", "bob"]);
+        manager.shutdown().await;
+    });
+}
+
+#[test]
+fn only_the_remote_executor_is_shown_the_token_that_came_with_it() {
+    let place = Place::open(Kind::Local);
+    common::bounded(async {
+        let listeners = [listener().await, listener().await, listener().await];
+        let urls = listeners.each_ref().map(|listener| format!("ws://{}", listener.local_addr().expect("an address")));
+        let spec = |url: &str| Choice::Remote(RemoteSpec::at("somewhere", url).expect("a URL"));
+        let (remote, named) = (spec(&urls[0]), spec(&urls[1]));
+        let hosts = Hosts::by_choice(LocalConfig::default(), remote, Some(Token::new("s3cret").expect("a token")), {
+            let url = urls[2].clone();
+            move |asked| Ok(if asked == url { spec(&url) } else { named.clone() })
+        });
+        let at = |environment: &str| format!("environment = \"{environment}\"");
+        let more = [at("remote"), at("named"), at(&urls[2])];
+        let config = place.config(&[("a", &[], &more[0]), ("b", &[], &more[1]), ("c", &[], &more[2])]);
+        let manager = Manager::new(place.settings(config), hosts);
+        manager.start();
+        let [remote, named, url] = listeners.each_ref().map(knock);
+        let (remote, named, url) = soon("three knocks", async { tokio::join!(remote, named, url) }).await;
+        assert!(remote.contains("s3cret"), "{remote}");
+        for other in [named, url] {
+            assert!(!other.contains("s3cret") && !other.to_lowercase().contains("authorization"), "{other}");
+        }
+        manager.shutdown().await;
+    });
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.expect("a port")
+}
+
+/// The request that somebody who connects begins with.
+async fn knock(listener: &TcpListener) -> String {
+    let (mut socket, _) = listener.accept().await.expect("a connection");
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        assert!(socket.read_buf(&mut request).await.expect("read the request") > 0, "the end of the request");
+    }
+    String::from_utf8(request).expect("a request is text")
+}
+
+#[test]
 fn a_cut_link_loses_and_repeats_no_message() {
     bounded_remote(async |place| {
         let proxy = Proxy::start(place.server().address()).await;
@@ -118,12 +209,12 @@ fn a_cut_link_loses_and_repeats_no_message() {
 
 #[test]
 fn a_restarted_executor_is_not_noticed() {
-    let mut server = crate::common::TestServer::builder().keep_holders().start();
+    let mut server = TestServer::builder().keep_holders().start();
     let place = Place::open(Kind::Local);
     let hosts = place.hosts_with(Some(server.url().to_owned()));
     let config = place.config(&[("t", &[], "environment = \"remote\"")]);
     let manager = Manager::new(place.settings(config), hosts);
-    crate::common::bounded(async {
+    common::bounded(async {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
         server.restart();
@@ -136,7 +227,7 @@ fn a_restarted_executor_is_not_noticed() {
 
 #[test]
 fn an_executor_that_is_away_for_long_is_waited_for() {
-    let mut server = crate::common::TestServer::builder().start();
+    let mut server = TestServer::builder().start();
     let place = Place::open(Kind::Local);
     let spec = RemoteSpec::at("remote", server.url()).expect("a URL");
     let hosts = Hosts::new(move |_| Ok(Host::remote(spec.clone(), None, KEEP).recover_for(Duration::from_millis(200))));
@@ -144,7 +235,7 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
     let pause = Duration::from_millis(50);
     settings.restarts = Restarts { most: 1, first_pause: pause, longest_pause: pause, ..Restarts::default() };
     let manager = Manager::new(settings, hosts);
-    crate::common::bounded(async {
+    common::bounded(async {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
         // More than crashes of its own would be forgiven.
@@ -160,12 +251,12 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
 
 #[test]
 fn an_executor_that_is_just_being_started_is_tried_again() {
-    let mut server = crate::common::TestServer::builder().start();
+    let mut server = TestServer::builder().start();
     let place = Place::open(Kind::Local);
     server.kill();
     let config = place.config(&[("t", &[], "environment = \"remote\"")]);
     let manager = Manager::new(place.settings(config), place.hosts_with(Some(server.url().to_owned())));
-    crate::common::bounded(async {
+    common::bounded(async {
         manager.start();
         tokio::task::block_in_place(|| server.restart());
         data(&manager, "pid", json!({})).await;

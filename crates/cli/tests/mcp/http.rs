@@ -3,21 +3,30 @@
 use std::{
     io::{BufRead as _, BufReader},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use exec_server_mcp::{
     config::{Config, Format},
     manager::{Auth, Call, Detail, Error, Manager, Status},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::{Place, at_both, call, data, place, soon};
+use crate::{
+    Place, at_both, call,
+    common::{Target, target},
+    data, place, soon, until,
+};
 
 at_both!(
     a_server_over_http_is_one_like_any_other,
     a_server_that_wants_a_token_says_so_and_the_way_out,
     a_forgotten_session_is_begun_anew,
     an_address_where_nobody_is_fails_only_its_server,
+    discovery_timeout_unblocks_the_executor,
 );
 
 /// A test server on a port of its own; it ends with its standard input.
@@ -107,4 +116,44 @@ async fn an_address_where_nobody_is_fails_only_its_server(place: &Place) {
     assert_eq!(summary.ready, ["t"]);
     assert!(summary.failed["gone"].contains("MCP server `gone`"), "{summary:?}");
     manager.shutdown().await;
+}
+
+async fn discovery_timeout_unblocks_the_executor(place: &Place) {
+    let gone = Arc::new(AtomicUsize::new(0));
+    let silent = Target::start({
+        let gone = gone.clone();
+        move |asked, stream| {
+            let message: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
+            match message["method"].as_str() {
+                Some("initialize") => {
+                    let info = json!({"name": "by hand", "version": "1"});
+                    let result =
+                        json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info});
+                    let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result}).to_string();
+                    let headers = [("content-type", "application/json"), ("mcp-session-id", "one")];
+                    target::respond(stream, "200 OK", &headers, answer.as_bytes());
+                }
+                Some("tools/list") => {
+                    target::wait_closed(stream);
+                    gone.fetch_add(1, Ordering::Relaxed);
+                }
+                Some(_) => target::respond(stream, "202 Accepted", &[], b""),
+                None => target::respond(stream, "405 Method Not Allowed", &[], b""),
+            }
+        }
+    });
+    let mut config = place.config(&[("t", &[], "")]);
+    let (url, environment) = (silent.url("/mcp"), place.environment());
+    let text =
+        format!("[mcp_servers.silent]\nurl = \"{url}\"\nenvironment = \"{environment}\"\nstartup_timeout_sec = 1");
+    config.servers.extend(Config::parse(&text, "x.toml".as_ref(), Format::Toml).expect("a configuration").servers);
+    let manager = place.manager(config);
+    let summary = soon("start", manager.start_all()).await.expect("not required");
+    assert_eq!(summary.ready, ["t"], "{summary:?}");
+    assert!(summary.failed["silent"].contains("no answer to `tools/list` within 1s"), "{summary:?}");
+    assert!(matches!(manager.status()["silent"], Status::Failed { .. }), "{:?}", manager.status());
+    // The request is not left behind on the executor, whose connection is as good as before.
+    until("it is let go of", async || gone.load(Ordering::Relaxed) == 1).await;
+    assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
+    soon("shutdown", manager.shutdown()).await;
 }

@@ -1,6 +1,6 @@
 //! S10: what a principal may do is what the server's file says, and what a client declares adds nothing. Every method that needs a scope is
-//! refused without it, before anything happens; processes start only beneath the granted roots and with the granted variables. One
-//! principal sees nothing of another.
+//! refused without it, before anything happens; processes start only beneath the granted roots and with the granted variables, and
+//! in a sandbox where the file says so. One principal sees nothing of another.
 
 use std::fs;
 
@@ -8,8 +8,11 @@ use exec_server_protocol::method::{METHODS, Method, Scope};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer, start_params},
-    promises::tokens,
+    common::{Client, Target, TestServer, start_params},
+    promises::{
+        boxes::{self, Ground},
+        tokens,
+    },
 };
 
 fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
@@ -159,4 +162,52 @@ fn a_principal_sees_and_reaches_nothing_of_another() {
         assert_eq!(kind(other.call(method, params)), "unknownSession", "{method}");
     }
     assert_eq!(owner.ok("process/list", json!({"scope": "all"}))["processes"][0]["exited"], false);
+}
+
+#[test]
+fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
+    let server = TestServer::start();
+    let ground = Ground::new();
+    let target = Target::saying("hello");
+    let reading = |network: &str| boxes::sandbox(vec![boxes::special("root", "read")], network);
+    let of_type = |permissions: Value| json!({"permissions": permissions});
+    let boxes = [
+        ("none", Value::Null),
+        ("disabled", of_type(json!({"type": "disabled"}))),
+        ("external", of_type(json!({"type": "external", "network": "restricted"}))),
+        (
+            "files free",
+            of_type(json!({"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}})),
+        ),
+        ("online", reading("enabled")),
+        ("offline", reading("restricted")),
+    ];
+    for (floor, allowed) in [("required", ["online", "offline"].as_slice()), ("offline", &["offline"])] {
+        let token = tokens::create(&server, floor, &["--sandbox", floor]);
+        let mut client = tokens::client(&server, &token);
+        for (name, sandbox) in &boxes {
+            let expected = if allowed.contains(name) { "ok" } else { "forbidden" };
+            let with = |mut params: Value| {
+                params["sandbox"] = sandbox.clone();
+                params
+            };
+            let file = ground.at("outside/file");
+            let started = kind(client.call("process/start", with(start_params(name, &["true"]))));
+            let read = kind(client.call("fs/readFile", with(json!({"path": file}))));
+            let found = kind(client.call("fs/glob", with(json!({"path": ground.at("outside"), "pattern": "*"}))));
+            let opened = kind(client.call("fs/open", with(json!({"handleId": name, "path": file}))));
+            assert_eq!([&started, &read, &found, &opened], [expected; 4], "{floor}: {name}");
+        }
+        let mark = ground.text(&format!("work/{floor}"));
+        let write = json!({"path": mark, "dataBase64": ""});
+        assert_eq!(kind(client.call("fs/writeFile", write)), "forbidden");
+        let mut old = tokens::connect(&server, &token);
+        let exec = json!({"processId": "v0", "argv": ["touch", mark], "cwd": "/", "env": {}, "tty": false});
+        assert_eq!(kind(old.call("command/exec", exec)), "forbidden");
+        assert!(!std::path::Path::new(&mark).exists(), "nothing happened");
+        let request = json!({"requestId": "r", "method": "GET", "url": target.url("/")});
+        let expected = if floor == "offline" { "forbidden" } else { "ok" };
+        assert_eq!(kind(client.call("http/request", request)), expected);
+    }
+    assert_eq!(target.asked().len(), 1, "only for who may have a network");
 }

@@ -1,5 +1,5 @@
 //! S24: the audit log says who did what, one line each, and no line can be removed, changed or moved unseen. No token, no stdin and no value of
-//! a variable is in it. When it cannot be written, strict mode starts nothing and best-effort counts what it loses.
+//! a variable is in it. When it cannot be written, strict mode starts and requests nothing and best-effort counts what it loses.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer, encode_base64, http, start_params, wait_for},
+    common::{Client, Target, TestServer, encode_base64, http, start_params, wait_for},
     promises::{tokens, upgrade},
 };
 
@@ -189,6 +189,13 @@ impl OnSmallDisk {
         answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
     }
 
+    /// Has the server ask a target for something.
+    fn request(&mut self, target: &Target) -> String {
+        let params = json!({"requestId": "r", "method": "GET", "url": target.url("/")});
+        let answer = self.client.call("http/request", params);
+        answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+    }
+
     /// What operators are told of losses.
     fn lost_by_metrics(&self) -> u64 {
         let (address, token) = self.url["ws://".len()..].split_once("/?token=").expect("a token");
@@ -218,6 +225,7 @@ impl Drop for OnSmallDisk {
 #[test]
 fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     let mut server = OnSmallDisk::start("strict");
+    let target = Target::saying("hello");
     server.client.ok("process/start", start_params("runs", &["sleep", "1000"]));
     assert!(
         tokens::lines(&server.audit()).iter().any(|line| line["event"] == "process.start"),
@@ -230,11 +238,16 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
         server.start_one(n) == "auditUnavailable"
     });
     assert_eq!(server.start_one(n), "auditUnavailable", "and its name is free");
+    assert_eq!(server.request(&target), "auditUnavailable");
+    assert_eq!(target.asked(), [], "nobody was asked anything");
     // What runs is seen to all the same.
     assert_eq!(server.client.ok("process/list", json!({}))["processes"].as_array().map(Vec::len), Some(n));
     assert_eq!(server.client.ok("process/terminate", json!({"processId": "runs"}))["running"], true);
     server.free();
     assert_eq!(server.start_one(n), "ok");
+    assert_eq!((server.request(&target).as_str(), target.asked().len()), ("ok", 1));
+    let of_target = |line: &Value| line["event"] == "http.request" && line["target"] == target.url("");
+    assert!(tokens::lines(&server.audit()).iter().any(of_target), "on the disk before it was made");
     wait_for("the losses on record", || {
         tokens::lines(&server.audit()).iter().any(|line| line["event"] == "audit.lost")
     });

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A message with bytes attached, put together by hand.
-fn attached(json: &Value, bytes: &[u8]) -> Message {
+pub(crate) fn attached(json: &Value, bytes: &[u8]) -> Message {
     let json = json.to_string();
     let length = u32::try_from(json.len()).expect("a short text");
     let mut message = vec![0x80];

@@ -86,7 +86,7 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
     for name in ["networkProxyLaunch", "capabilityDiscoverySandbox", "environmentConfigRead", "shellSnapshotV2"] {
         assert_eq!(capabilities[name], false, "{name}");
     }
-    assert_eq!(capabilities["dialects"], json!(["attached"]));
+    assert_eq!(capabilities["dialects"], json!(["binary", "attached"]));
     assert!(capabilities["ackWindowBytes"].as_u64().is_some_and(|bytes| bytes >= 1 << 20));
 }
 

@@ -9,6 +9,7 @@ mod common;
 
 mod additions;
 mod attached;
+mod binary;
 mod defects;
 mod doors;
 mod environment;

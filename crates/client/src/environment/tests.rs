@@ -3,7 +3,7 @@
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
 use super::{Choice, Environment, Environments, Status, asked_by, config_file};
-use crate::ErrorKind;
+use crate::{ErrorKind, transport::Token};
 
 const FILE: &str = "/conf/environments.toml";
 
@@ -47,6 +47,33 @@ fn default_provider_follows_the_url_rules() {
     assert!(error.contains(FILE), "{error}");
     let error = pick(&empty, Some("http://build/?token=secret"));
     assert!(error.contains("this URL cannot be used") && !error.contains("secret"), "{error}");
+}
+
+#[test]
+fn a_fingerprint_differs_with_whatever_leads_elsewhere_or_to_somebody_else() {
+    let other = Token::new("other").unwrap();
+    let print = |asked: &str, token| match Choice::without_file(asked).unwrap().unwrap() {
+        Choice::Remote(spec) => spec.fingerprint(token),
+        Choice::None | Choice::Local => panic!("{asked} is a URL"),
+    };
+    let all = [
+        print("ws://a:1/", None),
+        print("ws://a:1/?token=s3cret", None),
+        print("ws://a:1/", Some(&other)),
+        print("ws://a:1/?room=1", None),
+        print("ws://b:1/", None),
+        print("stdio:docker exec a", None),
+        print("stdio:docker exec b", None),
+        print("stdio:docker 'exec a'", None),
+        print("stdio:docker exec", None),
+    ];
+    for (at, one) in all.iter().enumerate() {
+        assert!(!all[at + 1..].contains(one), "{at}");
+        assert!(one.len() == 64 && !one.contains("s3cret"), "{one}");
+    }
+    // Not where a token comes from, but which one it is; the URL's own goes first.
+    assert_eq!(print("ws://a:1/?token=other", None), print("ws://a:1/", Some(&other)));
+    assert_eq!(print("ws://a:1/?token=s3cret", Some(&other)), print("ws://a:1/?token=s3cret", None));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use exec_server_protocol::{failure, fs as wire};
 
 use super::{
     Block, CommitOptions, EntryKind, Error, ErrorKind, Links, ReadAt, WriteAt, Written,
-    remote::{AGAIN_MAX, Remote, decode},
+    remote::{AGAIN_MAX, Remote, bytes_of},
 };
 use crate::{requests, transport::BoxFuture};
 
@@ -66,10 +66,7 @@ impl ReadAt for File {
             let Handle { remote, path, handle_id, .. } = &self.handle;
             let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
             let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
-            let bytes = match attached {
-                Some(attached) => attached,
-                None => Bytes::from(decode("read", path, &block.chunk)?),
-            };
+            let bytes = bytes_of("read", path, &block.chunk, attached)?;
             if bytes.len() > len {
                 return Err(Error::new(
                     "read",

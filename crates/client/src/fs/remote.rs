@@ -221,21 +221,26 @@ impl Remote {
             return write_all(path, Box::new(draft), bytes, commit).await;
         }
         let is_repeatable = options.if_match.is_none() && !options.append;
-        let params = wire::WriteFileParams {
-            path: self.path("write", path).await?,
-            data_base64: Cow::Owned(base64::encode(&bytes)),
+        let target = self.path("write", path).await?;
+        let params = |text: String| wire::WriteFileParams {
+            path: target.clone(),
+            data_base64: Cow::Owned(text),
             follow_symlinks: follow(options.links),
             sandbox: self.sandbox(),
-            if_match: options.if_match,
+            if_match: options.if_match.clone(),
             append: options.append,
             offset: None,
             fsync: options.sync,
             mode: options.mode,
             modified_at: options.modified,
         };
-        let written = match is_repeatable {
-            true => self.call_again::<requests::FsWriteFile>("write", path, &params).await?,
-            false => self.call::<requests::FsWriteFile>("write", path, &params).await?,
+        // Its second time has the effect of the first, so it is sent again where a cut left its outcome unknown.
+        let mut again = if is_repeatable { AGAIN_MAX } else { 0 };
+        let written = loop {
+            match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
+                Err(crate::Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
+                answer => break answer.map_err(|error| Error::of_call("write", path, &error))?,
+            }
         };
         Ok(Written { atomic: written.atomic, etag: written.etag })
     }
@@ -249,8 +254,8 @@ impl Remote {
             len: None,
             lines: None,
         };
-        match self.call::<requests::FsReadFile>("read", path, &params).await {
-            Ok(read) => decode("read", path, &read.data_base64).map(Bytes::from),
+        match self.call_attached::<requests::FsReadFile>("read", path, &params).await {
+            Ok((read, attached)) => bytes_of("read", path, &read.data_base64, attached),
             Err(error) if error.kind == ErrorKind::TooLarge => {
                 read_all(Arc::new(self.open_file(path, links).await?)).await
             }
@@ -268,13 +273,13 @@ impl Remote {
             len: Some(most.saturating_add(1)),
             lines: None,
         };
-        let read = self.call::<requests::FsReadFile>("read", path, &params).await?;
-        let bytes = decode("read", path, &read.data_base64)?;
+        let (read, attached) = self.call_attached::<requests::FsReadFile>("read", path, &params).await?;
+        let bytes = bytes_of("read", path, &read.data_base64, attached)?;
         if bytes.len() as u64 > most {
             let reason = format!("it has more than {most} bytes");
             return Err(Error::new("read", path, ErrorKind::TooLarge, reason));
         }
-        Ok(Bytes::from(bytes))
+        Ok(bytes)
     }
 
     async fn names(&self, path: &Path) -> Result<Vec<DirectoryEntry>, Error> {
@@ -515,6 +520,19 @@ fn follow(links: Links) -> Option<bool> {
 pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, Error> {
     base64::decode(text)
         .map_err(|error| Error::new(operation, path, ErrorKind::InvalidData, format!("the answer is {error}")))
+}
+
+/// The bytes of an answer: attached to it, or in it as text.
+pub(super) fn bytes_of(
+    operation: &'static str,
+    path: &Path,
+    text: &str,
+    attached: Option<Bytes>,
+) -> Result<Bytes, Error> {
+    match attached {
+        Some(attached) => Ok(attached),
+        None => decode(operation, path, text).map(Bytes::from),
+    }
 }
 
 fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Error> {

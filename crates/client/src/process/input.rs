@@ -277,11 +277,15 @@ async fn send(input: &Input, link: &Link, what: &What) -> Result<Sent, CallError
             link.send(requests::CommandExecWrite::NAME, &params).await
         }
         What::Write { id, bytes } => {
+            let write_id = format!("{}-{id}", input.nonce);
+            if let Some(sent) = link.send_write(key, &write_id, bytes).await {
+                return sent;
+            }
             let params = wire::WriteParams {
                 process_id: key.process_id.clone(),
                 session_id: key.session_id.clone(),
                 chunk: base64::encode(bytes).into(),
-                write_id: Some(format!("{}-{id}", input.nonce)),
+                write_id: Some(write_id),
             };
             link.send(requests::ProcessWrite::NAME, &params).await
         }

@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     fmt,
     net::Ipv6Addr,
-    os::unix::ffi::OsStringExt as _,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -96,6 +96,23 @@ impl Target {
         match &mut self.way {
             Way::Ssh(ssh) => Some(ssh),
             Way::WebSocket(_) | Way::Unix(_) | Way::Stdio(_) => None,
+        }
+    }
+
+    /// What decides where this leads and `Display` leaves out: the query, or the words and the surroundings of a program.
+    pub(crate) fn unshown(&self) -> Vec<&[u8]> {
+        match &self.way {
+            Way::WebSocket(WebSocket { path_and_query, .. }) | Way::Unix(UnixSocket { path_and_query, .. }) => {
+                vec![path_and_query.as_bytes()]
+            }
+            Way::Stdio(launch) => {
+                let words = launch.args.iter().map(|word| word.as_bytes());
+                let env = launch.env.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+                let cwd = launch.cwd.iter().map(|cwd| cwd.as_os_str().as_bytes());
+                // Two ends that no word can be, for words, variables and directory are lists of any length.
+                words.chain([&b"\0"[..]]).chain(env).chain([&b"\0"[..]]).chain(cwd).collect()
+            }
+            Way::Ssh(_) => Vec::new(),
         }
     }
 

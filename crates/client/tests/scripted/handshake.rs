@@ -29,7 +29,7 @@ async fn initialize_says_who_comes_and_what_it_can_take() {
     let (way, mut door) = scripted();
     let builder = Client::builder().name("tester").ttl(Ttl::Ms(5000));
     let (client, (_peer, params)) = both(builder.open(way), door.welcome(CURRENT)).await;
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true, "dialects": ["attached"]});
+    let capabilities = json!({"ack": true, "gap": true, "concurrent": true, "dialects": ["binary", "attached"]});
     assert_eq!(params, json!({"clientName": "tester", "capabilities": capabilities, "ttlMs": 5000}));
     let client = client.unwrap();
     assert_eq!(client.session_id().unwrap().as_str(), SESSION);

@@ -21,7 +21,7 @@ async fn lost(client: &Client) -> Error {
     error
 }
 
-async fn is_connected(client: &Client) {
+pub(crate) async fn is_connected(client: &Client) {
     within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
 }
 

@@ -11,6 +11,7 @@ mod copies;
 mod events;
 mod flood;
 mod foreign;
+mod frames;
 mod handshake;
 mod hostile;
 mod hostile_files;

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use exec_server_client::protocol::{base64, capabilities::ServerCapabilities};
+use exec_server_client::protocol::{base64, capabilities::ServerCapabilities, message};
 use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Stream};
 use serde_json::{Value, json};
 use tokio::{
@@ -78,7 +78,9 @@ impl Peer {
     pub(crate) async fn recv(&mut self) -> Option<Value> {
         loop {
             match within(self.receiver.recv()).await {
-                Ok(Inbound::Message(bytes)) => return Some(serde_json::from_slice(&bytes).unwrap()),
+                Ok(Inbound::Message(bytes)) => {
+                    return Some(serde_json::from_slice(message::detach(&bytes).0).unwrap());
+                }
                 Ok(Inbound::Ping(payload)) => {
                     self.outbox.pong(&payload);
                     within(self.outbox.flush_to(&mut self.writer)).await.ok();
@@ -87,6 +89,20 @@ impl Peer {
                 Err(_) => return None,
             }
         }
+    }
+
+    /// The next message as its bytes.
+    pub(crate) async fn recv_bytes(&mut self) -> Vec<u8> {
+        match within(self.receiver.recv()).await {
+            Ok(Inbound::Message(bytes)) => bytes.to_vec(),
+            other => panic!("a message, not {other:?}"),
+        }
+    }
+
+    /// Sends a frame of the dialect `binary`, whatever it is.
+    pub(crate) async fn frame(&mut self, frame: &[u8]) {
+        self.outbox.binary(frame, &[]);
+        within(self.outbox.flush_to(&mut self.writer)).await.unwrap();
     }
 
     /// The next message that is not an acknowledgement.

@@ -16,7 +16,7 @@ use std::{
 use exec_server_client::{
     Client, Error, State, Token,
     backend::{Backend, Remote},
-    environment::{Choice, EnvironmentError, LOCAL, RemoteSpec},
+    environment::{Choice, EnvironmentError, LOCAL, REMOTE, RemoteSpec},
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
 };
@@ -35,8 +35,10 @@ const CLIENT_NAME: &str = "exec-server-mcp";
 
 /// A place, and how it is reached. Nothing is opened yet.
 pub struct Host {
-    /// Placements whose hosts have the same id share a connection.
+    /// What it is called in errors and logs.
     id: String,
+    /// Placements whose hosts have the same key share a connection: one executor, entered as the same principal.
+    key: String,
     way: HostWay,
 }
 
@@ -50,14 +52,16 @@ impl Host {
     /// This machine.
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
-        Self { id: "local".to_owned(), way: HostWay::Local(Box::new(config)) }
+        Self::new("local".to_owned(), HostWay::Local(Box::new(config)))
     }
 
     /// An executor; the token is for one whose URL and file have none. See [`KEEP`].
     #[must_use]
     pub fn remote(spec: RemoteSpec, token: Option<Token>, keep: Duration) -> Self {
         let id = format!("{} at {}", spec.id, spec.target);
-        Self { id, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
+        // Neither a token nor a query is shown, and both decide as whom a session is entered.
+        let key = format!("{id} {}", spec.fingerprint(token.as_ref()));
+        Self { id, key, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
     /// Says how long a cut link to an executor is tried to be mended; its session is kept at least as long.
@@ -73,7 +77,11 @@ impl Host {
     /// A place that is open already, and stays so: its owner ends it.
     #[must_use]
     pub fn given(id: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        Self { id: id.into(), way: HostWay::Given(backend) }
+        Self::new(id.into(), HostWay::Given(backend))
+    }
+
+    fn new(id: String, way: HostWay) -> Self {
+        Self { key: id.clone(), id, way }
     }
 
     async fn open(&self) -> Result<Opened, Error> {
@@ -133,8 +141,26 @@ impl PlaceError {
     pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
         match looked_up {
             Ok(_) | Err(EnvironmentError::Unknown { .. }) => Self::NoLocal,
-            Err(error) => Self::Unknown { name: LOCAL.to_owned(), reason: error.to_string() },
+            Err(error) => Self::unknown(LOCAL, &error),
         }
+    }
+
+    /// Why this name or URL, shown without a token, is no place.
+    #[must_use]
+    pub fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
+        let name = name.into();
+        let reason = match error {
+            // Not its own words: they advise `none`, which is no place to run at.
+            EnvironmentError::Unknown { name, path, known } => {
+                let known: String = known.iter().map(|name| format!("`{name}`, ")).collect();
+                let from = path.display();
+                format!(
+                    "no environment is named `{name}`: use one of {known}`{REMOTE}`, or a URL; names come from `{from}`"
+                )
+            }
+            other => other.to_string(),
+        };
+        Self::Unknown { name, reason }
     }
 }
 
@@ -148,13 +174,13 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Places that are found by this function. It must not connect, and must give the same id for the same place.
+    /// Places that are found by this function. It must not connect, and must give the same host for the same place.
     pub fn new(find: impl Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync + 'static) -> Self {
         Self { find: Box::new(find), slots: Mutex::default() }
     }
 
     /// This machine with these settings, `remote` by this choice, and names and URLs by this function, such as
-    /// [`choose`](exec_server_client::environment::choose). The token is for executors whose URL and file have none.
+    /// [`choose`](exec_server_client::environment::choose). The token is for `remote` alone, where its URL and file have none.
     pub fn by_choice(
         local: LocalConfig,
         remote: Choice,
@@ -172,9 +198,10 @@ impl Hosts {
             },
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, token.clone(), KEEP)),
+                // A token says who we are to one executor; another that is shown it could enter the first as us.
+                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
-                Err(error) => Err(PlaceError::Unknown { name: without_token(name), reason: error.to_string() }),
+                Err(error) => Err(PlaceError::unknown(without_token(name), &error)),
             },
         })
     }
@@ -183,7 +210,7 @@ impl Hosts {
     pub(super) fn find(&self, placement: &Placement) -> Result<Arc<Slot>, PlaceError> {
         let host = (self.find)(placement)?;
         let mut slots = lock(&self.slots);
-        let slot = slots.entry(host.id.clone()).or_insert_with(|| Arc::new(Slot::new(host)));
+        let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(Slot::new(host)));
         Ok(Arc::clone(slot))
     }
 
@@ -202,7 +229,9 @@ impl Hosts {
 
 impl fmt::Debug for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hosts").field("known", &lock(&self.slots).keys()).finish_non_exhaustive()
+        let slots = lock(&self.slots);
+        let known: Vec<&str> = slots.values().map(|slot| slot.id()).collect();
+        f.debug_struct("Hosts").field("known", &known).finish_non_exhaustive()
     }
 }
 

@@ -24,11 +24,9 @@ use tokio::sync::Semaphore;
 use super::{
     Server,
     executors::Owned,
+    limits,
     tools::{self, Call, Table},
 };
-
-/// Calls of one session that are under way at once: more than any model makes.
-const CALLS_OF_SESSION: usize = 64;
 
 /// How a client is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +56,7 @@ impl Handler {
             server,
             over,
             table: Table::default(),
-            calls: Semaphore::new(CALLS_OF_SESSION),
+            calls: Semaphore::new(limits::CALLS_OF_SESSION),
             has_begun: AtomicBool::new(false),
         }
     }
@@ -116,7 +114,8 @@ impl ServerHandler for Handler {
             return Err(ErrorData::invalid_params(unknown(&request.name, self.server.read_only), None));
         };
         let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
-            let text = format!("{CALLS_OF_SESSION} calls are under way already; wait for the answer to one of them");
+            let most = limits::CALLS_OF_SESSION;
+            let text = format!("{most} calls are under way already; wait for the answer to one of them");
             return Ok(tools::Failure::new(text).into_result().into());
         };
         let call = Call {

@@ -39,35 +39,14 @@ use tokio::{
 };
 
 use super::{
-    MESSAGE_BYTES, Server,
+    Server,
     handler::{Handler, Over},
-    said,
+    limits, said,
     sessions::Sessions,
 };
 
 /// Where the server is below its address.
 pub const PATH: &str = "/mcp";
-
-/// Sessions at once.
-const SESSIONS: usize = 64;
-
-/// Connections at once; others wait to be accepted. A client has about three.
-const CONNECTIONS: usize = 256;
-
-/// Of these, such as have not shown a token yet; beyond it the oldest goes.
-const STRANGERS: usize = 64;
-
-/// Bytes of a request's head, as at the door of `serve`.
-const HEAD_BYTES: usize = 8 << 10;
-
-/// Headers of a request.
-const HEADERS: usize = 64;
-
-/// For the head of a request, the first or the next on the same connection.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
-
-/// For the body of a request.
-const BODY_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long connections may take to close when the server ends.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
@@ -111,8 +90,8 @@ struct Door {
 
 /// Serves until [`Server::end`]. Sessions that nobody was at for `idle` are ended.
 pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Gate>, idle: Duration) -> io::Result<()> {
-    let sessions = Arc::new(Sessions::new(SESSIONS));
-    let mut config = StreamableHttpServerConfig::default().with_max_request_body_bytes(MESSAGE_BYTES);
+    let sessions = Arc::new(Sessions::new(limits::SESSIONS));
+    let mut config = StreamableHttpServerConfig::default().with_max_request_body_bytes(limits::MESSAGE_BYTES);
     // Host and Origin are the gate's business, which knows the names.
     config = config.disable_allowed_hosts();
     let streams = config.cancellation_token.clone();
@@ -132,7 +111,7 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
         }
     };
     tokio::pin!(expiring);
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(limits::CONNECTIONS));
     let strangers = Arc::new(Strangers::default());
     loop {
         // All are cancel safe: a connection that was not returned waits to be accepted.
@@ -194,9 +173,9 @@ async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut clos
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
-        .max_buf_size(HEAD_BYTES)
-        .max_headers(HEADERS)
+        .header_read_timeout(limits::HEAD_WITHIN)
+        .max_buf_size(limits::HEAD_BYTES)
+        .max_headers(limits::HEADERS)
         .serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
     let done = tokio::select! {
@@ -245,7 +224,7 @@ impl Strangers {
     /// Takes one more in; the oldest one goes where there are too many.
     fn enter(self: &Arc<Self>) -> Stranger {
         let mut waiting = self.lock();
-        if waiting.all.len() >= STRANGERS
+        if waiting.all.len() >= limits::STRANGERS
             && let Some((_, oldest)) = waiting.all.pop_first()
         {
             oldest.notify_one();
@@ -293,14 +272,15 @@ impl Door {
             answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
             return answer;
         }
-        let collected = match time::timeout(BODY_WITHIN, Limited::new(body, MESSAGE_BYTES).collect()).await {
-            Ok(Ok(collected)) => collected.to_bytes(),
-            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the message has more than 16 MiB");
-            }
-            Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body could not be read"),
-            Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
-        };
+        let collected =
+            match time::timeout(limits::BODY_WITHIN, Limited::new(body, limits::MESSAGE_BYTES).collect()).await {
+                Ok(Ok(collected)) => collected.to_bytes(),
+                Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+                    return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the message has more than 16 MiB");
+                }
+                Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body could not be read"),
+                Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+            };
         let is_end = head.method == Method::DELETE;
         let mut answer = self.service.handle(Request::from_parts(head, Full::new(collected))).await;
         if is_end && answer.status() == StatusCode::ACCEPTED {

@@ -18,6 +18,7 @@
 mod executors;
 mod handler;
 pub mod http;
+pub mod limits;
 pub mod place;
 mod sessions;
 mod text;
@@ -44,12 +45,6 @@ use self::{
     handler::{Handler, Over},
     place::Place,
 };
-
-/// Bytes of one message from a client, over either transport: a file of some size as the argument of `write_file`.
-pub const MESSAGE_BYTES: usize = 16 << 20;
-
-/// Calls of all sessions that are under way at once; beyond it the answer is an error.
-const CALLS: u32 = 1024;
 
 /// How long calls that are under way may take to be answered when the server ends.
 const END_WITHIN: Duration = Duration::from_secs(3);
@@ -78,7 +73,7 @@ impl Server {
             executors: Executors::default(),
             read_only,
             ending: watch::Sender::new(false),
-            calls: Arc::new(Semaphore::new(CALLS as usize)),
+            calls: Arc::new(Semaphore::new(limits::CALLS as usize)),
         }))
     }
 
@@ -90,7 +85,7 @@ impl Server {
         input: impl AsyncRead + Send + Unpin + 'static,
         output: impl AsyncWrite + Send + Unpin + 'static,
     ) {
-        let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(MESSAGE_BYTES);
+        let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(limits::MESSAGE_BYTES);
         let handler = Handler::new(Arc::clone(self), Over::Streams);
         let mut ending = self.ending.subscribe();
         // Before the handshake is through there is no service to end; dropping it closes the streams.
@@ -135,7 +130,7 @@ impl Server {
     /// Waits until no call is under way, for a while.
     async fn drained(&self) {
         // Elapsed or not: it is over.
-        time::timeout(END_WITHIN, self.calls.acquire_many(CALLS)).await.ok();
+        time::timeout(END_WITHIN, self.calls.acquire_many(limits::CALLS)).await.ok();
     }
 }
 

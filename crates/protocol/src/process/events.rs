@@ -97,6 +97,20 @@ pub struct GapParams {
     pub gap: Gap,
 }
 
+/// Params of the notification `process/channel`: the number of a process in the frames of the dialect `binary`, on this connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ChannelParams {
+    /// The process.
+    pub process_id: ProcessId,
+    /// Its session, where its events come from a subscription.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    /// The number.
+    pub channel: u32,
+}
+
 /// Params of the notification `process/ack` from a client: everything up to `seq` is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -118,6 +118,27 @@ proptest! {
     }
 
     #[test]
+    fn bytes_among_lines_survive_any_slicing(
+        messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..12), written in sizes(), read in sizes(),
+    ) {
+        let framing = Framing::Lines { max: 300 };
+        let ops: Vec<Op> = messages
+            .iter()
+            .flat_map(|bytes| {
+                let attached = Op::Attached { payload: bytes.clone(), head: bytes.len() / 2 };
+                [attached, Op::Message { payload: b"{}".to_vec(), hint: 0 }]
+            })
+            .collect();
+        let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
+        let expected: Vec<Inbound> = messages
+            .iter()
+            .flat_map(|bytes| [Inbound::Message(bytes.clone().into()), Inbound::Message("{}".into())])
+            .collect();
+        prop_assert_eq!(received, expected);
+        prop_assert!(matches!(closed, Closed::Eof));
+    }
+
+    #[test]
     fn arbitrary_bytes_never_panic_the_receiver(bytes in prop::collection::vec(any::<u8>(), 0..400), read in sizes()) {
         for framing in [ws(Role::Server), ws(Role::Client), Framing::Lines { max: 64 }] {
             let mut receiver = Source::new(bytes.clone(), &read).receiver(framing);

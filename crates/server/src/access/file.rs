@@ -7,6 +7,7 @@
 //! scopes = ["exec", "stdin"]
 //! roots = ["/srv/ci"]               # optional: where its files lie and its processes may start
 //! env = ["PATH", "LC_*"]            # optional: the variables it may set
+//! sandbox = "required"              # optional: only in a sandbox; "offline", in one without a network
 //! created = 2026-11-16T04:30:00Z
 //! expires = 2026-12-16T04:30:00Z    # optional
 //! revoked = 2026-11-20T10:00:00Z    # once it is
@@ -31,7 +32,7 @@ use exec_server_protocol::method::Scope;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::Rights;
+use super::{Floor, Rights};
 use crate::{
     core::Principal,
     state_dir::{self, NotPrivate, Token, TokenDigest, TokenError, private},
@@ -130,6 +131,9 @@ pub struct Entry {
     /// The variables it may set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Vec<String>>,
+    /// How far its requests must be confined at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Floor>,
     /// When it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<Moment>,
@@ -161,7 +165,8 @@ impl Entry {
     pub(super) fn rights(&self) -> Result<Rights, FileError> {
         let wrong = |what| FileError::Entry { name: self.name.clone(), what };
         let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
-        let scopes = scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http"))?;
+        let scopes =
+            scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http, metrics"))?;
         if scopes.is_empty() && self.revoked.is_none() {
             return Err(wrong("it has no `scopes`"));
         }
@@ -171,7 +176,7 @@ impl Entry {
         if self.env.iter().flatten().any(|name| name.is_empty() || name.contains('=')) {
             return Err(wrong("a name in `env` cannot name a variable"));
         }
-        Ok(Rights { scopes, roots: self.roots.clone(), env: self.env.clone() })
+        Ok(Rights { scopes, roots: self.roots.clone(), env: self.env.clone(), sandbox: self.sandbox })
     }
 
     pub(super) fn digest(&self) -> Option<TokenDigest> {

@@ -4,6 +4,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use exec_server_protocol::method::{Method, Scope};
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::core::Principal;
@@ -17,13 +18,25 @@ pub struct Rights {
     pub roots: Vec<PathBuf>,
     /// Names of variables that its requests may set, `LC_*` for all that begin so; `None` means any.
     pub env: Option<Vec<String>>,
+    /// How far its requests must be confined at least; `None` means that they need not be.
+    pub sandbox: Option<Floor>,
+}
+
+/// The least that the sandbox of a request must be. What it grants is the request's own choice; that there is one is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Floor {
+    /// One that restricts files, enforced by this server.
+    Required,
+    /// The same without a network.
+    Offline,
 }
 
 impl Rights {
     /// Everything.
     #[must_use]
     pub fn all() -> Self {
-        Self { scopes: Scope::ALL.to_vec(), roots: Vec::new(), env: None }
+        Self { scopes: Scope::ALL.to_vec(), roots: Vec::new(), env: None, sandbox: None }
     }
 }
 

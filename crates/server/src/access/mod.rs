@@ -21,24 +21,31 @@ mod grant;
 mod table;
 
 pub use file::{Entry, FileError, Moment, TokenFile};
-pub use grant::{Ended, Grant, Rights};
+pub use grant::{Ended, Floor, Grant, Rights};
 pub use table::Change;
 
 use std::{
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc::RecvTimeoutError},
+    thread,
     time::Duration,
 };
 
-use tokio::time::{self, MissedTickBehavior};
+use tokio::sync::mpsc;
 
 use self::table::Table;
 use crate::{process::lock, state_dir::TokenDigest, wall_clock};
 
 /// How often the file and the expiry dates are looked at. With the farewell of a connection it makes less than a second.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// News that may wait to be told: more make the thread that looks wait.
+const NEWS_WAITING: usize = 64;
+
+/// What the thread that looks needs: the reading of a file of a few hundred entries.
+const STACK_BYTES: usize = 256 << 10;
 
 /// A client's certificate as far as access looks at it; the TLS library has verified it before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,16 +131,28 @@ impl Access {
     }
 
     /// Looks at the file and the clock for ever. What is found is in force when `tell` hears of it.
-    pub async fn watch(self: Arc<Self>, tell: impl Fn(News)) {
-        let mut tick = time::interval(LOOK_EVERY);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tick.tick().await;
-            let access = Arc::clone(&self);
-            // A file system may be slow; the runtime's threads do not wait for it.
-            let news = tokio::task::spawn_blocking(move || access.look()).await.unwrap_or_default();
-            news.into_iter().for_each(&tell);
-        }
+    ///
+    /// On a thread of its own, which ends with the returned future: a file system may be slow, and a thread of the runtime that wakes another one
+    /// four times a second is taken by the kernel for one that serves many, and put on another processor than the client it answers.
+    pub fn watch<T: Fn(News)>(self: Arc<Self>, tell: T) -> io::Result<impl Future<Output = ()> + use<T>> {
+        let (news_tx, mut news_rx) = mpsc::channel(NEWS_WAITING);
+        // Nothing is ever sent: its end is the word.
+        let (alive_tx, alive_rx) = std::sync::mpsc::sync_channel::<()>(0);
+        thread::Builder::new().name("access".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            while alive_rx.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                for news in self.look() {
+                    if news_tx.blocking_send(news).is_err() {
+                        return;
+                    }
+                }
+            }
+        })?;
+        Ok(async move {
+            let _alive_tx = alive_tx;
+            while let Some(news) = news_rx.recv().await {
+                tell(news);
+            }
+        })
     }
 
     fn look(&self) -> Vec<News> {

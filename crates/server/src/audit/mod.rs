@@ -4,8 +4,9 @@
 //! Never in it: tokens, stdin, output, contents of files, values of variables. Arguments of programs are in it, and people put secrets there.
 //!
 //! Recording never waits: a thread of its own writes (`writer`), from a queue that is bounded. What does not fit, or cannot be written, is lost
-//! and counted, and the count is the first line once lines can be written again. In [`Mode::Strict`] a process is started only when the line
-//! about it is on the disk; while it cannot be, starts are refused, and all that is needed to see to running processes goes on.
+//! and counted, and the count is the first line once lines can be written again. In [`Mode::Strict`] a process is started, and an
+//! HTTP request made, only when the line about it is on the disk; while it cannot be, both are refused, and all that is needed to see to running
+//! processes goes on.
 //!
 //! Must not know connections or sessions: records are handed in.
 
@@ -52,7 +53,7 @@ pub enum Mode {
     /// The server goes on; what is lost is counted, and the log says so later.
     #[default]
     BestEffort,
-    /// No process is started that is not on record.
+    /// No process is started and no HTTP request made that is not on record.
     Strict,
 }
 

@@ -14,6 +14,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Links, View};
 use exec_server_protocol::{
     base64,
@@ -25,7 +26,7 @@ use exec_server_protocol::{
 use serde_json::value::RawValue;
 use tokio::sync::OwnedMutexGuard;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::{
     audit::Record,
     error::Failure,
@@ -166,6 +167,8 @@ impl Errand {
             }
             Some(Asked::Nothing) | None => None,
         };
+        let asked = confinement.as_ref().map(|(asked, _)| asked);
+        permitted::sandbox(&self.context.grant, asked).map_err(|failure| self.recorded(failure))?;
         let roots = self.context.grant.rights().roots.clone();
         Ok(Sight { roots, confinement, applied: self.applied.clone() })
     }
@@ -253,6 +256,15 @@ fn text_and_bytes(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),
         Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(base64::encode(bytes))),
+    }
+}
+
+/// The bytes of a request: attached to it, or in it as text.
+fn one_of(text: &str, attached: Option<Bytes>, both: &'static str) -> Result<Bytes, Failure> {
+    match attached {
+        Some(attached) if text.is_empty() => Ok(attached),
+        Some(_) => Err(Failure::FileInput { what: both }),
+        None => decode(text).map(Bytes::from),
     }
 }
 

@@ -5,6 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use exec_server_protocol::{
     SessionId,
     capabilities::ClientCapabilities,
+    frame,
     initialize::{InitializeParams, InitializeResult, ServerInfo, Ttl},
     limits, message,
 };
@@ -97,11 +98,14 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
             (connection.core.new_session(connection.grant.principal().clone(), attachment).await?, false, Claim::Any)
         }
     };
+    let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
+    let binary = speaks(frame::BINARY);
     connection.peer.set_manners(Manners {
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
-        attached: connection.has_frames() && capabilities.dialects.iter().any(|dialect| dialect == message::ATTACHED),
+        attached: binary || (connection.has_frames() && speaks(message::ATTACHED)),
+        binary,
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
     session.attach(connection.peer.clone(), attachment, claim)?;

@@ -23,7 +23,7 @@ use reqwest::{
 };
 use tokio::time::Instant;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::{
     audit::Record,
     environment,
@@ -144,14 +144,15 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
         Ok(begun) => begun,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
-    let target = target(&request.url);
-    context.record(&context.session, None, Record { target: Some(target), ..Record::of("http.request") });
     let begun = Instant::now();
     let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
     let until_head = clock.of_head(errand.reach);
-    let sent = until_head
-        .run(async { context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error)) });
-    let response = match sent.await {
+    let sent = async {
+        // Under the clock: a disk that hangs is not waited for longer than the target would be.
+        context.record_first(Record { target: Some(target(&request.url)), ..Record::of("http.request") }).await?;
+        context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error))
+    };
+    let response = match until_head.run(sent).await {
         Ok(response) => response,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
@@ -180,6 +181,7 @@ pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: 
 /// Checks what depends on who asks, and takes a place. Nothing is sent yet. Body and headers go with the errand: what is parked counts
 /// until the answer, and a stream may go on for long.
 fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
+    permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
     let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
     for (name, header) in std::mem::take(&mut request.headers) {

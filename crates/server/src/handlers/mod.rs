@@ -49,14 +49,28 @@ impl Context {
 
     /// Puts on record what this request does to a session, or to a process of it.
     pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: Record) {
-        let about = session.about("");
-        self.core.config.audit.record(Record {
+        self.core.config.audit.record(self.signed(session, process, record));
+    }
+
+    /// Puts on record what this request is about to do. Where nothing may happen unrecorded it waits for the disk.
+    pub(crate) async fn record_first(&self, record: Record) -> Result<(), Failure> {
+        let (audit, record) = (&self.core.config.audit, self.signed(&self.session, None, record));
+        if !audit.is_strict() {
+            audit.record(record);
+            return Ok(());
+        }
+        if audit.commit(record).await { Ok(()) } else { Err(Failure::AuditUnavailable) }
+    }
+
+    /// The record with who asks for it.
+    fn signed(&self, session: &Session, process: Option<&str>, record: Record) -> Record {
+        Record {
             principal: Some(self.grant.principal().to_string()),
             peer: Some(self.peer.label.to_string()),
-            session: about.session,
+            session: session.about("").session,
             process: process.and_then(Record::text),
             ..record
-        });
+        }
     }
 
     /// The session a request is about: its own, or another one of the same principal.

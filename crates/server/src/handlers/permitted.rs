@@ -1,6 +1,8 @@
-//! Where a principal may start processes and which variables it may set, beside the scopes that the dispatcher asks for.
+//! Where a principal may start processes, which variables it may set and how far it must be confined, beside the scopes that the
+//! dispatcher asks for.
 //!
-//! This is a rule for requests and no confinement: a process that runs opens what its user may open. Must not know how a grant came about.
+//! These are rules for requests and no confinement: a process that runs opens what its user, and its sandbox, let it. Must not know how a
+//! grant came about.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +12,11 @@ use std::{
 
 use exec_server_protocol::process::EnvPolicy;
 
-use crate::{access::Grant, error::Failure};
+use crate::{
+    access::{Floor, Grant},
+    error::Failure,
+    sandbox::Confinement,
+};
 
 /// The directory to start in, with links resolved where that matters: what was looked at is what is used.
 pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure> {
@@ -54,5 +60,27 @@ pub(super) fn variables(
     match request.keys().chain(set).find(|name| !is_granted(name)) {
         None => Ok(()),
         Some(name) => Err(Failure::ForbiddenVariable { principal: grant.principal().to_string(), name: name.clone() }),
+    }
+}
+
+/// What touches files or runs is confined as far as the principal must be at least.
+pub(super) fn sandbox(grant: &Grant, asked: Option<&Confinement>) -> Result<(), Failure> {
+    let needed = match grant.rights().sandbox {
+        None => return Ok(()),
+        Some(_) if !asked.is_some_and(Confinement::restricts_files) => "a sandbox that restricts files",
+        Some(Floor::Offline) if !asked.is_some_and(Confinement::restricts_network) => "a sandbox without a network",
+        Some(Floor::Required | Floor::Offline) => return Ok(()),
+    };
+    Err(Failure::BelowFloor { principal: grant.principal().to_string(), needed })
+}
+
+/// A request of our own making has the server's network, whatever the sandbox of a process has.
+pub(super) fn network(grant: &Grant) -> Result<(), Failure> {
+    match grant.rights().sandbox {
+        Some(Floor::Offline) => {
+            let principal = grant.principal().to_string();
+            Err(Failure::BelowFloor { principal, needed: "a sandbox without a network, where no HTTP request is made" })
+        }
+        Some(Floor::Required) | None => Ok(()),
     }
 }

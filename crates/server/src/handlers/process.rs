@@ -47,6 +47,7 @@ pub(super) struct Parts {
 /// Checks what can be checked before the id is looked at: the path, then argv, then whether there is room for it.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
+    permitted::sandbox(&context.grant, confinement.as_ref())?;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
     let program = argv.first().ok_or(Failure::EmptyArgv)?;

@@ -1,5 +1,7 @@
 //! Input to a process: `process/write`, `process/closeStdin` and V0's write. Answered when the bytes have entered the child's stdin.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use exec_server_protocol::{SessionId, base64, command, process as wire};
 use sha2::{Digest, Sha256};
@@ -7,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::Context;
 use crate::{
     error::Failure,
-    process::{Dialect, Input},
+    process::{Dialect, Input, Process},
     pump::Reply,
 };
 
@@ -54,14 +56,37 @@ pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
         Ok(None) => return reply.write(&params.process_id, wire::WriteStatus::UnknownProcess),
         Err(failure) => return reply.fail(&failure),
     };
+    enqueue(&process, params.data, params.key, reply);
+}
+
+/// Puts a write into the line of a process.
+fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Reply) {
     // V0 writes to terminals only; a pipe's stdin there is the null device.
     if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
-        return reply.write(&params.process_id, wire::WriteStatus::StdinClosed);
+        return reply.write(process.id(), wire::WriteStatus::StdinClosed);
     }
-    match reply.park(params.data.len()) {
-        Ok(reply) => process.input(Input::Write { key: params.key, data: params.data, done: 0, reply }),
+    match reply.park(data.len()) {
+        Ok(reply) => process.input(Input::Write { key, data, done: 0, reply }),
         Err((reply, failure)) => reply.fail(&failure),
     }
+}
+
+/// A write that came as a frame, to a process that is followed on its connection.
+pub(crate) struct WriteFrame {
+    pub(crate) process: Arc<Process>,
+    pub(crate) data: Bytes,
+    key: Option<[u8; 16]>,
+}
+
+impl WriteFrame {
+    pub(crate) fn new(process: Arc<Process>, write_id: &str, data: Bytes) -> Self {
+        Self { process, data, key: (!write_id.is_empty()).then(|| key(write_id)) }
+    }
+}
+
+/// The frame's half of `process/write`.
+pub(crate) async fn write_frame(frame: WriteFrame, reply: Reply) {
+    enqueue(&frame.process, frame.data, frame.key, reply);
 }
 
 /// `process/closeStdin`: end of input, behind every write that came before it.

@@ -14,7 +14,9 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use exec_server_log::{Cursor, Event, Exit, Record, Step, Stream};
 use exec_server_protocol::{
-    SessionId, command, limits, message,
+    SessionId, command,
+    frame::OutputFrame,
+    limits, message, method,
     output::{self, EscapedId, Output},
     process as wire,
 };
@@ -108,6 +110,8 @@ pub(super) struct Feed {
     let_go_at: u64,
     /// The close was sent; nothing more will be.
     finished: bool,
+    /// Its number in binary frames, for a peer that understands them, and whether the peer was told it.
+    channel: Option<(u32, bool)>,
 }
 
 struct Filling {
@@ -124,7 +128,7 @@ pub(super) enum Next {
 }
 
 impl Feed {
-    pub(super) fn new(follow: Follow, watch: Arc<Watch>) -> Self {
+    pub(super) fn new(follow: Follow, watch: Arc<Watch>, channel: Option<u32>) -> Self {
         let Follow { process, role, start, manners, hold } = follow;
         let (sent, awaiting) = match start {
             Start::After(position) => (position, None),
@@ -165,7 +169,25 @@ impl Feed {
             exit_held: None,
             let_go_at: sent.offset,
             finished: false,
+            channel: channel.map(|channel| (channel, false)),
         }
+    }
+
+    /// Its number in binary frames.
+    pub(super) fn channel(&self) -> Option<u32> {
+        self.channel.map(|(channel, _)| channel)
+    }
+
+    /// Its number for a frame that follows; the peer is told before its first use.
+    fn announced(&mut self, out: &mut Outbox) -> Option<u32> {
+        let (channel, is_told) = self.channel.as_mut()?;
+        let channel = *channel;
+        if !std::mem::replace(is_told, true) {
+            let params =
+                wire::ChannelParams { process_id: self.process.process_id(), session_id: self.session_key(), channel };
+            out.message(128, |buf| message::encode_notification(buf, method::PROCESS_CHANNEL, &params));
+        }
+        Some(channel)
     }
 
     /// Nothing is left to send, and nothing that its reader may still say matters.
@@ -300,6 +322,10 @@ impl Feed {
         if self.finished {
             return Next::Idle;
         }
+        // Whoever wants to write needs it before there is any output.
+        if self.process.meta.stdin {
+            self.announced(out);
+        }
         while out.len() - before < quantum {
             if self.fill_gap(out) {
                 continue;
@@ -400,16 +426,15 @@ impl Feed {
         self.learn_offset(record.offset);
         match (record.event, self.process.meta.dialect) {
             (Event::Output { stream, bytes }, Dialect::Process) => {
-                let chunk = Output {
-                    seq: record.seq,
-                    stream: wire_stream(stream),
-                    offset: Some(record.offset),
-                    gap: None,
-                    bytes,
-                };
-                out.message(output::output_len(&self.addressee, &chunk), |buf| {
-                    output::encode_output(buf, &self.addressee, &chunk)
-                });
+                let (seq, stream, offset) = (record.seq, wire_stream(stream), record.offset);
+                if let Some(channel) = self.announced(out) {
+                    out.binary(&OutputFrame { channel, stream, seq, offset }.encode(), bytes);
+                } else {
+                    let chunk = Output { seq, stream, offset: Some(offset), gap: None, bytes };
+                    out.message(output::output_len(&self.addressee, &chunk), |buf| {
+                        output::encode_output(buf, &self.addressee, &chunk)
+                    });
+                }
             }
             (Event::Output { stream, bytes }, Dialect::Command) => {
                 let stream = if stream == Stream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };

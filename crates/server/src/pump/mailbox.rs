@@ -27,7 +27,7 @@ use tokio::{
 };
 use tracing::Span;
 
-use super::{feed::Follow, read::ReadOrder};
+use super::{channels::Channels, feed::Follow, read::ReadOrder};
 use crate::{
     error::Failure,
     incoming::Incoming,
@@ -56,6 +56,8 @@ pub(crate) struct Mailbox {
     pub(super) flushing: AtomicBool,
     /// Places for pieces of HTTP bodies.
     deltas: Arc<Semaphore>,
+    /// The numbers of processes in binary frames.
+    pub(crate) channels: Channels,
 }
 
 impl Default for Mailbox {
@@ -72,6 +74,7 @@ impl Default for Mailbox {
             slot_freed: Notify::new(),
             flushing: AtomicBool::new(false),
             deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
+            channels: Channels::default(),
         }
     }
 }
@@ -170,6 +173,7 @@ impl Mailbox {
         let shut = Mail { is_shut: true, ..Mail::default() };
         let rest = std::mem::replace(&mut *lock(&self.mail), shut);
         drop(rest);
+        self.channels.close_all();
         self.tell_drained();
     }
 

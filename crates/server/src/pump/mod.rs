@@ -4,6 +4,7 @@
 //! bodies by turns, and only while the batch has room; the batch is flushed once, and the next one is filled when the socket has taken it. So output waits in the log,
 //! never in a queue here, and neither an answer nor a quiet process waits behind a noisy one for more than one batch.
 
+mod channels;
 mod feed;
 mod mailbox;
 mod read;
@@ -35,7 +36,10 @@ pub(crate) use self::{
     read::ReadOrder,
     words::{limits_hit, wire_cause},
 };
-use crate::{error::Failure, process::Process};
+use crate::{
+    error::Failure,
+    process::{Dialect, Process},
+};
 
 /// A batch is flushed at this size: large enough to keep a fast socket busy, small enough that an answer waits little behind it.
 const BATCH_BYTES: usize = 256 << 10;
@@ -55,6 +59,8 @@ pub(crate) struct Manners {
     pub(crate) concurrent: bool,
     /// It understands messages with bytes attached.
     pub(crate) attached: bool,
+    /// It understands frames of output, and messages with bytes attached to more methods than those that came first.
+    pub(crate) binary: bool,
     pub(crate) ack_window_bytes: u64,
 }
 
@@ -233,7 +239,9 @@ impl Pump {
         follow.process.watch(watch.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
         self.by_name.insert((follow.process.session.clone(), follow.process.process_id()), key);
-        self.feeds.insert(key, Feed::new(follow, watch));
+        let has_channel = follow.manners.binary && follow.process.meta.dialect == Dialect::Process;
+        let channel = has_channel.then(|| self.mailbox.channels.open(follow.process.clone()));
+        self.feeds.insert(key, Feed::new(follow, watch, channel));
         self.give_turn(key);
     }
 
@@ -308,6 +316,9 @@ impl Pump {
             let name = (feed.process.session.clone(), feed.process.process_id());
             if self.by_name.get(&name) == Some(&key) {
                 self.by_name.remove(&name);
+            }
+            if let Some(channel) = feed.channel() {
+                self.mailbox.channels.close(channel);
             }
             feed.end();
         }

@@ -15,12 +15,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Call, Failure, Reply, files, or_default};
+use crate::serve::limits;
 
 /// How often the file may be changed by somebody else between our reading and writing.
 const ATTEMPTS: usize = 5;
-
-/// Bytes of a file that can be edited, before and after.
-const FILE_BYTES: u64 = 16 << 20;
 
 /// Bytes of a file in which something is looked for that only comes near.
 const NEAR_BYTES: usize = 1 << 20;
@@ -82,7 +80,7 @@ pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply,
 /// Reads, replaces and writes once; nothing where somebody else was faster.
 async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Result<Option<Edited>, Failure> {
     let changing = async {
-        let (bytes, state) = files::part(call, path, Some(FILE_BYTES + 1), None).await?;
+        let (bytes, state) = files::part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
         let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
         // Megabytes are gone through more than once: others wait for nothing meanwhile.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
@@ -119,11 +117,11 @@ struct Changed {
 /// Finds and replaces. Blocks for as long as the file is large.
 fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, Failure> {
     let too_large = |what: &str| {
-        let text =
-            format!("`{}` {what} more than {FILE_BYTES} bytes; change it with run_command (sed, perl)", path.display());
+        let (path, most) = (path.display(), limits::EDITED_BYTES);
+        let text = format!("`{path}` {what} more than {most} bytes; change it with run_command (sed, perl)");
         Failure::new(text)
     };
-    if bytes.len() as u64 > FILE_BYTES {
+    if bytes.len() as u64 > limits::EDITED_BYTES {
         return Err(too_large("has"));
     }
     let (old, new) = (Finder::new(&arguments.old), arguments.new.as_bytes());
@@ -138,7 +136,7 @@ fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, F
     // Before any of it is made: a few bytes of arguments can ask for more memory than there is.
     let kept = bytes.len() - places * old.needle().len();
     let size = places.checked_mul(new.len()).and_then(|added| added.checked_add(kept));
-    let size = size.filter(|size| *size as u64 <= FILE_BYTES).ok_or_else(|| too_large("would have"))?;
+    let size = size.filter(|size| *size as u64 <= limits::EDITED_BYTES).ok_or_else(|| too_large("would have"))?;
     let replaced = replace(bytes, &old, new, size);
     Ok(Changed { bytes: replaced, replacements: places as u64, first_line: line_at(bytes, first) })
 }

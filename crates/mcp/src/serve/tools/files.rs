@@ -21,28 +21,19 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Call, Failure, Reply, within};
-use crate::serve::text::{cut_line, is_binary, lossy};
+use crate::serve::{
+    limits,
+    text::{cut_line, is_binary, lossy},
+};
 
 /// Lines of one answer where nothing is said.
 const LINES: u64 = 2000;
-
-/// Lines that may be asked for.
-const LINES_MAX: u64 = 20_000;
-
-/// Bytes of a line that are shown.
-const LINE_BYTES: usize = 2000;
-
-/// Bytes of lines in one answer.
-const ANSWER_BYTES: usize = 256 << 10;
 
 /// Read first, whatever is asked for from the first line on: it tells whether a file is text, and holds most files.
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// Entries of a directory in one answer where nothing is said.
 const ENTRIES: u64 = 1000;
-
-/// Entries that may be asked for.
-const ENTRIES_MAX: u64 = 10_000;
 
 /// Arguments of `read_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -81,7 +72,7 @@ pub(super) struct Read {
 /// Reads lines of a file.
 pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
     let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
-    let limit = within("limit", arguments.limit, LINES, (1, LINES_MAX))?;
+    let limit = within("limit", arguments.limit, LINES, (1, limits::LINES))?;
     let path = call.server.place.path(&arguments.path);
     let (bytes, size, at_end) = call.unless_called_off(fetch(call, &path, first, limit)).await?;
     let shown = path.display().to_string();
@@ -184,7 +175,7 @@ struct Taken {
 fn take_lines(bytes: &[u8], limit: u64) -> Taken {
     let mut taken = Taken::default();
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-        if taken.lines == limit || taken.content.len() >= ANSWER_BYTES {
+        if taken.lines == limit || taken.content.len() >= limits::ANSWER_BYTES {
             taken.more = true;
             break;
         }
@@ -192,7 +183,7 @@ fn take_lines(bytes: &[u8], limit: u64) -> Taken {
         taken.is_replaced |= std::str::from_utf8(line).is_err();
         let text = lossy(line);
         let (body, end) = text.strip_suffix('\n').map_or((text.as_str(), ""), |body| (body, "\n"));
-        let (body, is_cut) = cut_line(body, LINE_BYTES);
+        let (body, is_cut) = cut_line(body, limits::LINE_BYTES);
         taken.content.push_str(&body);
         taken.content.push_str(end);
         taken.cut += u64::from(is_cut);
@@ -214,7 +205,8 @@ impl Read {
             text.push_str(&format!("[the file goes on: read on with offset {next}]\n"));
         }
         if self.cut_lines > 0 {
-            text.push_str(&format!("[{} lines are longer than {LINE_BYTES} bytes and cut]\n", self.cut_lines));
+            let most = limits::LINE_BYTES;
+            text.push_str(&format!("[{} lines are longer than {most} bytes and cut]\n", self.cut_lines));
         }
         if is_crlf {
             text.push_str("[lines end with CR LF]\n");
@@ -326,7 +318,7 @@ struct Row {
 
 /// Lists a directory.
 pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Reply, Failure> {
-    let limit = within("limit", arguments.limit, ENTRIES, (1, ENTRIES_MAX))?;
+    let limit = within("limit", arguments.limit, ENTRIES, (1, limits::ENTRIES))?;
     let path = call.server.place.path(arguments.path.as_deref().unwrap_or("."));
     let after = arguments.after.map(OsString::from);
     let listing = async { page(&call.server.place.files().await?, &path, after).await };
@@ -426,7 +418,7 @@ mod tests {
         assert!(taken.content.ends_with("[… 8000 bytes of this line left out …]\n"), "{}", taken.content);
         let many = "0123456789\n".repeat(100_000);
         let taken = take_lines(many.as_bytes(), 1_000_000);
-        assert!(taken.more && taken.content.len() < ANSWER_BYTES + LINE_BYTES);
+        assert!(taken.more && taken.content.len() < limits::ANSWER_BYTES + limits::LINE_BYTES);
         assert_eq!(taken.content.lines().count() as u64, taken.lines);
     }
 }

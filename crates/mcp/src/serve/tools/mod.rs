@@ -28,10 +28,7 @@ use tokio::time;
 
 pub(super) use table::Table;
 
-use super::{Server, executors::Owned, said};
-
-/// Bytes of a command and its arguments: what an operating system takes.
-const COMMAND_BYTES: usize = 128 << 10;
+use super::{Server, executors::Owned, limits, said};
 
 /// How long a change of a file may take: links are cut and come back within less.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
@@ -188,9 +185,9 @@ impl Command {
         if argv.first().is_none_or(|program| program.is_empty()) {
             return Err(Failure::new("`command` is empty: its first element is the program"));
         }
-        if argv.iter().map(String::len).sum::<usize>() > COMMAND_BYTES {
-            let text =
-                format!("`command` has more than {COMMAND_BYTES} bytes; write a script with write_file and run that");
+        if argv.iter().map(String::len).sum::<usize>() > limits::COMMAND_BYTES {
+            let most = limits::COMMAND_BYTES;
+            let text = format!("`command` has more than {most} bytes; write a script with write_file and run that");
             return Err(Failure::new(text));
         }
         Ok(argv)
@@ -426,6 +423,8 @@ fn schema<T: JsonSchema>() -> Arc<JsonObject> {
         Value::Object(mut object) => {
             object.remove("title");
             object.remove("description");
+            // A struct without fields has none, and some clients take only schemas that say so.
+            object.entry("properties").or_insert_with(|| Value::Object(JsonObject::new()));
             Arc::new(object)
         }
         _ => unreachable!("the arguments and results of tools are structs"),
@@ -460,6 +459,8 @@ mod tests {
             assert_eq!(tool.input_schema["type"], "object", "{text}");
             assert_eq!(tool.input_schema["additionalProperties"], false, "{text}");
             assert_eq!(tool.output_schema.as_ref().unwrap()["type"], "object", "{text}");
+            assert!(tool.input_schema["properties"].is_object(), "{text}");
+            assert!(tool.output_schema.as_ref().unwrap()["properties"].is_object(), "{text}");
             let described = |schema: &JsonObject| {
                 let all = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
                 all.filter(|(_, property)| property.get("description").is_none()).count()
@@ -489,7 +490,7 @@ mod tests {
         assert!(argv(" \n".into()).is_err());
         assert!(argv(serde_json::json!([])).is_err());
         assert!(argv(serde_json::json!([""])).is_err());
-        assert!(argv("x".repeat(COMMAND_BYTES + 1).into()).is_err());
+        assert!(argv("x".repeat(limits::COMMAND_BYTES + 1).into()).is_err());
         for wrong in [serde_json::json!(7), serde_json::json!({}), serde_json::json!([1]), Value::Null] {
             assert!(read(wrong).unwrap_err().contains("must be a string for the shell, or an array of strings"));
         }

@@ -21,19 +21,16 @@ use tokio::time;
 
 use super::{
     Call, Command, Failure, Reply, or_default,
-    table::{Entry, PROCESSES, Room, Table, Torn},
+    table::{Entry, Room, Table, Torn},
     within,
 };
-use crate::serve::text::{lossy, torn_end};
+use crate::serve::{
+    limits,
+    text::{lossy, torn_end},
+};
 
 /// Bytes of output in one answer where nothing is said.
 const READ_BYTES: u64 = 64 << 10;
-
-/// Bytes of output that may be asked for.
-const READ_BYTES_MAX: u64 = 1 << 20;
-
-/// How long an answer may be waited for, in milliseconds: less than most clients wait for theirs is up to them.
-const WAIT_MS_MAX: u64 = 300_000;
 
 /// How long a write waits for a process that does not read.
 const WRITE_WITHIN: Duration = Duration::from_secs(20);
@@ -120,7 +117,8 @@ async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Fa
         let known = states(client).await?;
         let all = table.snapshot();
         let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
-            let text = format!("{PROCESSES} processes are running in this session; end one with signal_process first");
+            let most = limits::PROCESSES;
+            let text = format!("{most} processes are running in this session; end one with signal_process first");
             return Err(Failure::new(text));
         };
         table.remove(number);
@@ -174,8 +172,8 @@ struct Piece {
 
 /// Reads what a process wrote.
 pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
-    let wait = within("wait_ms", arguments.wait_ms, 0, (0, WAIT_MS_MAX))?;
-    let most = within("max_bytes", arguments.max_bytes, READ_BYTES, (1, READ_BYTES_MAX))?;
+    let wait = within("wait_ms", arguments.wait_ms, 0, (0, limits::WAIT_MS))?;
+    let most = within("max_bytes", arguments.max_bytes, READ_BYTES, (1, limits::OUTPUT_BYTES))?;
     let (number, entry) = call.table.find(&arguments.process_id)?;
     let after = arguments.after.unwrap_or(entry.cursor);
     // Both are cancel safe: a read takes nothing away.

@@ -24,19 +24,16 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{Call, Command, Failure, Reply, or_default, within};
-use crate::serve::text::{HeadTail, Kept};
+use crate::serve::{
+    limits,
+    text::{HeadTail, Kept},
+};
 
 /// How long a command may take where nothing is said, in milliseconds.
 const TIMEOUT_MS: u64 = 120_000;
 
-/// How long it may be allowed to take: a day.
-const TIMEOUT_MS_MAX: u64 = 86_400_000;
-
 /// Bytes of each stream that are returned where nothing is said.
 const OUTPUT_BYTES: u64 = 64 << 10;
-
-/// Bytes of each stream that may be asked for; more would fill the context of every model.
-const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 
 /// Between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
@@ -104,8 +101,8 @@ pub(super) struct Ran {
 
 /// Runs a command.
 pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
-    let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, (1, TIMEOUT_MS_MAX))?;
-    let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, (1 << 10, OUTPUT_BYTES_MAX))?;
+    let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, (1, limits::TIMEOUT_MS))?;
+    let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, (1 << 10, limits::OUTPUT_BYTES))?;
     let place = &call.server.place;
     let argv = arguments.command.argv(&place.shell)?;
     let mut start = place.start(argv, arguments.cwd.as_deref());

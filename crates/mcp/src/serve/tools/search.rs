@@ -12,25 +12,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Call, Failure, Reply, files::word, or_default, within};
-use crate::serve::text::lossy;
+use crate::serve::{limits, text::lossy};
 
 /// Matches in one answer where nothing is said.
 const RESULTS: u64 = 200;
 
-/// Matches that may be asked for.
-const RESULTS_MAX: u64 = 5000;
-
 /// Lines around a match that may be asked for.
 const CONTEXT_MAX: u64 = 20;
-
-/// Bytes of a line that are returned.
-const LINE_BYTES: u64 = 400;
-
-/// Bytes of lines in one answer.
-const ANSWER_BYTES: usize = 256 << 10;
-
-/// How long a search may take, in milliseconds.
-const WITHIN_MS: u64 = 30_000;
 
 /// A search ends with its connection; it is begun anew so often.
 const ATTEMPTS: usize = 3;
@@ -103,14 +91,14 @@ struct Entry {
 
 /// Searches.
 pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
-    let most = within("max_results", arguments.max_results, RESULTS, (1, RESULTS_MAX))?;
+    let most = within("max_results", arguments.max_results, RESULTS, (1, limits::RESULTS))?;
     let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
     let place = &call.server.place;
     let path = place.path(arguments.path.as_deref().unwrap_or("."));
     let scan = ScanParams {
         hidden: arguments.all,
         ignore_rules: arguments.all.then_some(false),
-        timeout_ms: Some(WITHIN_MS),
+        timeout_ms: Some(limits::SEARCH_MS),
         ..ScanParams::default()
     };
     // The client's call names path, handle and sandbox itself.
@@ -135,7 +123,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
                     before: Some(context),
                     after: Some(context),
                     max_matches: Some(most),
-                    max_line_bytes: Some(LINE_BYTES),
+                    max_line_bytes: Some(limits::FOUND_LINE_BYTES),
                     ..SearchParams::new(unset(), pattern)
                 };
                 lines(call, &files, &path, &params).await
@@ -189,7 +177,7 @@ async fn matching(
     let mut is_full = false;
     while !is_full && let Some(page) = search.next().await? {
         for line in page {
-            is_full = text.len() >= ANSWER_BYTES;
+            is_full = text.len() >= limits::ANSWER_BYTES;
             if is_full {
                 break;
             }

@@ -10,9 +10,7 @@ use exec_server_client::{Process, protocol::process::Stream};
 use tokio::time::Instant;
 
 use super::Failure;
-
-/// Processes of one session, those that have ended included.
-pub(super) const PROCESSES: usize = 64;
+use crate::serve::limits::PROCESSES;
 
 /// The processes of one session.
 #[derive(Debug, Default)]

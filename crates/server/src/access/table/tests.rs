@@ -19,6 +19,7 @@ fn entry(name: &str, token: &str) -> Entry {
         scopes: vec!["exec".to_owned()],
         roots: Vec::new(),
         env: None,
+        sandbox: None,
         created: None,
         expires: None,
         revoked: None,

@@ -12,7 +12,7 @@ use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::Buffer;
 
-use super::{Errand, decode, from_wire, links, path, to_wire, write_result};
+use super::{Errand, from_wire, links, one_of, path, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{Handle, Use},
@@ -149,11 +149,7 @@ pub(crate) struct WriteBlock {
 }
 
 pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<Bytes>) -> Result<WriteBlock, Failure> {
-    let bytes = match attached {
-        Some(attached) if params.chunk.is_empty() => attached,
-        Some(_) => return Err(Failure::FileInput { what: "bytes are in `chunk` or attached" }),
-        None => decode(&params.chunk)?.into(),
-    };
+    let bytes = one_of(&params.chunk, attached, "bytes are in `chunk` or attached")?;
     if bytes.len() > limits::BLOCK_BYTES {
         return Err(Failure::FileInput { what: "a block has at most 1048576 bytes" });
     }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use bytes::Bytes;
 use exec_server_fs::{self as files, Finish, Links, Part, Place};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
-use super::{Errand, decode, from_wire, links, path, text_and_bytes, to_wire, write_result};
+use super::{Errand, from_wire, links, one_of, path, text_and_bytes, to_wire, write_result};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// What to do with a file that is too large for one message.
@@ -20,10 +21,17 @@ const GROWTHS: usize = 8;
 /// `fs/readFile`: a file, a range of it or some lines.
 pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readFile").await;
-    errand.answer(reply, read_file(&errand, params).await);
+    match read_file(&errand, params).await {
+        Ok((result, Some(bytes))) => reply.result_attached(&result, bytes),
+        other => errand.answer(reply, other.map(|(result, _)| result)),
+    }
 }
 
-async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire::ReadFileResult, Failure> {
+/// The file with its bytes in the result, or beside it for a peer that understands that.
+async fn read_file(
+    errand: &Errand,
+    params: wire::ReadFileParams,
+) -> Result<(wire::ReadFileResult, Option<Bytes>), Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
     let part = match (params.lines, params.offset, params.len) {
         (Some(lines), None, None) => Part::Lines { first: lines.first, count: lines.count },
@@ -34,6 +42,7 @@ async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire
     };
     errand.context.peer.mailbox.room_for_answers().await;
     let most = limits::FILE_BYTES as u64;
+    let is_attached = errand.context.peer.manners().binary;
     let mut room = (SMALL_BYTES, None);
     // Larger ones wait for room, and hold no descriptor meanwhile; they may have grown by then.
     for _ in 0..GROWTHS {
@@ -43,7 +52,9 @@ async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire
                 let file = files::open(view, &path, links)?;
                 match file.expects(part, most) {
                     expected if expected > reserved => Ok(Err(expected)),
-                    _ => file.read(part, most, READ_ADVICE, cancel).map(|content| Ok(read_result(&content))),
+                    _ => {
+                        file.read(part, most, READ_ADVICE, cancel).map(|content| Ok(read_result(content, is_attached)))
+                    }
                 }
             })
             .await?;
@@ -60,13 +71,14 @@ async fn read_file(errand: &Errand, params: wire::ReadFileParams) -> Result<wire
     Err(Failure::FileInput { what: "the file grows faster than it can be read; read a range of it" })
 }
 
-fn read_result(content: &files::Content) -> wire::ReadFileResult {
-    wire::ReadFileResult {
-        data_base64: base64::encode(&content.bytes),
-        etag: Some(content.etag.clone()),
+fn read_result(content: files::Content, is_attached: bool) -> (wire::ReadFileResult, Option<Bytes>) {
+    let result = wire::ReadFileResult {
+        data_base64: if is_attached { String::new() } else { base64::encode(&content.bytes) },
+        etag: Some(content.etag),
         size: Some(content.size),
         eof: Some(content.eof),
-    }
+    };
+    (result, is_attached.then(|| content.bytes.into()))
 }
 
 /// A decoded write.
@@ -74,19 +86,19 @@ pub(crate) struct Write {
     path: PathBuf,
     links: Links,
     sandbox: wire::Sandbox,
-    bytes: Vec<u8>,
+    bytes: Bytes,
     place: Place,
     finish: Finish,
 }
 
-pub(crate) fn decode_write(params: wire::WriteFileParams<'_>) -> Result<Write, Failure> {
+pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<Bytes>) -> Result<Write, Failure> {
     let place = match (params.append, params.offset) {
         (false, None) => Place::Whole,
         (true, None) => Place::End,
         (false, Some(offset)) => Place::Offset(offset),
         (true, Some(_)) => return Err(Failure::FileInput { what: "`append` does not go together with `offset`" }),
     };
-    let bytes = decode(&params.data_base64)?;
+    let bytes = one_of(&params.data_base64, attached, "bytes are in `dataBase64` or attached")?;
     if bytes.len() > limits::FILE_BYTES {
         return Err(Failure::FileTooLarge);
     }

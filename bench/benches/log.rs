@@ -1,0 +1,85 @@
+//! What it costs to append to a log and to read it, in real shared memory. Knows neither processes nor the wire.
+//!
+//! One record is too little to count by percents, so there are many in each: 1000 small ones in one segment, and 64 large ones in
+//! five, with the changes of segments in between. The bytes themselves are the kernel's business, which reads a pipe into the room.
+
+#![expect(missing_docs, reason = "what the macros make has none")]
+
+use std::hint::black_box;
+
+use exec_server_log::{Chain, Control, Cursor, Event, Mapping, Pool, Record, Step, Stream, Writer};
+use gungraun::prelude::*;
+
+const SLOT: u32 = 0;
+
+/// The log of a process, and what is to be appended to it.
+struct Appending {
+    control: Control,
+    pool: Pool,
+    writer: Writer,
+    records: usize,
+    len: usize,
+}
+
+fn appending(records: usize, len: usize) -> Appending {
+    let control = Control::create().expect("memory for a control block");
+    control.reset_slot(SLOT);
+    let mut appending = Appending { control, pool: Pool::new(), writer: Writer::new(SLOT), records: 1, len };
+    // The first one, with which the first segment begins, is not what every record costs.
+    appending.append();
+    appending.records = records;
+    appending
+}
+
+impl Appending {
+    /// Appends all, and returns how many bytes the log had room for.
+    fn append(&mut self) -> usize {
+        let mut appended = 0;
+        for _ in 0..self.records {
+            let room = self.writer.room(&mut self.pool).expect("memory for a segment");
+            let len = self.len.min(room.buf.len());
+            self.writer.commit(&self.control, Stream::Stdout, len);
+            appended += len;
+        }
+        appended
+    }
+}
+
+#[library_benchmark]
+#[bench::bytes_100_times_1000(args = (1000, 100), setup = appending)]
+#[bench::kib_64_times_64(args = (64, 64 * 1024), setup = appending)]
+fn append(mut appending: Appending) -> (usize, Appending) {
+    (black_box(&mut appending).append(), appending)
+}
+
+/// A reader's picture of such a log.
+fn written(records: usize, len: usize) -> Chain {
+    let mut appending = appending(records - 1, len);
+    appending.append();
+    let mut chain = Chain::new();
+    while let Some(info) = appending.writer.take_fresh() {
+        let segment = appending.writer.segment(info.id).expect("nothing was released");
+        let fd = segment.fd().try_clone_to_owned().expect("a descriptor more");
+        chain.push_memory(info, Mapping::map(fd).expect("a segment of ours"));
+    }
+    chain
+}
+
+#[library_benchmark]
+#[bench::bytes_100_times_1000(args = (1000, 100), setup = written)]
+#[bench::kib_64_times_64(args = (64, 64 * 1024), setup = written)]
+fn read(chain: Chain) -> (usize, Chain) {
+    let mut cursor = Cursor::start();
+    let mut bytes = 0;
+    loop {
+        match black_box(&chain).read(&mut cursor) {
+            Step::Record(Record { event: Event::Output { bytes: read, .. }, .. }) => bytes += read.len(),
+            Step::End => return (bytes, chain),
+            other => panic!("not what was written: {other:?}"),
+        }
+    }
+}
+
+library_benchmark_group!(name = writer, benchmarks = [append]);
+library_benchmark_group!(name = cursor, benchmarks = [read]);
+main!(library_benchmark_groups = [writer, cursor]);

@@ -1,0 +1,232 @@
+//! Frames of the dialect `binary`: output and input of processes as bytes behind a short fixed header, without JSON and base64.
+//!
+//! A frame is told from a JSON message by its first byte. All numbers have their lowest byte first. It must not know logs, channels'
+//! owners or connections.
+
+use crate::process::Stream;
+
+/// The dialect: the frames of this module, and everything of [`ATTACHED`](crate::message::ATTACHED).
+pub const BINARY: &str = "binary";
+
+/// How a frame of output begins.
+pub const OUTPUT_MARK: u8 = 0x81;
+
+/// How a frame of input begins.
+pub const WRITE_MARK: u8 = 0x82;
+
+/// Bytes before the output in its frame.
+pub const OUTPUT_HEADER: usize = 24;
+
+/// Bytes before the write id in a frame of input.
+pub const WRITE_HEADER: usize = 16;
+
+/// Whether a message is a frame of this module.
+#[must_use]
+pub fn is_frame(message: &[u8]) -> bool {
+    matches!(message.first(), Some(&(OUTPUT_MARK | WRITE_MARK)))
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// It does not begin like one.
+    #[error("a frame cannot begin with the byte {found:#04x}")]
+    Mark {
+        /// How it begins.
+        found: u8,
+    },
+    /// It ends within its header.
+    #[error("a frame of {found} bytes ends within its header")]
+    Short {
+        /// Its length.
+        found: usize,
+    },
+    /// No stream has this number.
+    #[error("no stream has the number {found}")]
+    Stream {
+        /// The number.
+        found: u8,
+    },
+    /// Bytes that are not used yet are not zero.
+    #[error("bytes of the header that are not used must be zero")]
+    Reserved,
+    /// The write id is not UTF-8.
+    #[error("the write id is not UTF-8")]
+    WriteId,
+}
+
+/// The header of a frame of output; the bytes follow.
+///
+/// ```text
+/// 0     1       2         4          8      16      24
+/// 81 | stream | 00 00 | channel | seq | offset | bytes
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutputFrame {
+    /// The process, by the number that `process/channel` gave it on this connection.
+    pub channel: u32,
+    /// Where the bytes came from: 0 stdout, 1 stderr, 2 a terminal.
+    pub stream: Stream,
+    /// The number of this event.
+    pub seq: u64,
+    /// Output bytes before these.
+    pub offset: u64,
+}
+
+impl OutputFrame {
+    /// Writes the header.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OUTPUT_HEADER] {
+        let mut header = [0; OUTPUT_HEADER];
+        header[0] = OUTPUT_MARK;
+        header[1] = match self.stream {
+            Stream::Stdout => 0,
+            Stream::Stderr => 1,
+            Stream::Pty => 2,
+        };
+        header[4..8].copy_from_slice(&self.channel.to_le_bytes());
+        header[8..16].copy_from_slice(&self.seq.to_le_bytes());
+        header[16..].copy_from_slice(&self.offset.to_le_bytes());
+        header
+    }
+
+    /// Reads a frame: its header, and the bytes behind it.
+    pub fn decode(message: &[u8]) -> Result<(Self, &[u8]), FrameError> {
+        let short = FrameError::Short { found: message.len() };
+        let (header, bytes) = message.split_first_chunk::<OUTPUT_HEADER>().ok_or(short)?;
+        let &[mark, stream, a, b, c0, c1, c2, c3, ref rest @ ..] = header;
+        if mark != OUTPUT_MARK {
+            return Err(FrameError::Mark { found: mark });
+        }
+        let stream = match stream {
+            0 => Stream::Stdout,
+            1 => Stream::Stderr,
+            2 => Stream::Pty,
+            found => return Err(FrameError::Stream { found }),
+        };
+        if [a, b] != [0, 0] {
+            return Err(FrameError::Reserved);
+        }
+        let (seq, offset) = rest
+            .split_first_chunk::<8>()
+            .zip(rest.last_chunk::<8>())
+            .map_or((0, 0), |((seq, _), offset)| (u64::from_le_bytes(*seq), u64::from_le_bytes(*offset)));
+        Ok((Self { channel: u32::from_le_bytes([c0, c1, c2, c3]), stream, seq, offset }, bytes))
+    }
+}
+
+/// The header of a frame of input: a `process/write` without JSON, answered like one under its id; the bytes follow.
+///
+/// ```text
+/// 0    1    2                        4          8    16
+/// 82 | 00 | length of the write id | channel | id | write id | bytes
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteFrame<'a> {
+    /// The process, by the number that `process/channel` gave it on this connection.
+    pub channel: u32,
+    /// The request's id.
+    pub id: i64,
+    /// The write's id; empty for none.
+    pub write_id: &'a str,
+}
+
+impl<'a> WriteFrame<'a> {
+    /// Appends the header; false, and nothing is appended, where the write id is longer than 65,535 bytes.
+    #[must_use]
+    pub fn encode(&self, out: &mut Vec<u8>) -> bool {
+        let Ok(len) = u16::try_from(self.write_id.len()) else { return false };
+        out.extend_from_slice(&[WRITE_MARK, 0]);
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&self.channel.to_le_bytes());
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(self.write_id.as_bytes());
+        true
+    }
+
+    /// Reads a frame: its header, and the bytes behind it.
+    pub fn decode(message: &'a [u8]) -> Result<(Self, &'a [u8]), FrameError> {
+        let short = FrameError::Short { found: message.len() };
+        let (header, rest) = message.split_first_chunk::<WRITE_HEADER>().ok_or(short)?;
+        let &[mark, zero, l0, l1, c0, c1, c2, c3, ref id @ ..] = header;
+        if mark != WRITE_MARK {
+            return Err(FrameError::Mark { found: mark });
+        }
+        if zero != 0 {
+            return Err(FrameError::Reserved);
+        }
+        let (write_id, bytes) = rest.split_at_checked(usize::from(u16::from_le_bytes([l0, l1]))).ok_or(short)?;
+        let write_id = std::str::from_utf8(write_id).map_err(|_| FrameError::WriteId)?;
+        let id = id.first_chunk::<8>().map_or(0, |id| i64::from_le_bytes(*id));
+        Ok((Self { channel: u32::from_le_bytes([c0, c1, c2, c3]), id, write_id }, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The frames that PROTOCOL.md shows, byte for byte.
+    #[test]
+    fn golden_frames() {
+        let output = OutputFrame { channel: 7, stream: Stream::Stderr, seq: 3, offset: 65_536 };
+        let golden = [
+            0x81, 1, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, //
+            b'h', b'i', b'\n',
+        ];
+        assert_eq!([&output.encode()[..], b"hi\n"].concat(), golden);
+        assert_eq!(OutputFrame::decode(&golden), Ok((output, &b"hi\n"[..])));
+
+        let write = WriteFrame { channel: 7, id: 12, write_id: "w1" };
+        let golden = [0x82, 0, 2, 0, 7, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, b'w', b'1', b'h', b'i', b'\n'];
+        let mut written = Vec::new();
+        assert!(write.encode(&mut written));
+        written.extend_from_slice(b"hi\n");
+        assert_eq!(written, golden);
+        assert_eq!(WriteFrame::decode(&golden), Ok((write, &b"hi\n"[..])));
+    }
+
+    #[test]
+    fn extremes_survive() {
+        for stream in [Stream::Stdout, Stream::Stderr, Stream::Pty] {
+            let frame = OutputFrame { channel: u32::MAX, stream, seq: u64::MAX, offset: u64::MAX };
+            assert_eq!(OutputFrame::decode(&frame.encode()), Ok((frame, &[][..])));
+        }
+        let long = "é".repeat(usize::from(u16::MAX / 2));
+        let frame = WriteFrame { channel: 0, id: i64::MIN, write_id: &long };
+        let mut out = Vec::new();
+        assert!(frame.encode(&mut out));
+        assert_eq!(WriteFrame::decode(&out), Ok((frame, &[][..])));
+        let longer = WriteFrame { write_id: &"x".repeat(usize::from(u16::MAX) + 1), ..frame };
+        let before = out.clone();
+        assert!(!longer.encode(&mut out));
+        assert_eq!(out, before);
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        let good = OutputFrame { channel: 1, stream: Stream::Stdout, seq: 1, offset: 0 }.encode();
+        for len in 0..OUTPUT_HEADER {
+            assert_eq!(OutputFrame::decode(&good[..len]), Err(FrameError::Short { found: len }));
+        }
+        let with = |at: usize, byte: u8| {
+            let mut frame = good;
+            frame[at] = byte;
+            OutputFrame::decode(&frame).map(|(frame, _)| frame)
+        };
+        assert_eq!(with(0, b'{'), Err(FrameError::Mark { found: b'{' }));
+        assert_eq!(with(1, 3), Err(FrameError::Stream { found: 3 }));
+        assert_eq!(with(3, 1), Err(FrameError::Reserved));
+
+        let mut out = Vec::new();
+        assert!(WriteFrame { channel: 1, id: 1, write_id: "abc" }.encode(&mut out));
+        for len in 0..out.len() {
+            assert_eq!(WriteFrame::decode(&out[..len]), Err(FrameError::Short { found: len }));
+        }
+        out[16] = 0xff;
+        assert_eq!(WriteFrame::decode(&out), Err(FrameError::WriteId));
+        out[1] = 1;
+        assert_eq!(WriteFrame::decode(&out), Err(FrameError::Reserved));
+        assert!(!is_frame(b"{}") && !is_frame(b"") && is_frame(&out) && is_frame(&good));
+    }
+}

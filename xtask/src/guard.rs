@@ -1,0 +1,284 @@
+//! `cargo xtask guard`: what a message, a record and a request cost, in instructions, against the committed table.
+//!
+//! Owns the table and the tolerance; what is counted is in `bench/benches`. Callgrind counts instructions and takes no time, so that a
+//! busy machine changes nothing. It shows programs a processor of its own, which has AVX2 where the real one has: where it has not, and
+//! on other architectures, counts are printed and compared with nothing.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cargo,
+    interop::packages::{self, Need},
+};
+
+/// What a count may rise by, in percent. Counts of one build repeat to the last instruction or nearly so; another C library or another
+/// layout of memory moves them by one or two percent, and a copy or an allocation more by tens.
+const TOLERANCE: f64 = 5.0;
+
+/// Valgrind, with which counting is done.
+const NEEDS: &[Need] = &[Need { program: "valgrind", package: "valgrind" }];
+
+/// Options of `cargo xtask guard`.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Writes the counts into the table instead of comparing them; the commit says why they changed.
+    #[arg(long)]
+    update: bool,
+}
+
+/// `bench/instructions.json`.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Table {
+    /// What the counts depend on beside our code; said where they differ.
+    made_with: BTreeMap<String, String>,
+    /// By name: bench, function, case.
+    instructions: BTreeMap<String, u64>,
+}
+
+/// What is said of one count.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Within,
+    Above,
+    /// Not in the table.
+    New,
+    /// In the table, and not counted any more.
+    Gone,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    packages::ensure(NEEDS)?;
+    let counted = count(&runner()?)?;
+    ensure!(!counted.is_empty(), "nothing was counted");
+    let path = cargo::root().join("bench/instructions.json");
+    let made_with = made_with()?;
+    if !is_comparable() {
+        print(&counted.iter().map(|(name, count)| (name.clone(), *count, None)).collect::<Vec<_>>());
+        println!("guard: compared with nothing; the table is of x86_64 with AVX2");
+        ensure!(!options.update, "the table is not written on this machine");
+        return Ok(());
+    }
+    let table: Table = match fs::read(&path) {
+        Ok(json) => serde_json::from_slice(&json).context("read `bench/instructions.json`")?,
+        Err(_) if options.update => Table::default(),
+        Err(error) => return Err(error).context("read `bench/instructions.json`"),
+    };
+    print(
+        &counted
+            .iter()
+            .map(|(name, count)| (name.clone(), *count, table.instructions.get(name).copied()))
+            .collect::<Vec<_>>(),
+    );
+    if options.update {
+        let json = serde_json::to_string_pretty(&Table { made_with, instructions: counted })?;
+        return fs::write(&path, json + "\n").context("write `bench/instructions.json`");
+    }
+    judge(&table, &counted, &made_with)
+}
+
+/// Fails where a count is too high, is new, or is gone.
+fn judge(table: &Table, counted: &BTreeMap<String, u64>, made_with: &BTreeMap<String, String>) -> Result<()> {
+    let verdicts = verdicts(&table.instructions, counted);
+    let named = |verdict: Verdict| {
+        let names = verdicts.iter().filter(|(_, found)| **found == verdict).map(|(name, _)| format!("`{name}`"));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let mut wrong = Vec::new();
+    for (verdict, what) in [
+        (Verdict::Above, format!("more than {TOLERANCE} % above the table")),
+        (Verdict::New, "not in the table".to_owned()),
+        (Verdict::Gone, "in the table and not counted".to_owned()),
+    ] {
+        let names = named(verdict);
+        if !names.is_empty() {
+            wrong.push(format!("{what}: {names}"));
+        }
+    }
+    if wrong.is_empty() {
+        println!("guard: {} counts, none more than {TOLERANCE} % above the table", counted.len());
+        return Ok(());
+    }
+    if *made_with != table.made_with {
+        wrong.push(format!("the table was made with {:?}, this with {made_with:?}", table.made_with));
+    }
+    wrong.push(format!(
+        "look where the instructions go with `callgrind_annotate` on the files in `{}`; if they are worth it, \
+         `cargo xtask guard --update`, and the reason in the commit",
+        home().display()
+    ));
+    bail!(wrong.join("\n"));
+}
+
+fn verdicts(table: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> BTreeMap<String, Verdict> {
+    let mut verdicts: BTreeMap<_, _> = table.keys().map(|name| (name.clone(), Verdict::Gone)).collect();
+    for (name, count) in counted {
+        let verdict = match table.get(name) {
+            None => Verdict::New,
+            Some(known) if change(*known, *count) > TOLERANCE => Verdict::Above,
+            Some(_) => Verdict::Within,
+        };
+        verdicts.insert(name.clone(), verdict);
+    }
+    verdicts
+}
+
+/// In percent.
+fn change(known: u64, count: u64) -> f64 {
+    100.0 * (count as f64 - known as f64) / known as f64
+}
+
+/// A line each: name, instructions, the limit, the change.
+fn print(rows: &[(String, u64, Option<u64>)]) {
+    let width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or_default();
+    println!("{:<width$} {:>12} {:>12} {:>8}", "", "instructions", "limit", "change");
+    for (name, count, known) in rows {
+        match known {
+            Some(known) => {
+                let limit = (*known as f64 * (1.0 + TOLERANCE / 100.0)) as u64;
+                println!("{name:<width$} {count:>12} {limit:>12} {:>+7.2}%", change(*known, *count));
+            }
+            None => println!("{name:<width$} {count:>12} {:>12} {:>8}", "-", "-"),
+        }
+    }
+}
+
+/// Builds what is counted and counts.
+fn count(runner: &Path) -> Result<BTreeMap<String, u64>> {
+    // Over the whole workspace, whose features the tests have; no other crate has such targets.
+    let mut command = cargo::cargo(&["bench", "--quiet", "--workspace", "--bench", "*", "--profile", "dev"]);
+    command.args(["--config", "bench/profile.toml", "--", "--output-format=json"]);
+    // Instructions are enough, and two at once: neither hears of the other.
+    command.args(["--callgrind-args=--cache-sim=no", "--parallel=2"]);
+    // Incremental builds cut crates into other pieces.
+    command.env("CARGO_INCREMENTAL", "0").env("GUNGRAUN_RUNNER", runner).env("GUNGRAUN_HOME", home());
+    let output = command.stderr(Stdio::inherit()).output().context("start `cargo bench`")?;
+    let text = String::from_utf8(output.stdout).context("read what was counted")?;
+    ensure!(output.status.success(), "`cargo bench` failed: {}\n{text}", output.status);
+    let mut counted = BTreeMap::new();
+    for summary in serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>() {
+        let (name, count) = read(&summary.context("read what was counted")?)?;
+        ensure!(counted.insert(name.clone(), count).is_none(), "two counts have the name `{name}`");
+    }
+    Ok(counted)
+}
+
+/// The name and the count in a summary of gungraun's.
+fn read(summary: &serde_json::Value) -> Result<(String, u64)> {
+    let text = |member: &str| summary[member].as_str().with_context(|| format!("a summary without `{member}`"));
+    let bench = text("module_path")?.split("::").next().unwrap_or_default();
+    let name = format!("{bench}::{}::{}", text("function_name")?, text("id")?);
+    let count = summary["profiles"][0]["data"]["total"]["metrics"]["Ir"]["values"]["new"].as_u64();
+    let count = count.filter(|count| *count > 0).with_context(|| format!("`{name}` has no count"))?;
+    Ok((name, count))
+}
+
+/// Where callgrind's files are left.
+fn home() -> PathBuf {
+    cargo::target_dir().join("gungraun")
+}
+
+/// The program that starts what is counted under valgrind: of the same release as the library, installed once below the target folder.
+fn runner() -> Result<PathBuf> {
+    let lock = fs::read_to_string(cargo::root().join("Cargo.lock")).context("read `Cargo.lock`")?;
+    let version = locked(&lock, "gungraun").context("`Cargo.lock` has no `gungraun`")?;
+    let tools = cargo::target_dir().join("tools");
+    let root = tools.join(format!("gungraun-runner-{version}"));
+    let program = root.join("bin/gungraun-runner");
+    if program.is_file() {
+        return Ok(program);
+    }
+    println!("guard: installing gungraun-runner {version}");
+    let build = tools.join("build");
+    let mut install = cargo::cargo(&["install", "--quiet", "--locked", "--debug", "gungraun-runner"]);
+    install.args(["--version", &format!("={version}"), "--root"]).arg(&root).arg("--target-dir").arg(&build);
+    // It only starts programs and reads what they wrote: the sooner it is built the better.
+    cargo::check(install.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))?;
+    fs::remove_dir_all(&build).context("remove what the runner was built from")?;
+    Ok(program)
+}
+
+/// The version of a package in a lock file.
+fn locked<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
+    let (_, after) = lock.split_once(&format!("name = \"{name}\"\nversion = \""))?;
+    after.split('"').next()
+}
+
+/// What counts depend on beside our code.
+fn made_with() -> Result<BTreeMap<String, String>> {
+    let commands = [
+        ("rustc", "rustc", "--version"),
+        ("valgrind", "valgrind", "--version"),
+        ("libc", "getconf", "GNU_LIBC_VERSION"),
+    ];
+    let say = |(name, program, arg): (&str, &str, &str)| {
+        let output = cargo::command(program, &[arg]).output().with_context(|| format!("start `{program}`"))?;
+        Ok((name.to_owned(), String::from_utf8_lossy(&output.stdout).trim().to_owned()))
+    };
+    commands.into_iter().map(say).collect()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_comparable() -> bool {
+    std::is_x86_feature_detected!("avx2")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_comparable() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn only_what_rose_by_more_than_the_tolerance_is_above() {
+        let table = counts(&[("fell", 1000), ("gone", 1000), ("rose", 1000), ("same", 1000), ("up", 1000)]);
+        let counted = counts(&[("fell", 10), ("new", 1), ("rose", 1051), ("same", 1000), ("up", 1050)]);
+        let verdicts: Vec<_> = verdicts(&table, &counted).into_values().collect();
+        let expected = [Verdict::Within, Verdict::Gone, Verdict::New, Verdict::Above, Verdict::Within, Verdict::Within];
+        assert_eq!(verdicts, expected);
+    }
+
+    #[test]
+    fn a_failure_names_what_rose_and_says_what_to_do() {
+        let table = Table { instructions: counts(&[("log::append", 1000)]), ..Table::default() };
+        let made_with = BTreeMap::from([("valgrind".to_owned(), "4".to_owned())]);
+        let error = judge(&table, &counts(&[("log::append", 2000)]), &made_with).unwrap_err().to_string();
+        for part in ["above the table: `log::append`", "valgrind", "callgrind_annotate", "guard --update"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_committed_table_names_what_the_benches_define() {
+        let table = fs::read(cargo::root().join("bench/instructions.json")).unwrap();
+        let table: Table = serde_json::from_slice(&table).unwrap();
+        assert!(table.instructions.values().all(|count| *count > 0));
+        for name in table.instructions.keys() {
+            let parts: Vec<_> = name.split("::").collect();
+            let source = cargo::root().join(format!("bench/benches/{}.rs", parts[0]));
+            let source = fs::read_to_string(&source).unwrap();
+            assert!(source.contains(&format!("fn {}(", parts[1])), "`{name}` is not counted any more");
+            assert!(source.contains(&format!("#[bench::{}(", parts[2])), "`{name}` is not counted any more");
+        }
+    }
+
+    #[test]
+    fn the_runner_is_of_the_locked_release() {
+        let lock = "[[package]]\nname = \"gungraun-macros\"\nversion = \"1\"\n[[package]]\nname = \"gungraun\"\nversion = \"2.3\"\n";
+        assert_eq!(locked(lock, "gungraun"), Some("2.3"));
+    }
+}
