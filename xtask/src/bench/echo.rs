@@ -142,9 +142,7 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
         lanes.push(Lane::new(*name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, false))));
     }
     let contest = Contest::hold(rounds, lanes)?;
-    for (_, cat) in cats {
-        cat.end()?;
-    }
+    drop(cats);
     ssh.map_or(Ok(()), Ssh::end)?;
     for (_, back) in ours {
         back.session.end()?;

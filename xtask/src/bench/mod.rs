@@ -5,10 +5,16 @@
 
 mod boxes;
 mod calls;
+mod chart;
 mod client;
 mod copy;
 mod echo;
+mod files;
+mod growth;
+mod message;
 mod place;
+mod program;
+mod results;
 mod roundtrip;
 mod session;
 mod spawn;
@@ -97,7 +103,11 @@ const GROUPS: &[Group] = &[
     Group { name: "spawn", beside_ssh: true, measure: spawn::measure },
     Group { name: "throughput", beside_ssh: true, measure: throughput::measure },
     Group { name: "echo", beside_ssh: true, measure: echo::measure },
+    Group { name: "files", beside_ssh: true, measure: files::measure },
     Group { name: "memory", beside_ssh: false, measure: weight::measure },
+    Group { name: "growth", beside_ssh: false, measure: growth::measure },
+    Group { name: "startup", beside_ssh: false, measure: program::startup },
+    Group { name: "size", beside_ssh: false, measure: program::size },
     Group { name: "cp", beside_ssh: true, measure: copy::measure },
     Group { name: "sandbox", beside_ssh: false, measure: boxes::measure },
     Group { name: "mcp", beside_ssh: false, measure: calls::measure },
@@ -129,6 +139,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         measure(&setting, &chosen)?
     };
     table::print(&report.rows);
+    if options.json || options.readme {
+        results::write(cargo::root(), report, options.quick, options.readme)?;
+    }
     Ok(())
 }
 

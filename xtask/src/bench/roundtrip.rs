@@ -19,7 +19,7 @@ use super::{
 const IN_FLIGHT: u32 = 32;
 
 /// What is asked: the cheapest there is, and what any generation of the wire answers, with an error.
-const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}";
+pub(super) const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}";
 const KNOWN_TO_ALL: &str = "\"method\":\"process/read\",\"params\":{\"processId\":\"none\",\"afterSeq\":0}";
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {

@@ -4,18 +4,12 @@
 //! checked here, for every measurement. Acknowledges a quarter of the window at a time. Knows no figure.
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
-use super::client::{Kind, Link};
-
-/// First byte of a message with attached bytes, of one with output, and of one with input.
-const ATTACHED: u8 = 0x80;
-const OUTPUT: u8 = 0x81;
-const INPUT: u8 = 0x82;
-
-/// Bytes of an output message before the output.
-const OUTPUT_HEAD: usize = 24;
+use super::{
+    client::{Kind, Link},
+    message::{self, ATTACHED, Envelope, INPUT, OUTPUT, OUTPUT_HEAD},
+};
 
 /// In which form bytes travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,28 +98,6 @@ pub(super) struct Session {
     cwd: &'static str,
 }
 
-#[derive(Deserialize)]
-struct Envelope<'a> {
-    id: Option<i64>,
-    method: Option<&'a str>,
-    #[serde(borrow)]
-    params: Option<Params<'a>>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct Params<'a> {
-    process_id: Option<&'a str>,
-    seq: Option<u64>,
-    exit_code: Option<i64>,
-    channel: Option<u32>,
-    offset: Option<u64>,
-    output_bytes: Option<u64>,
-    dropped_bytes: Option<u64>,
-}
-
 impl Session {
     /// Shakes hands; none where the server does not offer the dialect.
     pub(super) fn open(link: Link, dialect: Dialect) -> Result<Option<Self>> {
@@ -187,6 +159,17 @@ impl Session {
         let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
         let length = u32::try_from(text.len())?.to_le_bytes();
         self.link.queue(Kind::Bytes, &[&[ATTACHED], &length, text.as_bytes(), bytes])?;
+        Ok(self.next_id)
+    }
+
+    /// The same with bytes in base64, as the last member.
+    pub(super) fn send_base64(&mut self, method: &str, params: &Value, member: &str, bytes: &[u8]) -> Result<i64> {
+        self.next_id += 1;
+        let params = params.to_string();
+        let open = params.strip_suffix('}').context("params are an object")?;
+        let head = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{open},\"{member}\":\"", self.next_id);
+        let base64 = base64_simd::STANDARD.encode_to_string(bytes);
+        self.link.queue(Kind::Text, &[head.as_bytes(), base64.as_bytes(), b"\"}}"])?;
         Ok(self.next_id)
     }
 
@@ -304,7 +287,7 @@ impl Session {
     pub(super) fn text(&self) -> &str {
         let message = self.link.message();
         let text = match message {
-            [ATTACHED, rest @ ..] => attached(rest).map_or(&[][..], |(json, _)| json),
+            [ATTACHED, rest @ ..] => message::attached(rest).map_or(&[][..], |(json, _)| json),
             text => text,
         };
         std::str::from_utf8(text).unwrap_or("not UTF-8")
@@ -332,13 +315,13 @@ impl Session {
                 self.output(at, Some(seq), Some(offset))
             }
             (Kind::Bytes, [ATTACHED, rest @ ..]) => {
-                let (json, bytes) = attached(rest).context("attached bytes without a head")?;
+                let (json, bytes) = message::attached(rest).context("attached bytes without a head")?;
                 self.payload = Payload::InMessage(self.link.message().len() - bytes.len());
                 let envelope: Envelope<'_> = serde_json::from_slice(json)?;
                 let id = envelope.id.context("attached bytes without an id")?;
                 Ok(Incoming::Answer { id, refused: envelope.error.is_some() })
             }
-            (_, message) => match chunk(message) {
+            (_, message) => match message::chunk(message) {
                 Some((before, chunk, after)) => {
                     // Everything but the chunk is small, whatever the order of the keys.
                     let rest = [before, after].concat();
@@ -350,10 +333,10 @@ impl Session {
                     self.payload = Payload::Decoded;
                     let envelope: Envelope<'_> = serde_json::from_slice(&rest)?;
                     if envelope.method != Some("process/output") {
-                        return Ok(answer(&envelope));
+                        return Ok(message::answer(&envelope));
                     }
                     let params = envelope.params.unwrap_or_default();
-                    let (process, seq, offset) = (process(&params)?, params.seq, params.offset);
+                    let (process, seq, offset) = (message::process(&params)?, params.seq, params.offset);
                     let at = self.flows.iter().position(|flow| flow.process == process);
                     self.output(at.context("output of no process")?, seq, offset)
                 }
@@ -367,14 +350,14 @@ impl Session {
         let message = self.link.message();
         let wrong = || format!("message `{}`", String::from_utf8_lossy(message));
         let envelope: Envelope<'_> = serde_json::from_slice(message).with_context(wrong)?;
-        let Some(method) = envelope.method else { return Ok(answer(&envelope)) };
+        let Some(method) = envelope.method else { return Ok(message::answer(&envelope)) };
         let params = envelope.params.unwrap_or_default();
         match method {
             "process/exited" | "process/closed" | "process/channel" => {}
             "process/gap" => bail!("output is gone: {}", wrong()),
             _ => return Ok(Incoming::Other),
         }
-        let process = process(&params)?;
+        let process = message::process(&params)?;
         let at = self.flows.iter().position(|flow| flow.process == process).context("news of no process")?;
         let bytes = self.flows[at].bytes;
         let is_closed = method == "process/closed";
@@ -429,39 +412,8 @@ impl Session {
             self.flows.clear();
             let id = self.send("session/end", &json!({}))?;
             // Processes that run die by it, which is no failure.
-            while !matches!(self.link.next()?, Kind::Text) || !is_answer(self.link.message(), id) {}
+            while !matches!(self.link.next()?, Kind::Text) || !message::is_answer(self.link.message(), id) {}
         }
         Ok(())
     }
-}
-
-fn answer(envelope: &Envelope<'_>) -> Incoming {
-    envelope.id.map_or(Incoming::Other, |id| Incoming::Answer { id, refused: envelope.error.is_some() })
-}
-
-fn is_answer(message: &[u8], id: i64) -> bool {
-    serde_json::from_slice::<Envelope<'_>>(message).is_ok_and(|envelope| envelope.id == Some(id))
-}
-
-fn process(params: &Params<'_>) -> Result<u64> {
-    params.process_id.and_then(|process| process.parse().ok()).context("an event of a process with no name of ours")
-}
-
-/// The JSON and the bytes of a message behind its first byte.
-fn attached(message: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = message.split_first_chunk::<4>()?;
-    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
-}
-
-/// Splits a message at its bytes in base64: what is before, they, what is after. None for a message without.
-fn chunk(message: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    /// Keys come in any order, but no key of ours is far from the beginning.
-    const WITHIN: usize = 400;
-    let head = &message[..message.len().min(WITHIN)];
-    let key = ["\"chunk\":\"", "\"dataBase64\":\""].into_iter().find_map(|key| {
-        let at = memchr::memmem::find(head, key.as_bytes())?;
-        Some(at + key.len())
-    })?;
-    let length = memchr::memchr(b'"', &message[key..])?;
-    Some((&message[..key], &message[key..key + length], &message[key + length..]))
 }

@@ -97,8 +97,8 @@ struct Sides {
 
 impl Sides {
     fn latency(&mut self, setting: &Setting<'_>, ssh: Option<&Ssh<'_>>) -> Result<Contest> {
-        let (rounds, batch) = setting.pick((5, 15), (21, 100));
-        let (shared, alone) = setting.pick((2, 1), (5, 2));
+        let (rounds, batch) = setting.pick((3, 10), (21, 100));
+        let (shared, alone) = setting.pick((1, 1), (5, 2));
         let mut lanes = self.lanes(batch);
         if let Some(ssh) = ssh {
             lanes.push(Lane::new(SHARED, move |_| commands(shared, || ssh.shared("true"))));
@@ -121,7 +121,7 @@ impl Sides {
 
     /// Processes a second beside the machine's own rate.
     fn rate(&mut self, setting: &Setting<'_>, at_once: u32) -> Result<Vec<Row>> {
-        let (rounds, count) = setting.pick((5, 64), (11, 300));
+        let (rounds, count) = setting.pick((3, 64), (11, 300));
         let Self { bare, ours, peer } = self;
         let mut lanes = vec![
             Lane::new(BARE, |_| Ok(vec![bare.rate(at_once, count)?])),
@@ -141,7 +141,7 @@ impl Sides {
 
     /// Starts on a server that is heavy with output that nobody takes.
     fn heavy(&mut self, setting: &Setting<'_>, place: &Place) -> Result<Vec<Row>> {
-        let (rounds, batch) = setting.pick((5, 15), (21, 50));
+        let (rounds, batch) = setting.pick((3, 10), (21, 50));
         // What is measured goes on as before; the output is of the same session, and comes before it.
         self.ours.withhold();
         fill(&mut self.ours)?;

@@ -1,79 +1,183 @@
-//! What the server weighs: idle, and with 200 idle processes, as Pss over server, spawner and holders.
+//! What the server weighs: idle, with idle processes, with idle sessions, and while it streams; as Pss over server, spawner and holders.
+//!
+//! Sizes, not times: other load on the machine changes them little, so that few rounds will do.
 
-use std::{thread, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
-use anyhow::Result;
-use serde_json::json;
+use anyhow::{Context, Result, ensure};
 
 use super::{
     Setting, TRUE,
+    client::Link,
+    place::Place,
+    session::{Dialect, Incoming, Session, Start},
     table::{Report, Row},
+    yard::HEAD,
 };
-use crate::{
-    server::Setup,
-    wire::{self, Incoming, Wire},
-};
+use crate::server::Setup;
 
+/// Idle processes, and idle sessions, that are weighed together.
 const PROCESSES: usize = 200;
+const SESSIONS: usize = 50;
+
+/// Sleeps for longer than any measurement.
+pub(super) const SLEEP: [&str; 2] = ["/bin/sleep", "1000000"];
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
-    let idle = settled(&setup);
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    let mut rows =
-        vec![Row::new("idle server, Pss", "MiB").values(vec![mib(idle)]).at_most(10.0).note("server and spawner")];
+    let rounds = setting.pick(1, 5);
+    let mut rows = vec![idle(setting, rounds)?];
     for tty in [false, true] {
-        rows.extend(many(setting, tty)?);
+        rows.extend(processes(setting, tty, rounds)?);
+    }
+    rows.push(sessions(setting, false, rounds)?);
+    rows.push(sessions(setting, true, rounds)?);
+    for dialect in [Dialect::Binary, Dialect::Json] {
+        rows.push(streaming(setting, dialect)?);
     }
     Ok(rows.into())
 }
 
-fn many(setting: &Setting<'_>, tty: bool) -> Result<Vec<Row>> {
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
-    let idle = settled(&setup);
-    let (mut wire, _) = Wire::session(&server.address)?;
-    // The first process brings the holder: its thread is the session's, not the 200 processes'.
-    wire.call("process/start", &wire::start("first", &[TRUE]))?;
-    while !matches!(wire.next()?, Incoming::Closed { .. }) {}
-    let threads = setup.threads();
-    for number in 0..PROCESSES {
-        let mut params = wire::start(&format!("idle-{number}"), &["/bin/sleep", "1000000"]);
-        params["tty"] = json!(tty);
-        wire.call("process/start", &params)?;
+fn idle(setting: &Setting<'_>, rounds: usize) -> Result<Row> {
+    let mut values = Vec::new();
+    for _ in 0..rounds {
+        let place = Place::start(setting)?;
+        values.push(settled(&place.setup) / 1024.0);
+        place.stop()?;
     }
-    let added = settled(&setup).saturating_sub(idle);
-    let more_threads = setup.threads().saturating_sub(threads);
-    wire.call("session/end", &json!({}))?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    let (memory, count) = if tty {
-        ("200 idle processes with a terminal, added Pss", "200 idle processes with a terminal, added threads")
-    } else {
-        ("200 idle processes, added Pss", "200 idle processes, added threads")
-    };
+    Ok(Row::new("idle server, Pss", "MiB").values(values).at_most(10.0).note("server and spawner"))
+}
+
+/// A process of the same session more: the holder is the session's.
+fn processes(setting: &Setting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>> {
+    let (mut each, mut threads) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let mut place = Place::start(setting)?;
+        let mut session = place.json()?;
+        first(&mut session)?;
+        let (before, threads_before) = (settled(&place.setup), place.setup.threads());
+        sleepers(&mut session, tty, PROCESSES)?;
+        each.push((settled(&place.setup) - before) / PROCESSES as f64);
+        threads.push(place.setup.threads() as f64 - threads_before as f64);
+        session.end()?;
+        place.stop()?;
+    }
+    let with = if tty { " with a terminal" } else { "" };
     Ok(vec![
-        Row::new(memory, "MiB").values(vec![mib(added)]).at_most(8.0).note(format!("idle {:.1} MiB", mib(idle))),
-        Row::new(count, "").values(vec![more_threads as f64]).at_most(0.0).note(format!("{threads} before")),
+        Row::new(format!("idle process{with}, added Pss"), "KiB").values(each).at_most(40.0).note("mean of 200"),
+        Row::new(format!("200 idle processes{with}, added threads"), "").values(threads).at_most(0.0),
     ])
 }
 
-/// Memory once two samples in a row agree to 64 KiB, or after two seconds.
-fn settled(setup: &Setup) -> u64 {
+/// A session more, which has never started a process, or has one: then a holder comes with it.
+fn sessions(setting: &Setting<'_>, with_process: bool, rounds: usize) -> Result<Row> {
+    let mut each = Vec::new();
+    for _ in 0..rounds {
+        let mut place = Place::start(setting)?;
+        let mut one = place.json()?;
+        first(&mut one)?;
+        let before = settled(&place.setup);
+        let mut more = Vec::new();
+        for _ in 0..SESSIONS {
+            let mut session = place.json()?;
+            if with_process {
+                sleepers(&mut session, false, 1)?;
+            }
+            more.push(session);
+        }
+        each.push((settled(&place.setup) - before) / SESSIONS as f64);
+        for session in more {
+            session.end()?;
+        }
+        one.end()?;
+        place.stop()?;
+    }
+    let name = if with_process { "idle session with an idle process, added Pss" } else { "idle session, added Pss" };
+    Ok(Row::new(name, "KiB").values(each).at_most(200.0).note("mean of 50"))
+}
+
+/// The most that is held while output flows.
+fn streaming(setting: &Setting<'_>, dialect: Dialect) -> Result<Row> {
+    let bytes = setting.pick(64_u64, 512) << 20;
+    let row = Row::new(format!("server while a process streams, {}, added Pss", dialect.name()), "MiB");
+    let place = Place::start(setting)?;
+    let link = Link::connect(&place.server.address.url)?;
+    let session = Session::open(link, dialect)?;
+    let Some(mut session) = session.filter(|session| dialect == Dialect::Json || session.speaks("binary")) else {
+        place.stop()?;
+        return Ok(row.note("not offered"));
+    };
+    first(&mut session)?;
+    let idle = settled(&place.setup);
+    let most = watched(&place.setup, || {
+        let argument = bytes.to_string();
+        let process = session.start(Start::new(&[HEAD, "-c", &argument, "/dev/zero"]))?;
+        let seen = session.until_closed(process)?;
+        ensure!(seen == bytes, "{seen} of {bytes} bytes through the server");
+        Ok(())
+    })?;
+    session.end()?;
+    place.stop()?;
+    Ok(row.values(vec![(most - idle) / 1024.0]).note("the most that was seen"))
+}
+
+/// The most KiB that the family of a server has while `work` lasts.
+pub(super) fn watched(setup: &Setup, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut most = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                most = most.max(setup.memory_kib());
+                thread::sleep(Duration::from_millis(5));
+            }
+            most.max(setup.memory_kib())
+        });
+        let worked = work();
+        is_done.store(true, Ordering::Relaxed);
+        let most = watching.join().ok().context("the watch has ended")?;
+        worked.map(|()| most as f64)
+    })
+}
+
+/// Brings the holder.
+pub(super) fn first(session: &mut Session) -> Result<()> {
+    let process = session.start(Start::new(&[TRUE]))?;
+    session.until_closed(process)?;
+    session.forget(&[process])
+}
+
+/// Starts so many processes that do nothing.
+pub(super) fn sleepers(session: &mut Session, tty: bool, count: usize) -> Result<()> {
+    let mut left = count;
+    for _ in 0..count {
+        session.start(Start { tty, ..Start::new(&SLEEP) })?;
+        // One at a time: what a crowd of starts leaves behind is another matter.
+        loop {
+            if let Incoming::Answer { refused, .. } = session.next()? {
+                ensure!(!refused, "refused: {}", session.text());
+                left -= 1;
+                break;
+            }
+        }
+    }
+    ensure!(left == 0, "{left} of {count} did not start");
+    Ok(())
+}
+
+/// KiB of memory once two samples in a row agree to 64 KiB, or after two seconds.
+pub(super) fn settled(setup: &Setup) -> f64 {
     let mut last = setup.memory_kib();
     for _ in 0..10 {
         thread::sleep(Duration::from_millis(200));
         let now = setup.memory_kib();
         if now.abs_diff(last) <= 64 {
-            return now;
+            return now as f64;
         }
         last = now;
     }
-    last
-}
-
-fn mib(kib: u64) -> f64 {
-    kib as f64 / 1024.0
+    last as f64
 }

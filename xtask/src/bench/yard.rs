@@ -141,12 +141,12 @@ impl Cat {
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
         echo(&self.stdin, &self.stdout, byte)
     }
+}
 
-    /// Closes its input and waits for its end.
-    pub(super) fn end(mut self) -> Result<()> {
-        drop((self.stdin, self.stdout));
-        self.child.wait()?;
-        Ok(())
+impl Drop for Cat {
+    fn drop(&mut self) {
+        self.child.kill().ok(); // On a terminal without modes there is no other end of input.
+        self.child.wait().ok();
     }
 }
 

@@ -1,0 +1,135 @@
+//! What grows with the number of processes and of sessions: memory of each, and the time of a request and of a start among so many.
+//!
+//! Each round is a server of its own, which is filled step by step: 1, 10, 100, 1000.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::{
+    Setting, TRUE,
+    place::Place,
+    roundtrip,
+    session::{Session, Start},
+    spawn,
+    table::{Report, Row, median, short},
+    weight,
+};
+
+/// Requests and starts whose median is taken at each step.
+const REQUESTS: u32 = 200;
+const STARTS: u32 = 20;
+
+/// What there is more of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum More {
+    Processes,
+    Sessions,
+    /// Each with a process, and so with a holder.
+    Holders,
+}
+
+impl More {
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Processes => ("process", "processes"),
+            Self::Sessions => ("session", "sessions"),
+            Self::Holders => ("session with a process", "sessions with a process"),
+        }
+    }
+}
+
+/// What a step has measured.
+struct Step {
+    /// KiB for each that was added.
+    each: f64,
+    request: f64,
+    start: f64,
+}
+
+pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let mut rows = Vec::new();
+    for more in [More::Processes, More::Sessions, More::Holders] {
+        // Fewer in the short run, and where each is several processes of the machine.
+        let steps: &[usize] = match (setting.quick, more) {
+            (false, More::Processes | More::Sessions) => &[1, 10, 100, 1000],
+            (true, More::Processes | More::Sessions) | (false, More::Holders) => &[1, 10, 100],
+            (true, More::Holders) => &[1, 10, 20],
+        };
+        let rounds = setting.pick(1, if more == More::Holders { 3 } else { 9 });
+        rows.extend(grow(setting, more, steps, rounds)?);
+    }
+    Ok(rows.into())
+}
+
+fn grow(setting: &Setting<'_>, more: More, steps: &[usize], rounds: usize) -> Result<Vec<Row>> {
+    let mut measured = Vec::new();
+    for _ in 0..rounds {
+        measured.push(fill(setting, more, steps)?);
+    }
+    let column =
+        |at: usize, value: fn(&Step) -> f64| measured.iter().map(|steps| value(&steps[at])).collect::<Vec<_>>();
+    let last = steps.len() - 1;
+    let (one, many) = more.names();
+    let most = steps[last];
+    let row = |name: String, low: usize, value: fn(&Step) -> f64, unit: &str| {
+        let ratios = column(last, value).iter().zip(column(low, value)).map(|(high, low)| high / low).collect();
+        let figures: Vec<_> = (0..steps.len()).map(|at| short(median(column(at, value)))).collect();
+        let counts: Vec<_> = steps.iter().map(ToString::to_string).collect();
+        Row::new(name, "x").values(ratios).note(format!("{} {unit} at {}", figures.join(", "), counts.join(", ")))
+    };
+    let ten = steps.iter().position(|count| *count == 10).context("ten is a step")?;
+    let memory = row(format!("memory of a {one} at {most} / at 10"), ten, |step| step.each, "KiB");
+    Ok(vec![
+        if more == More::Holders { memory } else { memory.at_most(1.2) },
+        row(format!("request round trip among {most} {many} / with 1"), 0, |step| step.request, "µs"),
+        row(format!("start of `true` among {most} {many} / with 1"), 0, |step| step.start, "µs"),
+    ])
+}
+
+fn fill(setting: &Setting<'_>, more: More, steps: &[usize]) -> Result<Vec<Step>> {
+    let mut place = Place::start(setting)?;
+    let mut session = place.json()?;
+    weight::first(&mut session)?;
+    let before = weight::settled(&place.setup);
+    let mut others = Vec::new();
+    let mut measured = Vec::new();
+    let mut there = 0;
+    for count in steps {
+        match more {
+            More::Processes => weight::sleepers(&mut session, false, count - there)?,
+            More::Sessions | More::Holders => {
+                for _ in there..*count {
+                    let mut other = place.json()?;
+                    if more == More::Holders {
+                        weight::sleepers(&mut other, false, 1)?;
+                    }
+                    others.push(other);
+                }
+            }
+        }
+        there = *count;
+        let each = (weight::settled(&place.setup) - before) / there as f64;
+        measured.push(Step {
+            each: each.max(f64::MIN_POSITIVE),
+            request: request(&mut session)?,
+            start: median(spawn::starts(&mut session, Start::new(&[TRUE]), STARTS)?),
+        });
+    }
+    for session in others.into_iter().chain([session]) {
+        session.end()?;
+    }
+    place.stop()?;
+    Ok(measured)
+}
+
+/// The median of some requests in microseconds.
+fn request(session: &mut Session) -> Result<f64> {
+    let mut times = Vec::new();
+    for id in 0..REQUESTS {
+        let begun = Instant::now();
+        roundtrip::exchange(session.link(), roundtrip::CHEAP, id)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}

@@ -1,0 +1,55 @@
+//! The program itself: how soon a server is there, and how large the file is.
+
+use std::{
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    Setting, TRUE, ssh,
+    table::{Report, Row, median, short},
+};
+use crate::{cargo, server::Setup};
+
+/// How long a server may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// From the start of the program to its URL, on a fresh state directory; beside the start and end of `true`.
+pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
+    let rounds = setting.pick(5, 21);
+    let (mut times, mut bare) = (Vec::new(), Vec::new());
+    // The first fetches the program into memory and counts for nothing.
+    for round in 0..=rounds {
+        let plain = ssh::timed(Command::new(TRUE))? / 1e3;
+        let setup = Setup::new(&setting.binary)?;
+        let begun = Instant::now();
+        let server = setup.start()?;
+        let took = begun.elapsed().as_secs_f64() * 1e3;
+        server.stop()?;
+        setup.wait_gone(PATIENCE)?;
+        if round > 0 {
+            times.push(took);
+            bare.push(plain);
+        }
+    }
+    let note = format!("`true` takes {} ms", short(median(bare)));
+    Ok(vec![Row::new("start of the server until its URL is printed", "ms").values(times).at_most(15.0).note(note)]
+        .into())
+}
+
+/// The program without symbols.
+pub(super) fn size(setting: &Setting<'_>) -> Result<Report> {
+    let row = Row::new("stripped program", "MB").at_most(12.0);
+    if cfg!(debug_assertions) {
+        return Ok(vec![row.note("not of a release build")].into());
+    }
+    let folder = tempfile::tempdir()?;
+    let stripped = folder.path().join("stripped");
+    cargo::check(Command::new("strip").arg("-o").arg(&stripped).arg(&setting.binary)).context("strip the program")?;
+    let bytes = |path| fs::metadata(path).map(|metadata| metadata.len() as f64 / 1e6);
+    let note = format!("{} MB as built", short(bytes(&setting.binary)?));
+    Ok(vec![row.values(vec![bytes(&stripped)?]).note(note)].into())
+}
