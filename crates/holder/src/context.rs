@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 
 use crate::Config;
 use crate::cgroup::{Group, Groups};
-use crate::controller::Controller;
+use crate::controller::{Controller, Sending};
 use crate::lent::Lent;
 use crate::poller::Poller;
 use crate::spill::Spill;
@@ -74,11 +74,12 @@ impl Context {
     }
 
     pub(crate) fn send(&mut self, message: &FromHolder) {
-        self.controller.send(message, &[]);
+        self.send_with(message, None);
     }
 
     pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<BorrowedFd<'_>>) {
-        self.controller.send(message, fd.as_slice());
+        // A message wakes the server as well, which looks at the logs after each.
+        self.is_wake_due &= self.controller.send(message, fd.as_slice()) != Sending::Sent;
     }
 
     /// Answers a request, if whoever asked is still there.

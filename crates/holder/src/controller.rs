@@ -47,6 +47,15 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sending {
+    /// It is in the controller's socket.
+    Sent,
+    /// It waits for room, or nobody is there to have it.
+    Not,
+}
+
 impl Controller {
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
@@ -100,8 +109,8 @@ impl Controller {
     }
 
     /// Sends a message now or queues it; without a controller it is dropped.
-    pub(crate) fn send(&mut self, message: &FromHolder, fds: &[BorrowedFd<'_>]) {
-        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
+    pub(crate) fn send(&mut self, message: &FromHolder, fds: &[BorrowedFd<'_>]) -> Sending {
+        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return Sending::Not };
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         let sent = if link.queue.is_empty() {
@@ -109,15 +118,17 @@ impl Controller {
         } else {
             Err(io::ErrorKind::WouldBlock.into())
         };
-        let Err(error) = sent else { return };
+        let Err(error) = sent else { return Sending::Sent };
         if !link.must_wait(&error) {
-            return self.lose();
+            self.lose();
+            return Sending::Not;
         }
         // A descriptor that cannot be kept for later costs the connection; the next one is told everything afresh.
         match fds.iter().map(BorrowedFd::try_clone_to_owned).collect() {
             Ok(fds) => link.queue.push_back(Outgoing { bytes, fds }),
             Err(_) => self.lose(),
         }
+        Sending::Not
     }
 
     /// Sends what is queued as far as the socket takes it.

@@ -14,7 +14,6 @@ use exec_server_session::Attach;
 use rustix::process::Resource;
 
 use crate::Spawner;
-use crate::cgroup::Group;
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
@@ -109,12 +108,10 @@ impl<S: Spawner> Holder<S> {
         let mut spawn = process::describe(&spec, self.nofile, &self.confine, self.cx.is_exclusive)?;
         let is_confined = sandbox.is_some();
         spawn.sandbox = sandbox;
+        spawn.ignored = self.ignored;
         let group = self.cx.groups.take().map_err(|error| StartFailure::io("control group", &error))?;
-        let child = match group.as_ref().map_or_else(|| Ok(Vec::new()), Group::doors) {
-            Ok(doors) => {
-                spawn.cgroups = doors;
-                self.spawner.spawn(spawn).map_err(StartFailure::from)
-            }
+        let child = match group.as_ref().map(|group| group.let_in(&mut spawn)).transpose() {
+            Ok(_) => self.spawner.spawn(spawn).map_err(StartFailure::from),
             Err(error) => Err(StartFailure::io("control group", &error)),
         };
         match child {

@@ -75,6 +75,8 @@ impl Process {
         if self.phase == Phase::Exited && self.outputs.iter().all(|output| !output.is_open) {
             self.finish_close(cx);
         }
+        // When all is appended: whoever is told of the segment finds the exit and the close in it.
+        self.announce(cx);
         if self.watch(cx).is_err() {
             self.retry_later(cx);
         }
@@ -94,7 +96,6 @@ impl Process {
         };
         self.phase = Phase::Exited;
         cx.is_roll_stale = true;
-        self.announce(cx);
         cx.wake(is_due);
         self.close_input(cx);
         if let Some(child) = &mut self.child {
@@ -114,7 +115,6 @@ impl Process {
         self.phase = Phase::Closed;
         cx.is_roll_stale = true;
         self.paused = None;
-        self.announce(cx);
         cx.wake(is_due);
         self.child = None;
         cx.left_groups.extend(self.group.take());

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use exec_server_process::Ignored;
 use exec_server_session::{Lease, Ttl};
 
 use crate::adoption::Adoption;
@@ -14,10 +16,11 @@ use crate::context::Context;
 use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
-use crate::process::{Process, Source};
+use crate::process::{Phase, Process, Source};
+use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
 use crate::wire::{FromHolder, OLDEST_VERSION, SANDBOXES, Status, TTL_NONE, VERSION};
-use crate::{Config, Confine, Spawner, end, reap};
+use crate::{Config, Confine, Spawner, end};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -53,14 +56,20 @@ pub struct Holder<S: Spawner> {
     pub(crate) ending: Option<Ending>,
     /// SIGCHLD, in an exclusive process.
     signals: Option<OwnedFd>,
+    /// Somebody has died who may be a stray.
+    has_deaths: bool,
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
+    /// The signals that this process ignores, where it is nothing but a holder and changes none.
+    pub(crate) ignored: Option<Ignored>,
     pub(crate) confine: Confine,
     /// Receive buffer.
     buf: Vec<u8>,
     /// Reused from turn to turn.
     ready: Vec<Ready>,
+    /// `ready` is what the wait before this turn has found.
+    has_waited: bool,
 }
 
 /// What one turn left to do.
@@ -96,18 +105,27 @@ impl<S: Spawner> Holder<S> {
             next_process_deadline: None,
             ending: None,
             signals,
+            has_deaths: false,
             dir: config.dir,
             info: config.info,
             nofile: config.nofile,
+            ignored: config.exclusive.then(Ignored::now),
             confine: config.confine,
             buf: Vec::new(),
             ready: Vec::new(),
+            has_waited: false,
         })
     }
 
     /// Its epoll descriptor: readable when a turn has something to do.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()
+    }
+
+    /// Blocks until a turn has something to do or the time is over, which may also be early.
+    pub fn wait(&mut self, timeout: Option<Duration>) {
+        self.poller.wait(&mut self.ready, timeout);
+        self.has_waited = true;
     }
 
     /// Blocks until nothing is under way to the disk; for a caller whose clock stands still meanwhile.
@@ -118,7 +136,9 @@ impl<S: Spawner> Holder<S> {
     /// One round: handles what is ready and due, without waiting. Time must not go backwards.
     pub fn turn(&mut self, now_ns: u64) -> Turn {
         self.cx.now_ns = now_ns;
-        self.poller.ready(&mut self.ready);
+        if !std::mem::take(&mut self.has_waited) {
+            self.poller.ready(&mut self.ready);
+        }
         let ready = self.ready.iter().fold(0_u64, |all, event| all | 1 << event.token);
         let is_ready = |token: u64| ready & 1 << token != 0;
         if is_ready(CONTROLLER) {
@@ -138,6 +158,9 @@ impl<S: Spawner> Holder<S> {
             self.handle_deadlines();
         }
         if is_ready(SIGNALS) {
+            self.hear_deaths();
+        }
+        if self.has_deaths {
             self.reap_strays();
         }
         self.finish(now_ns)
@@ -269,10 +292,8 @@ impl<S: Spawner> Holder<S> {
             detached_ms: detached_ns / 1_000_000,
             info: self.info.clone(),
         };
-        match self.cx.shared_fds() {
-            Ok([control, eventfd]) => self.cx.controller.send(&welcome, &[control.as_fd(), eventfd.as_fd()]),
-            Err(_) => return self.cx.controller.lose(),
-        }
+        let Ok([control, eventfd]) = self.cx.shared_fds() else { return self.cx.controller.lose() };
+        self.cx.controller.send(&welcome, &[control.as_fd(), eventfd.as_fd()]);
         self.adoption = Some(Adoption::new(self.cx.now_ns));
     }
 
@@ -359,16 +380,25 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    fn reap_strays(&mut self) {
+    fn hear_deaths(&mut self) {
         if let Some(signals) = &self.signals {
             // One read takes one notice; more of them only mean another look.
             rustix::io::read(signals, &mut [0; 128]).ok();
-            let is_leader = |pid: i32| {
-                let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
-                leaders.any(|process| process.pid == pid.unsigned_abs())
-            };
-            reap::reap_strays(is_leader);
+            self.has_deaths = true;
         }
+    }
+
+    fn reap_strays(&mut self) {
+        let whose = |pid: i32| {
+            let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
+            match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
+                // Its exit is an event of the next turn, at the latest when the controller takes messages again.
+                Some(Phase::Running) => Dead::Leader,
+                Some(Phase::Draining | Phase::Exited | Phase::Closed) => Dead::Kept,
+                None => Dead::Stray,
+            }
+        };
+        self.has_deaths = reap::reap_strays(whose);
     }
 
     fn is_over(&mut self, now_ns: u64) -> bool {

@@ -6,6 +6,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 
@@ -13,6 +14,9 @@ pub(crate) use rustix::event::epoll::EventFlags;
 
 /// Events at a time. Each may mean 256 KiB of output, so 8 keep the controller waiting for about a millisecond at most.
 const EVENTS_MAX: usize = 8;
+
+/// The longest wait at a time: beyond 24 days the number would need a call that older kernels do not have.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// One epoll instance.
 pub(crate) struct Poller {
@@ -63,10 +67,20 @@ impl Poller {
 
     /// Puts into `ready` what is ready now; never waits. What is left over comes first the next time.
     pub(crate) fn ready(&self, ready: &mut Vec<Ready>) {
+        self.wait(ready, Some(Duration::ZERO));
+    }
+
+    /// Puts into `ready` what is ready, as soon as something is or the time is over, to the next millisecond.
+    pub(crate) fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) {
         ready.clear();
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
+        let timeout = timeout.map(|timeout| timeout.min(WAIT_MAX));
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().cast_signed(),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
         // An interrupted call only means: later.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&Timespec::default())) {
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
             let found = |event: &mut epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
             ready.extend(events.iter_mut().map(found));
         }

@@ -166,7 +166,7 @@ impl Process {
             child: Some(child),
             group,
         };
-        cx.has_new_deadline = true;
+        cx.has_new_deadline |= process.deadline_ns().is_some();
         cx.is_roll_stale = true;
         process.watch_exit(cx)?;
         process.watch(cx)?;

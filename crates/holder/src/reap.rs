@@ -28,16 +28,28 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Reaps dead children that are not leaders.
-pub(crate) fn reap_strays(is_leader: impl Fn(i32) -> bool) {
+/// Whose death it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dead {
+    /// A leader's, and it is reaped within a turn or two.
+    Leader,
+    /// A leader's whose tail cannot be read now: it stays, for nobody knows how long.
+    Kept,
+    Stray,
+}
+
+/// Reaps dead children that are not leaders. True: the kernel shows a leader first that is about to be reaped; look again then, for
+/// a walk over all processes of the host is what it costs to look behind it.
+pub(crate) fn reap_strays(whose: impl Fn(i32) -> Dead) -> bool {
     loop {
-        match peek_dead() {
-            Some(pid) if is_leader(pid.as_raw_pid()) => {
-                // The kernel shows this one first until its tail is read and it is reaped; look behind it.
-                return reap_by_walk(is_leader);
+        let Some(pid) = peek_dead() else { return false };
+        match whose(pid.as_raw_pid()) {
+            Dead::Stray => reap(pid),
+            Dead::Leader => return true,
+            Dead::Kept => {
+                reap_by_walk(|pid| whose(pid) != Dead::Stray);
+                return false;
             }
-            Some(stray) => reap(stray),
-            None => return,
         }
     }
 }

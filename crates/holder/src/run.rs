@@ -2,7 +2,8 @@
 //!
 //! The only place that reads the clock.
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use std::time::Duration;
+
 use rustix::time::ClockId;
 
 use crate::{Holder, Spawner};
@@ -14,10 +15,7 @@ pub fn run<S: Spawner>(mut holder: Holder<S>) {
         if turn.ended {
             return;
         }
-        let timeout = turn.next_deadline_ns.map(|at| nanos(at.saturating_sub(monotonic_ns())));
-        let epoll = holder.as_fd();
-        // An interrupted or failed wait only means an early turn.
-        rustix::event::poll(&mut [PollFd::new(&epoll, PollFlags::IN)], timeout.as_ref()).ok();
+        holder.wait(turn.next_deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns()))));
     }
 }
 
@@ -26,8 +24,4 @@ pub(crate) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
-}
-
-fn nanos(ns: u64) -> Timespec {
-    Timespec { tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX), tv_nsec: (ns % 1_000_000_000) as _ }
 }

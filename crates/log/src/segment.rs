@@ -16,9 +16,12 @@ use crate::{
     memory::{Map, Writers},
 };
 
-/// Free segments kept for reuse, 16 MiB: what goes to and fro between eight floods and their readers. Only what was in use before is kept, and an
-/// idle holder gives it back; a new segment costs far more than its bytes, here and in the server, which maps it.
-const POOL_MAX: usize = 16;
+/// Bytes that free segments may have in memory, 16 MiB: what goes to and fro between eight floods and their readers. Only what was in use before is
+/// kept, and an idle holder gives it back; a new segment costs far more than its bytes, here and in the server, which maps it.
+const POOL_BYTES: usize = 16 * SEGMENT_BYTES;
+
+/// Free segments kept for reuse. Most of many are small, those of short processes with little output, and a page or two each.
+const POOL_MAX: usize = 32;
 
 /// Where the bytes of a segment are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +69,8 @@ pub struct Segment {
     records: u32,
     output: u32,
     sealed: bool,
+    /// Bytes that were ever in use, in any life: what there is of it in memory.
+    touched: usize,
 }
 
 impl Segment {
@@ -82,6 +87,7 @@ impl Segment {
             records: 0,
             output: 0,
             sealed: false,
+            touched: SEGMENT_HEADER,
         })
     }
 
@@ -219,6 +225,7 @@ impl Segment {
             start.copy_from_nonoverlapping(std::ptr::NonNull::from(&raw).cast(), RECORD_HEADER);
         }
         self.used = end;
+        self.touched = self.touched.max(end);
         self.records += 1;
         self.output += u32::try_from(header.output_bytes()).expect("a payload is at most 64 KiB");
         let shared = SharedHeader::of(&self.map);
@@ -281,7 +288,8 @@ impl Pool {
     /// Takes back a segment that no reader has any more. Where the pool is full the memory is freed instead, and the id
     /// returned so that readers can be told to unmap it.
     pub fn recycle(&mut self, segment: Segment) -> Option<u64> {
-        if self.free.len() < POOL_MAX {
+        let touched: usize = self.free.iter().map(|free| free.touched).sum();
+        if self.free.len() < POOL_MAX && touched + segment.touched <= POOL_BYTES {
             self.free.push(segment);
             return None;
         }

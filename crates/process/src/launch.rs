@@ -20,6 +20,8 @@ use rustix::process::Pid;
 
 use crate::spawn::{Stage, User};
 
+mod born;
+
 /// Bytes of the child's stack, guard page included. The deepest path is some hundred bytes; debug builds need more.
 const STACK_BYTES: usize = 64 * 1024;
 const GUARD_BYTES: usize = 4096;
@@ -50,12 +52,16 @@ pub(crate) struct Launch<'a> {
     pub(crate) nofile: Option<(u64, u64)>,
     pub(crate) umask: Option<u32>,
     pub(crate) die_with_parent: bool,
-    /// Open `cgroup.procs` files.
+    /// The directory of the group that it is born in.
+    pub(crate) home: Option<RawFd>,
+    /// Open files of groups that it writes itself into.
     pub(crate) cgroups: &'a [RawFd],
     pub(crate) user: Option<&'a User>,
     /// Resource and limit.
     pub(crate) limits: &'a [(u32, u64)],
     pub(crate) sandbox: Option<&'a InChild>,
+    /// The signals that we ignore, where that is known.
+    pub(crate) ignored: Option<Ignored>,
 }
 
 /// A child that has executed its program.
@@ -74,11 +80,43 @@ struct Shared<'a> {
     launch: &'a Launch<'a>,
     parent: libc::pid_t,
     script_argv: Cell<*mut *const c_char>,
+    /// The kernel could not place the child in its group: it enters it by itself.
+    must_go_home: Cell<bool>,
+    /// No signal has a handler in the child.
+    has_no_handlers: Cell<bool>,
+    /// The child came to its first instruction.
+    has_begun: Cell<bool>,
     report: Cell<Option<(Stage, c_int)>>,
 }
 
 struct Stack {
     base: *mut c_void,
+}
+
+/// The signals that a process ignores. They are what a program would inherit: handlers are gone with exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ignored(u64);
+
+impl Ignored {
+    /// All whose action can be set.
+    const ANY: Self = Self(!(1 << (libc::SIGKILL - 1)) & !(1 << (libc::SIGSTOP - 1)));
+
+    /// Those that this process ignores now.
+    pub fn now() -> Self {
+        let is_ignored = |signal: &c_int| {
+            let mut action = [0_u64; SIGACTION_BYTES / 8];
+            let into = address(action.as_mut_ptr());
+            // The handler is the first field, of the size of a pointer.
+            call(libc::SYS_rt_sigaction, [*signal as usize, 0, into, MASK_BYTES, 0]).is_ok()
+                && action.first().copied() == Some(libc::SIG_IGN as u64)
+        };
+        let ignored = (1..=64).filter(|signal| Self::ANY.has(*signal)).filter(is_ignored);
+        Self(ignored.fold(0, |all, signal| all | 1 << (signal - 1)))
+    }
+
+    fn has(self, signal: c_int) -> bool {
+        self.0 & 1 << (signal - 1) != 0
+    }
 }
 
 // SAFETY: the mapping belongs to this value alone; no thread-bound state is in it.
@@ -93,6 +131,9 @@ impl Launch<'_> {
             // SAFETY: `getpid` has no preconditions.
             parent: unsafe { libc::getpid() },
             script_argv: Cell::new(script_argv.as_mut_ptr()),
+            must_go_home: Cell::new(false),
+            has_no_handlers: Cell::new(false),
+            has_begun: Cell::new(false),
             report: Cell::new(None),
         };
         let cloned = clone(&shared, &stack);
@@ -154,18 +195,29 @@ fn clone(shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> {
     let (all, mut before) = (u64::MAX, 0_u64);
     // The raw call, since the C library never blocks the two signals it uses itself.
     set_mask(&all, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
+    shared.has_no_handlers.set(true);
+    let cloned = born::clone_into(shared.launch.home, shared, stack).or_else(|_refused| {
+        // An older kernel, a filter of system calls, or a group that takes nobody: the child itself then says which.
+        shared.must_go_home.set(true);
+        shared.has_no_handlers.set(false);
+        clone_here(shared, stack)
+    });
+    set_mask(&before, None).map_err(io::Error::from_raw_os_error)?;
+    cloned
+}
+
+/// A child in the groups that we are in.
+fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
     // SAFETY: `stack` is a private mapping with room for `child_main`; `shared` lives until clone returns, and with
     // CLONE_VFORK clone returns after the child has executed a program or ended; the kernel writes one int to `pidfd`.
     let pid =
         unsafe { libc::clone(child_main, stack.top(), flags, ptr::from_ref(shared).cast_mut().cast(), &raw mut pidfd) };
-    let failed = io::Error::last_os_error();
-    set_mask(&before, None).map_err(io::Error::from_raw_os_error)?;
     match Pid::from_raw(pid.max(0)) {
         // SAFETY: the kernel made this descriptor for us in the call that made the child.
         Some(pid) => Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) })),
-        None => Err(failed),
+        None => Err(io::Error::last_os_error()),
     }
 }
 
@@ -208,7 +260,8 @@ fn call(number: c_long, args: [usize; 5]) -> Result<usize, c_int> {
 extern "C" fn child_main(shared: *mut c_void) -> c_int {
     // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory; the parent thread is stopped.
     let shared = unsafe { &*shared.cast_const().cast::<Shared<'_>>() };
-    let (stage, errno) = match set_up(shared.launch, shared.parent) {
+    shared.has_begun.set(true);
+    let (stage, errno) = match set_up(shared) {
         Err(failure) => failure,
         Ok(()) => (Stage::Exec, execute(shared)),
     };
@@ -227,9 +280,10 @@ fn drop_result(_result: Result<usize, c_int>) {}
 /// the user before the parent-death signal, which a change of user disarms, and before the working directory, which is
 /// entered with its rights and as the sandbox shows it; the empty mask when no handler of the parent is left to run; the filter of
 /// system calls last.
-fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)> {
+fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     let at = |stage: Stage| move |errno: c_int| (stage, errno);
-    enter_cgroups(launch.cgroups).map_err(at(Stage::Cgroup))?;
+    let launch = shared.launch;
+    enter_cgroups(launch.home.filter(|_| shared.must_go_home.get()), launch.cgroups).map_err(at(Stage::Cgroup))?;
     call(libc::SYS_setsid, [0; 5]).map_err(at(Stage::Session))?;
     place_descriptors(launch).map_err(at(Stage::Descriptors))?;
     if launch.terminal {
@@ -247,7 +301,7 @@ fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)
         let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
         call(libc::SYS_prctl, [option, signal, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
         // The parent may have died before the signal was armed.
-        if call(libc::SYS_getppid, [0; 5]) != Ok(parent as usize) {
+        if call(libc::SYS_getppid, [0; 5]) != Ok(shared.parent as usize) {
             return Err((Stage::ParentDeath, libc::ESRCH));
         }
     }
@@ -255,16 +309,20 @@ fn set_up(launch: &Launch<'_>, parent: libc::pid_t) -> Result<(), (Stage, c_int)
     if let Some(umask) = launch.umask {
         drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0]));
     }
-    reset_signals().map_err(at(Stage::Signals))?;
+    let ignored = launch.ignored.filter(|_| shared.has_no_handlers.get());
+    reset_signals(ignored.unwrap_or(Ignored::ANY)).map_err(at(Stage::Signals))?;
     launch.sandbox.map_or(Ok(()), |sandbox| sandbox.seal().map_err(at(Stage::Sandbox)))
 }
 
 /// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.
-fn enter_cgroups(groups: &[RawFd]) -> Result<(), c_int> {
-    for group in groups {
-        call(libc::SYS_write, [*group as usize, address(c"0".as_ptr()), 1, 0, 0])?;
+fn enter_cgroups(home: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
+    let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0]).map(drop);
+    if let Some(home) = home {
+        // Closed with all others.
+        let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
+        enter(call(libc::SYS_openat, [home as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0])?)?;
     }
-    Ok(())
+    groups.iter().try_for_each(|group| enter(*group as usize))
 }
 
 fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
@@ -320,13 +378,11 @@ fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
     call(libc::SYS_close_range, [first, u32::MAX as usize, 0, 0, 0]).map(drop)
 }
 
-/// Sets every signal to its default and empties the mask. Asking first would cost the same number of calls.
-fn reset_signals() -> Result<(), c_int> {
+/// Sets signals to their default and empties the mask. Asking first would cost the same number of calls.
+fn reset_signals(which: Ignored) -> Result<(), c_int> {
     let default = [0_u64; SIGACTION_BYTES / 8];
-    for signal in 1..=64 {
-        if signal != libc::SIGKILL && signal != libc::SIGSTOP {
-            call(libc::SYS_rt_sigaction, [signal as usize, address(default.as_ptr()), 0, MASK_BYTES, 0])?;
-        }
+    for signal in (1..=64).filter(|signal| which.has(*signal)) {
+        call(libc::SYS_rt_sigaction, [signal as usize, address(default.as_ptr()), 0, MASK_BYTES, 0])?;
     }
     set_mask(&0, None).map(drop)
 }

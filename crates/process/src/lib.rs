@@ -43,6 +43,7 @@ mod tree;
 pub use asynchronous::{AsyncChild, AsyncStream};
 pub use child::{Child, CloseStdin, Exited};
 pub use driver::Driver;
+pub use launch::Ignored;
 pub use rustix::process::Pid;
 pub use spawn::{Size, Spawn, SpawnError, Stage, Stdin, Stdio, User};
 pub use tree::{Killed, Member, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};

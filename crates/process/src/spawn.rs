@@ -14,7 +14,7 @@ use exec_server_sandbox::{InChild, Kit};
 
 use crate::{
     child::Child,
-    launch::{Failure, Launch},
+    launch::{Failure, Ignored, Launch},
     streams::{self, Source},
 };
 
@@ -79,8 +79,10 @@ pub struct Spawn {
     /// Kills the leader with SIGKILL when the *thread* that called [`Spawn::spawn`] ends, so call it from a thread
     /// that lives as long as the process. The kernel drops the setting when a set-user-id program is executed.
     pub die_with_parent: bool,
-    /// Open `cgroup.procs` files of the groups that the child enters before anything else, so that nothing it ever
-    /// starts is outside them.
+    /// The directory of a control group of the unified hierarchy (`O_PATH` will do) that the child is born in, so that nothing
+    /// it ever starts is outside it. No lock of the kernel is waited for, as it is by one that is moved.
+    pub home: Option<OwnedFd>,
+    /// Open files of control groups of other hierarchies (`tasks`), which the child writes itself into before anything else.
     pub cgroups: Vec<OwnedFd>,
     /// Who the child is; `None` leaves it our user. Its streams are handed over to that user, too.
     pub user: Option<User>,
@@ -88,6 +90,9 @@ pub struct Spawn {
     pub limits: Vec<(u32, u64)>,
     /// What the child is confined to; applied before its program begins, or there is no child.
     pub sandbox: Option<Kit>,
+    /// The signals that this process ignores, where it knows and changes nothing about it: only these are then set to their default,
+    /// not each of them.
+    pub ignored: Option<Ignored>,
 }
 
 /// The user that a child runs as.
@@ -229,10 +234,12 @@ impl Spawn {
             nofile: None,
             umask: None,
             die_with_parent: false,
+            home: None,
             cgroups: Vec::new(),
             user: None,
             limits: Vec::new(),
             sandbox: None,
+            ignored: None,
         }
     }
 
@@ -253,6 +260,7 @@ impl Spawn {
         if let Some(user) = &self.user {
             streams.hand_over(user)?;
         }
+        let home = self.home.as_ref().map(|fd| Source::borrow(fd, floor)).transpose()?;
         let cgroups = self.cgroups.iter().map(|fd| Source::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
         let extra = raise_extra(&self.extra_fds, floor)?;
         let sandbox = self.sandbox.as_ref().map(|kit| Confined::new(kit, floor)).transpose()?;
@@ -274,10 +282,12 @@ impl Spawn {
             nofile: self.nofile,
             umask: self.umask,
             die_with_parent: self.die_with_parent,
+            home: home.as_ref().map(Source::as_raw),
             cgroups: &cgroups.iter().map(Source::as_raw).collect::<Vec<_>>(),
             user: self.user.as_ref(),
             limits: &self.limits,
             sandbox: sandbox.as_ref().map(|confined| &confined.in_child),
+            ignored: self.ignored,
         };
         match launch.run() {
             Ok(started) => Ok(Child::started(started, streams.into_ours())),

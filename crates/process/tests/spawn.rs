@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, read_until, run, sh, spawn, write_all, write_script};
-use exec_server_process::{Spawn, SpawnError, Stdio};
+use exec_server_process::{Ignored, Spawn, SpawnError, Stage, Stdio};
 
 fn output(spawn: Spawn) -> String {
     let finished = run(spawn);
@@ -148,15 +148,29 @@ fn signal_mask_and_dispositions_are_reset() {
     }
     let blocked = fs::read_to_string("/proc/thread-self/status").expect("proc is mounted");
     for stdio in [PIPE, PTY] {
-        let status = output(spawn(stdio, &["cat", "/proc/self/status"]));
-        for field in ["SigBlk", "SigIgn", "SigCgt"] {
-            let line = format!("{field}:\t0000000000000000");
-            assert!(status.contains(&line), "{status}");
+        for ignored in [None, Some(Ignored::now())] {
+            let status = output(Spawn { ignored, ..spawn(stdio, &["cat", "/proc/self/status"]) });
+            for field in ["SigBlk", "SigIgn", "SigCgt"] {
+                let line = format!("{field}:\t0000000000000000");
+                assert!(status.contains(&line), "{status}");
+            }
         }
     }
     let after = fs::read_to_string("/proc/thread-self/status").expect("proc is mounted");
     let mask = |status: &str| status.lines().find(|line| line.starts_with("SigBlk")).map(str::to_owned);
     assert_eq!(mask(&blocked), mask(&after));
+}
+
+#[test]
+fn a_home_that_is_no_group_is_a_typed_error() {
+    let home = OwnedFd::from(fs::File::open("/").expect("the root opens"));
+    let spawned = Spawn { home: Some(home), ..spawn(PIPE, &["true"]) }.spawn();
+    match spawned {
+        Err(SpawnError::Setup { stage, source }) => {
+            assert_eq!((stage, source.raw_os_error()), (Stage::Cgroup, Some(libc::ENOENT)));
+        }
+        other => panic!("unexpected: {other:?}"),
+    }
 }
 
 #[test]

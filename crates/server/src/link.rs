@@ -18,7 +18,7 @@ use std::{
 };
 
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
-use exec_server_log::{Control, Mapping, Place, SegmentInfo};
+use exec_server_log::{Control, Place, SegmentInfo};
 use exec_server_protocol::process::CloseStdinStatus;
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -35,6 +35,10 @@ use crate::{
     sandbox::Confined,
     session::{Gate, Session, short},
 };
+
+mod maps;
+
+use self::maps::Maps;
 
 pub(crate) struct Link {
     session: Arc<str>,
@@ -330,7 +334,7 @@ impl Link {
                 }
                 FromHolder::Segment(info) => {
                     if let Some(process) = slots.get(&info.slot) {
-                        push_segment(process, &info, fds.pop())?;
+                        push_segment(process, &mut Maps::default(), &info, fds.pop())?;
                     }
                 }
                 FromHolder::Ready => {
@@ -369,14 +373,14 @@ impl Link {
 
     /// Serves the link until the holder is gone.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
-        let mut buf = Vec::new();
+        let (mut buf, mut maps) = (Vec::new(), Maps::default());
         let ended = loop {
             self.hear_bells(&session);
             // Every branch is cancel safe: readiness and permits only.
             tokio::select! {
                 biased;
                 message = self.recv(Shortage::Passes, &mut buf) => match message {
-                    Ok((message, fds)) => self.handle(&session, message, fds),
+                    Ok((message, fds)) => self.handle(&session, &mut maps, message, fds),
                     Err(error) => break error,
                 },
                 ready = welcome.bell.readable() => {
@@ -447,7 +451,7 @@ impl Link {
         lock(&self.waiters).waiting.remove(&req)
     }
 
-    fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
+    fn handle(self: &Arc<Self>, session: &Session, maps: &mut Maps, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
             FromHolder::Started { req, slot, pid } => {
                 if let (Some(Waiter::Start { meta, gate, reply, reserved, .. }), Ok(control)) =
@@ -494,7 +498,7 @@ impl Link {
             },
             FromHolder::Segment(info) => {
                 if let Some(process) = session.by_slot(info.slot)
-                    && let Err(error) = push_segment(&process, &info, fds.pop())
+                    && let Err(error) = push_segment(&process, maps, &info, fds.pop())
                 {
                     tracing::error!(session = short(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
@@ -510,8 +514,7 @@ impl Link {
                     process.handle_dropped(segment);
                 }
             }
-            // Mappings are not kept beyond their segment, so there is none to let go.
-            FromHolder::Retired { .. } => {}
+            FromHolder::Retired { segment } => maps.retire(segment),
             FromHolder::Expired => session.handle_expired(),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
                 tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
@@ -548,10 +551,10 @@ impl Waiter {
     }
 }
 
-fn push_segment(process: &Process, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
+fn push_segment(process: &Process, maps: &mut Maps, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
     let mapping = match (info.on_disk, fd) {
         (true, _) => None,
-        (false, Some(fd)) => Some(Mapping::map(fd).map_err(io::Error::other)?),
+        (false, Some(fd)) => Some(maps.map(info, fd)?),
         (false, None) => return Err(io::Error::other("memory segment without its descriptor")),
     };
     let place = if info.on_disk { Place::Disk } else { Place::Memory };

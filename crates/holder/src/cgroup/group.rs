@@ -3,18 +3,21 @@
 //! Owns which directory belongs to which process. A group whose process has ended with all that it started is used again, so
 //! that a start costs no new directory; what it has counted until then is remembered, not reset.
 
-use std::fs::{self, File, OpenOptions};
+use std::cell::Cell;
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use exec_server_log::Hit;
+use exec_server_process::Spawn;
+use rustix::fs::{Mode, OFlags};
 
-use super::{Hierarchy, SessionGroup, is_populated, make, read_number, value_of};
+use super::{Hierarchy, SessionGroup, is_populated, make, read_number, read_small, value_of};
 use crate::Limits;
 
-/// Empty groups that are kept for the next processes.
-const SPARE_MAX: usize = 8;
+/// Empty groups that are kept for the next processes: as many as are often started at a time. To make and remove one costs as much as
+/// half of a start; one that is kept costs the kernel some kilobytes.
+const SPARE_MAX: usize = 32;
 
 /// All groups of a session. Without a place for them it makes none.
 #[derive(Debug, Default)]
@@ -31,6 +34,11 @@ pub(crate) struct Groups {
 #[derive(Debug)]
 pub(crate) struct Group {
     dirs: Vec<(Hierarchy, PathBuf)>,
+    /// The files that count refused forks and kills for want of memory, where there are such.
+    pids_events: Option<PathBuf>,
+    memory_events: Option<PathBuf>,
+    /// It was killed once. Kernels since 6.14 kill what is born in such a group, too.
+    was_killed: Cell<bool>,
     /// What was counted before the present process.
     seen: Counts,
 }
@@ -62,12 +70,7 @@ impl Groups {
         let name = self.next.to_string();
         self.next += 1;
         let dirs = self.session.dirs.iter().map(|(hierarchy, dir)| (*hierarchy, dir.join(&name))).collect();
-        let group = Group { dirs, seen: Counts::default() };
-        if let Err(error) = group.make(self.limits) {
-            group.remove();
-            return Err(error);
-        }
-        Ok(Some(group))
+        Group::make(dirs, self.limits).map(Some)
     }
 
     /// Takes back the group of a process that has ended, or never began.
@@ -86,7 +89,7 @@ impl Groups {
     }
 
     fn keep(&mut self, mut group: Group) {
-        if self.spare.len() < SPARE_MAX {
+        if self.spare.len() < SPARE_MAX && !group.was_killed.get() {
             group.seen = group.counts();
             self.spare.push(group);
         } else {
@@ -103,26 +106,38 @@ impl Groups {
 }
 
 impl Group {
-    /// The files by which a child enters it.
-    pub(crate) fn doors(&self) -> io::Result<Vec<OwnedFd>> {
-        let open = |(_, dir): &(Hierarchy, PathBuf)| {
-            Ok(OwnedFd::from(OpenOptions::new().write(true).open(dir.join("cgroup.procs"))?))
-        };
-        self.dirs.iter().map(open).collect()
+    /// Has a child begin in it.
+    pub(crate) fn let_in(&self, spawn: &mut Spawn) -> io::Result<()> {
+        for (hierarchy, dir) in &self.dirs {
+            match hierarchy {
+                Hierarchy::Unified => {
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    spawn.home = Some(rustix::fs::open(dir, flags, Mode::empty())?);
+                }
+                // Not `cgroup.procs`: for a whole process the kernel takes the lock that a birth in the group is to save.
+                Hierarchy::Pids => {
+                    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                    spawn.cgroups.push(rustix::fs::open(dir.join("tasks"), flags, Mode::empty())?);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Kills all that is in it, in one step; whether that was possible.
     pub(crate) fn kill(&self) -> bool {
+        self.was_killed.set(true);
         let dir = self.dir(Hierarchy::Unified);
         dir.is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
     }
 
     /// Whether nobody is in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.dirs.iter().all(|(hierarchy, dir)| match hierarchy {
-            Hierarchy::Unified => !is_populated(dir),
-            Hierarchy::Pids => read_number(&dir.join("pids.current")).unwrap_or(0) == 0,
-        })
+        // Whoever is in one is in the other, and was born in the unified one where there is such.
+        match self.dir(Hierarchy::Unified) {
+            Some(dir) => !is_populated(dir),
+            None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),
+        }
     }
 
     /// The limits that the present process or what it started has run into.
@@ -131,7 +146,19 @@ impl Group {
         Hit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
     }
 
-    fn make(&self, limits: Limits) -> io::Result<()> {
+    fn make(dirs: Vec<(Hierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
+        let mut group =
+            Self { dirs, pids_events: None, memory_events: None, was_killed: Cell::default(), seen: Counts::default() };
+        if let Err(error) = group.set_up(limits) {
+            group.remove();
+            return Err(error);
+        }
+        group.pids_events = group.file("pids.events");
+        group.memory_events = group.file("memory.events");
+        Ok(group)
+    }
+
+    fn set_up(&self, limits: Limits) -> io::Result<()> {
         for (_, dir) in &self.dirs {
             make(dir)?;
             set(dir, "pids.max", limits.pids_max)?;
@@ -142,6 +169,11 @@ impl Group {
         Ok(())
     }
 
+    /// Where it has a file of that name.
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        self.dirs.iter().map(|(_, dir)| dir.join(name)).find(|file| file.exists())
+    }
+
     fn remove(&self) {
         for (_, dir) in &self.dirs {
             fs::remove_dir(dir).ok();
@@ -149,11 +181,11 @@ impl Group {
     }
 
     fn counts(&self) -> Counts {
-        let read = |name: &str, word: &str| {
-            let text = self.dirs.iter().find_map(|(_, dir)| fs::read_to_string(dir.join(name)).ok());
-            text.and_then(|text| value_of(&text, word)).unwrap_or(0)
+        let read = |file: &Option<PathBuf>, word: &str| {
+            let value = |text: &str| value_of(text, word);
+            file.as_ref().and_then(|file| read_small(file, value)?).unwrap_or(0)
         };
-        Counts { pids: read("pids.events", "max"), oom_kills: read("memory.events", "oom_kill") }
+        Counts { pids: read(&self.pids_events, "max"), oom_kills: read(&self.memory_events, "oom_kill") }
     }
 
     fn dir(&self, wanted: Hierarchy) -> Option<&Path> {
@@ -184,6 +216,10 @@ mod tests {
     fn a_group_is_used_again_when_it_is_empty_and_counts_from_there() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut groups = Groups::new(session(dir.path()), Limits::default());
+        fs::create_dir(dir.path().join("0")).expect("a directory");
+        for name in ["0/pids.events", "0/memory.events"] {
+            fs::write(dir.path().join(name), "").expect("write");
+        }
         let group = groups.take().expect("made").expect("there is a place");
         let (first, events) = (group.dirs.clone(), dir.path().join("0/cgroup.events"));
         fs::write(&events, "populated 1\n").expect("write");
@@ -201,6 +237,17 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_was_killed_is_not_used_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut groups = Groups::new(session(dir.path()), Limits::default());
+        let group = groups.take().expect("made").expect("there is a place");
+        let first = group.dirs.clone();
+        group.kill();
+        groups.give_back(group);
+        assert_ne!(groups.take().expect("made").expect("there is a place").dirs, first);
+    }
+
+    #[test]
     fn without_a_place_no_group_is_made() {
         let mut groups = Groups::new(SessionGroup::default(), Limits::default());
         assert!(groups.take().expect("nothing to fail").is_none());
@@ -210,9 +257,9 @@ mod tests {
     #[test]
     fn limits_are_set_where_the_controller_is() {
         let dir = tempfile::tempdir().expect("a directory");
-        let group = Group { dirs: vec![(Hierarchy::Unified, dir.path().to_owned())], seen: Counts::default() };
         fs::write(dir.path().join("pids.max"), "max").expect("write");
-        group.make(Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() }).expect("set");
+        let dirs = vec![(Hierarchy::Unified, dir.path().to_owned())];
+        Group::make(dirs, Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() }).expect("set");
         assert!(fs::read_to_string(dir.path().join("pids.max")).expect("read").starts_with('7'));
         assert!(!dir.path().join("memory.max").exists());
     }

@@ -22,8 +22,13 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+
 pub(crate) use group::{Group, Groups};
 pub use place::{Root, find};
+
+/// Above what the files have that are read here, each a few lines of a word and a number.
+const SMALL_BYTES: usize = 1024;
 
 /// Which hierarchy a directory lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +130,19 @@ fn remove_below(dir: &Path) {
 
 /// Whether somebody is in a group of the unified hierarchy or below it.
 fn is_populated(dir: &Path) -> bool {
-    fs::read_to_string(dir.join("cgroup.events")).is_ok_and(|events| value_of(&events, "populated") == Some(1))
+    read_small(&dir.join("cgroup.events"), |events| value_of(events, "populated") == Some(1)).unwrap_or(false)
 }
 
 fn read_number(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+    read_small(file, |text| text.trim().parse().ok())?
+}
+
+/// What stands in a file of the kernel's: a few lines, which come with one read.
+fn read_small<T>(file: &Path, look: impl FnOnce(&str) -> T) -> Option<T> {
+    let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; SMALL_BYTES];
+    let len = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes)).ok()?;
+    std::str::from_utf8(bytes.get(..len)?).ok().map(look)
 }
 
 /// The number behind a word in a file of `word number` lines.
