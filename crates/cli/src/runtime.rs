@@ -1,7 +1,7 @@
 //! The async runtime of the commands, made after the spawner was forked.
 //! Must not know what runs on it.
 
-use std::{future::Future, io, thread};
+use std::{future::Future, io, pin::Pin, thread};
 
 use anyhow::Context as _;
 use tokio::runtime::{Builder, Runtime};
@@ -32,9 +32,16 @@ pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>)
 }
 
 fn on<T>(runtime: io::Result<Runtime>, command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let mut done = None;
+    until_end(runtime, Box::pin(async { done = Some(command.await) }))?;
+    done.expect("the runtime was not left before the command ended")
+}
+
+/// One for all commands: a runtime that knows each command's type is compiled again for each, in several ways.
+fn until_end(runtime: io::Result<Runtime>, command: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     let runtime = runtime.context("start the runtime")?;
-    let done = runtime.block_on(command);
+    runtime.block_on(command);
     // Standard input may be read by a thread that nobody can interrupt.
     runtime.shutdown_background();
-    done
+    Ok(())
 }

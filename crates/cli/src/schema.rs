@@ -7,6 +7,6 @@ use crate::say;
 
 /// Prints the schema.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
-    say::line(&serde_json::to_string_pretty(&exec_server_protocol::schema())?);
+    say::line(exec_server_protocol::SCHEMA.trim_end());
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 //! A [`Client`] is a session, not a socket: it stays the same through every reconnect. Clones share it, and so do the handles
 //! of its processes; the connection ends when the last of them is dropped, the session when its time-to-live is over.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use exec_server_protocol::{
     Empty, ProcessId, SessionId, command, environment,
@@ -354,6 +354,8 @@ impl Handle {
 fn behind(work: impl Future<Output = ()> + Send + 'static) {
     // Outside of a runtime there is no connection either.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        // One type of task, so that the runtime's part is not compiled again for each.
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
         runtime.spawn(work);
     }
 }

@@ -19,7 +19,7 @@ use exec_server_rpc::{
     client::{CallError, RawClient, Sent},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::{sync::Mutex, time};
 
 use crate::{
@@ -79,12 +79,12 @@ pub(crate) trait Sending: Sync {
     fn send(&self, link: &Link, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
 }
 
-/// Params alone.
-pub(crate) struct Plain<'a, P>(pub(crate) &'a P);
+/// Params alone, as text: else the way of a call would be compiled again for each method.
+pub(crate) struct Plain<'a>(pub(crate) &'a RawValue);
 
-impl<P: Serialize + Sync> Sending for Plain<'_, P> {
+impl Sending for Plain<'_> {
     async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
-        link.send(method, self.0).await
+        link.send(method, &self.0).await
     }
 }
 
@@ -185,9 +185,7 @@ impl Link {
                 }
                 Error::Server { code, kind, message }
             }
-            CallError::Encode(error) => {
-                Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}"))
-            }
+            CallError::Encode(error) => not_encoded(method, &error),
             CallError::Pending(PendingError::Full { limit }) => {
                 Error::Protocol(format!("{method}: {limit} calls are waiting for their answers already"))
             }
@@ -295,6 +293,14 @@ pub(crate) fn is_offence(closed: &Closed) -> bool {
         Closed::TooLarge { .. } | Closed::Protocol(_) | Closed::InvalidUtf8 => true,
         Closed::Eof | Closed::Peer { .. } | Closed::Io(_) => false,
     }
+}
+
+pub(crate) fn encode(method: &str, params: &impl Serialize) -> Result<Box<RawValue>, Error> {
+    to_raw_value(params).map_err(|error| not_encoded(method, &error))
+}
+
+fn not_encoded(method: &str, error: &serde_json::Error) -> Error {
+    Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}"))
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(method: &str, answer: &RawValue) -> Result<T, Error> {

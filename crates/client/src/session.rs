@@ -12,6 +12,7 @@
 //! a session that the server does not know any more fails every process, and every later call, with the same reason.
 
 use std::{
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -241,7 +242,8 @@ impl Session {
         params: &M::Params,
         is_repeated: &mut bool,
     ) -> Result<M::Result, Error> {
-        let calling = self.call_any(M::NAME, M::AGAIN, Plain(params), is_repeated);
+        let params = link::encode(M::NAME, params)?;
+        let calling = self.call_any(M::NAME, M::AGAIN, Plain(&params), is_repeated);
         link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
     }
 
@@ -250,7 +252,8 @@ impl Session {
         &self,
         params: &M::Params,
     ) -> Result<(M::Result, Option<Bytes>), Error> {
-        let calling = async { self.call_any(M::NAME, M::AGAIN, Plain(params), &mut false).await };
+        let (params, mut is_repeated) = (link::encode(M::NAME, params)?, false);
+        let calling = self.call_any(M::NAME, M::AGAIN, Plain(&params), &mut is_repeated);
         let (answer, attached) = self.bounded(M::NAME, calling).await?;
         Ok((link::decode(M::NAME, &answer)?, attached))
     }
@@ -361,6 +364,8 @@ impl Session {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
+        // One type of task, so that the runtime's part is not compiled again for each.
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
         tasks.spawn(work);
     }
 

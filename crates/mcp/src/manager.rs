@@ -29,6 +29,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     path::PathBuf,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -330,6 +331,8 @@ impl Manager {
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.lock();
         if !*self.stop.borrow() {
+            // One type of task, so that the runtime's part is not compiled again for each.
+            let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
             tasks.spawn(work);
         }
     }

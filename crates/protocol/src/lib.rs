@@ -33,3 +33,6 @@ pub use message::{Incoming, RequestId, decode};
 #[cfg(feature = "schema")]
 pub use schema::schema;
 pub use tolerant::Empty;
+
+/// JSON Schema of the whole wire: what `schema` makes of the types, made beforehand, since the code that makes it is larger.
+pub const SCHEMA: &str = include_str!("../schema.json");

@@ -139,6 +139,7 @@ mod tests {
 
     use super::{method_schema, notification_schema, schema};
     use crate::{
+        SCHEMA,
         failure::Kind,
         method::{METHODS, NOTIFICATIONS},
     };
@@ -168,8 +169,15 @@ mod tests {
 
     #[test]
     fn the_golden_document_is_fresh() {
-        let golden: serde_json::Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
-        assert!(golden == schema(), "write it again: exec-server schema > crates/protocol/schema.json");
+        let fresh = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/schema.json"), fresh).unwrap();
+        } else {
+            assert!(
+                SCHEMA == fresh,
+                "schema.json is stale: UPDATE=1 cargo test -p exec-server-protocol golden_document"
+            );
+        }
     }
 
     #[test]

@@ -223,12 +223,12 @@ impl RawClient {
 
     /// Sends a request and returns once it is queued, behind everything that was sent before.
     pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
-        self.post(self.shared.pending.register()?, method, params).await
+        self.post(self.shared.pending.register()?, method, to_raw_value(params)?).await
     }
 
     /// Sends a request that frees something on the server: it has a place of its own when all others are taken.
     pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
-        self.post(self.shared.pending.register_cleanup()?, method, params).await
+        self.post(self.shared.pending.register_cleanup()?, method, to_raw_value(params)?).await
     }
 
     /// Sends a request with bytes attached, to a peer that has said that it understands that.
@@ -256,8 +256,7 @@ impl RawClient {
         Ok(Sent { call })
     }
 
-    async fn post(&self, call: Call<Answer>, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
-        let params = to_raw_value(params)?;
+    async fn post(&self, call: Call<Answer>, method: &str, params: Box<RawValue>) -> Result<Sent, CallError> {
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
         self.queue(Message::text(message)).await?;

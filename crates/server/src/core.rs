@@ -33,6 +33,7 @@ use tokio::{
 use crate::{
     access::Grant,
     connection::{self, Peer},
+    dispatch::Call,
     error::Failure,
     fetch::Fetcher,
     files::Pool,
@@ -456,6 +457,8 @@ impl Core {
         let mut tasks = lock(&self.tasks);
         // Those that have ended are let go here, so that the set does not grow with every session.
         while tasks.try_join_next().is_some() {}
+        // One type of task, so that the runtime's part is not compiled again for each.
+        let task: Call = Box::pin(task);
         tasks.spawn(task);
     }
 

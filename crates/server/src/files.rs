@@ -52,15 +52,24 @@ impl Pool {
         files: &Files,
         job: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> Result<T, Failure> {
+        let made = Arc::new(Mutex::new(None));
+        let making = Arc::clone(&made);
+        let job = Box::new(move |cancel: &Cancel| *lock(&making) = Some(job(cancel)));
+        self.run_boxed(files, job).await?;
+        let made = lock(&made).take();
+        made.ok_or(Failure::Internal { what: "a file operation" })
+    }
+
+    /// One for all jobs: the thread's and the waiter's part would be compiled again for each.
+    async fn run_boxed(&self, files: &Files, job: Box<dyn FnOnce(&Cancel) + Send>) -> Result<(), Failure> {
         let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
         let cancel = Cancel::new();
         let call_off = CallOff(cancel.clone());
         let before = self.before.clone();
         let done = tokio::task::spawn_blocking(move || {
             before.call();
-            let done = job(&cancel);
+            job(&cancel);
             drop(places);
-            done
         });
         let done = done.await.map_err(|_| Failure::Internal { what: "a file operation" });
         drop(call_off);
