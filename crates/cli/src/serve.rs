@@ -120,7 +120,8 @@ async fn serve(
     core.adopt().await.context("take over the sessions of the server before")?;
     announce(&server, &args.terms(), token);
     let mut tasks = JoinSet::new();
-    let watching = access.watch(move |news| tell(&audit, &news)).context("start the thread that looks at the tokens")?;
+    let watching =
+        access.watch(move |news| tell(&audit, &news)).context("start the thread that looks at the tokens")?;
     tasks.spawn(watching);
     notify::ready();
     let stopped = async {
