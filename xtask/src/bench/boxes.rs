@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::{
     Setting, TRUE,
+    message::Start,
     place::Place,
-    session::{Session, Start},
+    session::Session,
     spawn,
     table::{Contest, Lane, Pair, Report, median},
 };

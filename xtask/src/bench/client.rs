@@ -96,6 +96,12 @@ impl Link {
         Self::new(stdout, stdin, Framing::Lines)
     }
 
+    /// Speaks lines with whoever has the other end.
+    #[cfg(test)]
+    pub(super) fn lines(socket: UnixStream) -> Self {
+        Self::new(socket.try_clone().expect("a descriptor is free"), socket, Framing::Lines)
+    }
+
     fn new(reader: impl Into<OwnedFd>, writer: impl Into<OwnedFd>, framing: Framing) -> Self {
         Self {
             reader: reader.into(),

@@ -12,9 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     Setting,
     client::Link,
+    message::{Dialect, Start},
     place::{Carrier, Place, Way},
     roundtrip,
-    session::{Dialect, Incoming, Session, Start},
+    session::{Incoming, Session},
     ssh::Ssh,
     table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
     yard::{Cat, Echo, Terminal},
@@ -144,7 +145,8 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
     let contest = Contest::hold(rounds, lanes)?;
     drop(cats);
     ssh.map_or(Ok(()), Ssh::end)?;
-    for (_, back) in ours {
+    let backs = ours.into_iter().map(|(_, back)| back).chain(peers.into_iter().map(|(_, back)| back));
+    for back in backs {
         back.session.end()?;
     }
     place.stop()?;

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use super::{
     Setting,
     client::Link,
+    message::Dialect,
     place::Place,
-    session::{Dialect, Incoming, Session},
+    session::{Incoming, Session},
     ssh::Ssh,
     table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose},
     weight, yard,

@@ -8,9 +8,10 @@ use anyhow::{Context, Result};
 
 use super::{
     Setting, TRUE,
+    message::Start,
     place::Place,
     roundtrip,
-    session::{Session, Start},
+    session::Session,
     spawn,
     table::{Report, Row, median, short},
     weight,

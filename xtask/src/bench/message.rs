@@ -1,10 +1,10 @@
-//! What a message says, as far as a measurement must know it: its head in JSON or in bytes, and where its bytes lie.
+//! What a message says, as far as a measurement must know it: what a start asks for, the head in JSON or in bytes, where bytes lie.
 //!
 //! Written after PROTOCOL.md. Borrows from the message and copies nothing; what follows from it is `session.rs`.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 use super::session::Incoming;
 
@@ -15,6 +15,38 @@ pub(super) const INPUT: u8 = 0x82;
 
 /// Bytes of an output message before the output.
 pub(super) const OUTPUT_HEAD: usize = 24;
+
+/// In which form bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Dialect {
+    Json,
+    Binary,
+}
+
+impl Dialect {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Json => "JSON",
+            Self::Binary => "binary",
+        }
+    }
+}
+
+/// How a process is started.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Start<'a> {
+    pub(super) argv: &'a [&'a str],
+    pub(super) tty: bool,
+    pub(super) stdin: bool,
+    /// Further members of the params.
+    pub(super) more: Option<&'a Value>,
+}
+
+impl<'a> Start<'a> {
+    pub(super) fn new(argv: &'a [&'a str]) -> Self {
+        Self { argv, ..Self::default() }
+    }
+}
 
 /// A message of any kind; keys that are not listed are passed over.
 #[derive(Deserialize)]

@@ -33,7 +33,8 @@ use crate::{
     interop::{self, Sshd},
 };
 use client::Link;
-use session::{Dialect, Session};
+use message::Dialect;
+use session::Session;
 use table::Report;
 
 /// The shortest program there is, by its full path, so that no search is measured.

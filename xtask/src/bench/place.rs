@@ -9,11 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{
-    Setting,
-    client::Link,
-    session::{Dialect, Session},
-};
+use super::{Setting, client::Link, message::Dialect, session::Session};
 use crate::server::{Server, Setup};
 
 /// What carries a connection.

@@ -9,8 +9,9 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{
-    Setting, TRUE, ssh,
+    Setting, TRUE,
     table::{Report, Row, median, short},
+    yard,
 };
 use crate::{cargo, server::Setup};
 
@@ -23,7 +24,7 @@ pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
     let (mut times, mut bare) = (Vec::new(), Vec::new());
     // The first fetches the program into memory and counts for nothing.
     for round in 0..=rounds {
-        let plain = ssh::timed(Command::new(TRUE))? / 1e3;
+        let plain = yard::timed(Command::new(TRUE))? / 1e3;
         let setup = Setup::new(&setting.binary)?;
         let begun = Instant::now();
         let server = setup.start()?;

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use super::{
     Setting,
     client::{Kind, Link},
+    message::Dialect,
     place::{Carrier, Place, Way},
-    session::{Dialect, Session},
+    session::Session,
     table::{Bars, Contest, Lane, Pair, Report, Whose, quantile},
     yard::Echo,
 };
@@ -43,7 +44,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         lanes.push(Lane::new("peer", move |_| both(peer.link(), peer_asks, batch, pipelined)));
     }
     let contest = Contest::hold(rounds, lanes)?;
-    for (_, session) in ours {
+    for session in ours.into_iter().map(|(_, session)| session).chain(peer) {
         session.end()?;
     }
     place.stop()?;

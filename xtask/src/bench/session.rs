@@ -8,40 +8,8 @@ use serde_json::{Value, json};
 
 use super::{
     client::{Kind, Link},
-    message::{self, ATTACHED, Envelope, INPUT, OUTPUT, OUTPUT_HEAD},
+    message::{self, ATTACHED, Dialect, Envelope, INPUT, OUTPUT, OUTPUT_HEAD, Start},
 };
-
-/// In which form bytes travel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Dialect {
-    Json,
-    Binary,
-}
-
-impl Dialect {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Json => "JSON",
-            Self::Binary => "binary",
-        }
-    }
-}
-
-/// How a process is started.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Start<'a> {
-    pub(super) argv: &'a [&'a str],
-    pub(super) tty: bool,
-    pub(super) stdin: bool,
-    /// Further members of the params.
-    pub(super) more: Option<&'a Value>,
-}
-
-impl<'a> Start<'a> {
-    pub(super) fn new(argv: &'a [&'a str]) -> Self {
-        Self { argv, ..Self::default() }
-    }
-}
 
 /// What came.
 #[derive(Clone, Copy, Debug)]
@@ -406,14 +374,21 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session, where the server knows that, and the connection.
+    /// Ends the session and its processes, and the connection.
     pub(super) fn end(mut self) -> Result<()> {
-        if self.can("sessionEnd") {
-            self.flows.clear();
-            let id = self.send("session/end", &json!({}))?;
-            // Processes that run die by it, which is no failure.
-            while !matches!(self.link.next()?, Kind::Text) || !message::is_answer(self.link.message(), id) {}
+        if !self.can("sessionEnd") {
+            for flow in std::mem::take(&mut self.flows) {
+                self.send("process/terminate", &json!({ "processId": flow.process.to_string() }))?;
+            }
+            return self.link.flush();
         }
+        self.flows.clear();
+        let id = self.send("session/end", &json!({}))?;
+        // Processes that run die by it, which is no failure.
+        while !matches!(self.link.next()?, Kind::Text) || !message::is_answer(self.link.message(), id) {}
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 
 use super::{
     Setting, TRUE,
+    message::Start,
     place::Place,
-    session::{Incoming, Session, Start},
-    ssh::{self, Ssh},
+    session::{Incoming, Session},
+    ssh::Ssh,
     table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
-    yard::{Bare, HEAD},
+    yard::{self, Bare, HEAD},
 };
 
 /// Outputs kept to make the server heavy: 64 times the memory cap of a process are 1 GiB.
@@ -52,6 +53,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     for at_once in AT_ONCE {
         rows.extend(sides.rate(setting, at_once)?);
     }
+    sides.peer.take().map_or(Ok(()), Session::end)?;
     rows.extend(sides.heavy(setting, &place)?);
     sides.ours.end()?;
     place.stop()?;
@@ -146,7 +148,6 @@ impl Sides {
         self.ours.withhold();
         fill(&mut self.ours)?;
         let held = place.setup.memory_kib() >> 10;
-        self.peer = None;
         let contest = Contest::hold(rounds, self.lanes(batch))?;
         let row = |name: &str, index| {
             let row = contest.row(name, Pair { ours: (OURS, index), beside: (BARE, P50), unit: "µs" });
@@ -162,7 +163,7 @@ impl Sides {
 
 /// Runs a command so many times.
 fn commands(count: u32, command: impl Fn() -> Result<Command>) -> Result<Figures> {
-    let times = (0..count).map(|_| ssh::timed(command()?)).collect::<Result<Vec<_>>>()?;
+    let times = (0..count).map(|_| yard::timed(command()?)).collect::<Result<Vec<_>>>()?;
     Ok(summary(&times))
 }
 

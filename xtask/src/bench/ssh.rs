@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::interop::Sshd;
 
@@ -70,13 +70,4 @@ impl Drop for Ssh<'_> {
         self.master.kill().ok(); // Ended already by `end`.
         self.master.wait().ok();
     }
-}
-
-/// Microseconds of a command from its start to its end.
-pub(super) fn timed(mut command: Command) -> Result<f64> {
-    let begun = Instant::now();
-    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().context("start `ssh`")?;
-    let took = begun.elapsed().as_secs_f64() * 1e6;
-    ensure!(status.success(), "`ssh` {status}");
-    Ok(took)
 }

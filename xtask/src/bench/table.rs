@@ -58,9 +58,8 @@ impl Contest {
     pub(super) fn row(&self, name: impl Into<String>, pair: Pair<'_>) -> Row {
         let Pair { ours, beside, unit } = pair;
         let row = Row::new(name, "x");
-        let (Some(ours), Some(beside)) = (self.figure(ours.0, ours.1), self.figure(beside.0, beside.1)) else {
-            return row.note("not offered");
-        };
+        let Some(ours) = self.figure(ours.0, ours.1) else { return row.note("not offered") };
+        let Some(beside) = self.figure(beside.0, beside.1) else { return row.note(format!("without {}", beside.0)) };
         let ratios = ours.iter().zip(&beside).map(|(ours, beside)| ours / beside).collect();
         let note = format!("{} against {} {unit}", short(median(ours)), short(median(beside)));
         row.values(ratios).note(note)
@@ -296,6 +295,8 @@ mod tests {
         let value = row.value.unwrap();
         assert_eq!((value.median, value.low, value.high, value.count), (2.0, 2.0, 2.0, 9));
         let none = contest.row("r", Pair { ours: ("slow", 0), beside: ("none", 0), unit: "µs" });
+        assert_eq!((none.verdict(), &*none.note), ("-", "without none"));
+        let none = contest.row("r", Pair { ours: ("none", 0), beside: ("fast", 0), unit: "µs" });
         assert_eq!((none.verdict(), &*none.note), ("-", "not offered"));
     }
 

@@ -7,8 +7,9 @@ use anyhow::{Result, bail, ensure};
 
 use super::{
     Setting,
+    message::{Dialect, Start},
     place::{Carrier, Place, Way},
-    session::{Dialect, Incoming, Session, Start},
+    session::{Incoming, Session},
     ssh::Ssh,
     table::{Bars, Contest, Lane, Pair, Report, Row, Whose},
     yard::{self, HEAD, Terminal},
@@ -86,7 +87,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     }
     let contest = Contest::hold(rounds, lanes)?;
     ssh.map_or(Ok(()), Ssh::end)?;
-    for (_, _, session) in ours {
+    for session in ours.into_iter().map(|(_, _, session)| session).chain(peer) {
         session.end()?;
     }
     place.stop()?;

@@ -13,8 +13,9 @@ use anyhow::{Context, Result, ensure};
 use super::{
     Setting, TRUE,
     client::Link,
+    message::{Dialect, Start},
     place::Place,
-    session::{Dialect, Incoming, Session, Start},
+    session::{Incoming, Session},
     table::{Report, Row},
     yard::HEAD,
 };

@@ -40,6 +40,16 @@ pub(super) fn drain(fd: impl AsFd, are_zeros: bool) -> Result<u64> {
     }
 }
 
+/// Microseconds of a command from its start to its end.
+pub(super) fn timed(mut command: Command) -> Result<f64> {
+    let begun = Instant::now();
+    let status =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).status().with_context(|| format!("start `{command:?}`"))?;
+    let took = begun.elapsed().as_secs_f64() * 1e6;
+    ensure!(status.success(), "`{command:?}` {status}");
+    Ok(took)
+}
+
 /// MB/s of what this command writes to a pipe.
 pub(super) fn output_of(mut command: Command, bytes: u64, is_first: bool) -> Result<f64> {
     let begun = Instant::now();
