@@ -7,12 +7,11 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     io,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::Poll,
     time::Duration,
 };
 
@@ -29,7 +28,6 @@ use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::value::RawValue;
 use tokio::{
-    io::{AsyncRead, ReadBuf},
     sync::Notify,
     task::JoinSet,
     time::{Instant, MissedTickBehavior},
@@ -51,6 +49,10 @@ use crate::{
     session::Session,
     trace,
 };
+
+mod heard;
+
+use self::heard::Heard;
 
 /// How long a connection that is told goodbye may take to go.
 const GOODBYE: Duration = Duration::from_secs(5);
@@ -589,25 +591,4 @@ async fn discard(receiver: &mut Receiver, share: &Share) {
         return receiver.drain().await;
     }
     while receiver.recv().await.is_ok() {}
-}
-
-/// Notes when bytes come in, so that a slow large message counts as life.
-struct Heard {
-    reader: Box<dyn AsyncRead + Send + Unpin>,
-    peer: Arc<Peer>,
-    core: Arc<Core>,
-    share: Arc<Share>,
-}
-
-impl AsyncRead for Heard {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.peer.heard();
-            self.core.incoming.grow(&self.share, buf.filled().len() - before);
-            self.peer.mailbox.metrics.received_bytes.add((buf.filled().len() - before) as u64);
-        }
-        polled
-    }
 }

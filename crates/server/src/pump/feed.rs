@@ -23,7 +23,10 @@ use exec_server_protocol::{
 use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
-use super::{Manners, Watch, words};
+use super::{
+    Manners, Watch,
+    words::{exited_params, wire_stream},
+};
 use crate::process::{Dialect, Hold, Position, Process};
 
 /// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
@@ -593,32 +596,5 @@ impl Feed {
             Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => taken.offset,
         };
         Position { seq: taken.seq, offset }
-    }
-}
-
-pub(super) fn wire_stream(stream: Stream) -> wire::Stream {
-    match stream {
-        Stream::Stdout => wire::Stream::Stdout,
-        Stream::Stderr => wire::Stream::Stderr,
-        Stream::Pty => wire::Stream::Pty,
-    }
-}
-
-/// The words of `process/exited`; without an exit the holder died and nobody knows.
-fn exited_params(process: &Process, session_id: Option<SessionId>, seq: u64, exit: Option<Exit>) -> wire::ExitedParams {
-    wire::ExitedParams {
-        process_id: process.process_id(),
-        session_id,
-        seq,
-        exit_code: exit.map_or(-1, |exit| exit.code),
-        sandbox_denied: Some(exit.is_some_and(|exit| exit.is_denied)),
-        signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
-        cause: Some(exit.map_or(wire::Cause::Lost, |exit| words::wire_cause(exit.cause))),
-        usage: exit.map(|exit| wire::Usage {
-            user_ms: exit.user_ms,
-            system_ms: exit.system_ms,
-            max_rss_bytes: exit.max_rss_bytes,
-        }),
-        limits_hit: exit.map_or_else(Vec::new, |exit| words::limits_hit(exit.hit)),
     }
 }

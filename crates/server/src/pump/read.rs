@@ -10,7 +10,7 @@ use exec_server_protocol::{limits, message, message::RequestId, output::ReadEnco
 use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
-use super::{Reply, Watch, feed::wire_stream};
+use super::{Reply, Watch, words::wire_stream};
 use crate::process::{Position, Process};
 
 /// A read as it was asked for.

@@ -1,7 +1,9 @@
-//! The log's words for an exit as those of the wire.
+//! The log's words for streams and exits as those of the wire.
 
-use exec_server_log::{Cause, Hit};
-use exec_server_protocol::process as wire;
+use exec_server_log::{Cause, Exit, Hit, Stream};
+use exec_server_protocol::{SessionId, process as wire};
+
+use crate::process::Process;
 
 /// Why a process ended.
 pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
@@ -19,4 +21,37 @@ pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
 pub(crate) fn limits_hit(hit: Hit) -> Vec<wire::Limit> {
     let all = [(hit.pids, wire::Limit::Pids), (hit.memory, wire::Limit::Memory)];
     all.into_iter().filter(|(is_hit, _)| *is_hit).map(|(_, limit)| limit).collect()
+}
+
+/// The stream as the wire calls it.
+pub(super) fn wire_stream(stream: Stream) -> wire::Stream {
+    match stream {
+        Stream::Stdout => wire::Stream::Stdout,
+        Stream::Stderr => wire::Stream::Stderr,
+        Stream::Pty => wire::Stream::Pty,
+    }
+}
+
+/// The words of `process/exited`; without an exit the holder died and nobody knows.
+pub(super) fn exited_params(
+    process: &Process,
+    session_id: Option<SessionId>,
+    seq: u64,
+    exit: Option<Exit>,
+) -> wire::ExitedParams {
+    wire::ExitedParams {
+        process_id: process.process_id(),
+        session_id,
+        seq,
+        exit_code: exit.map_or(-1, |exit| exit.code),
+        sandbox_denied: Some(exit.is_some_and(|exit| exit.is_denied)),
+        signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
+        cause: Some(exit.map_or(wire::Cause::Lost, |exit| wire_cause(exit.cause))),
+        usage: exit.map(|exit| wire::Usage {
+            user_ms: exit.user_ms,
+            system_ms: exit.system_ms,
+            max_rss_bytes: exit.max_rss_bytes,
+        }),
+        limits_hit: exit.map_or_else(Vec::new, |exit| limits_hit(exit.hit)),
+    }
 }

@@ -1,0 +1,34 @@
+//! The reading half of a connection's socket, which notes when bytes come in. It must not know messages.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::io::{AsyncRead, ReadBuf};
+
+use super::Peer;
+use crate::{core::Core, incoming::Share};
+
+/// Notes when bytes come in, so that a slow large message counts as life.
+pub(super) struct Heard {
+    pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
+    pub(super) peer: Arc<Peer>,
+    pub(super) core: Arc<Core>,
+    pub(super) share: Arc<Share>,
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.peer.heard();
+            self.core.incoming.grow(&self.share, buf.filled().len() - before);
+            self.peer.mailbox.metrics.received_bytes.add((buf.filled().len() - before) as u64);
+        }
+        polled
+    }
+}
