@@ -4,7 +4,7 @@
 //! connections.
 
 use exec_server_protocol::{
-    Empty, command, environment, fs, http,
+    Empty, base64, command, environment, fs, http,
     initialize::{InitializeParams, InitializeResult},
     process, session,
 };
@@ -29,10 +29,13 @@ pub trait Method {
     type Params: Serialize + Send + Sync;
     /// What is answered.
     type Result: DeserializeOwned + Send;
+
+    /// Puts bytes that came attached to an answer where they stand in it as text, for a caller who asked for the answer alone.
+    fn put_attached(_result: &mut Self::Result, _bytes: &[u8]) {}
 }
 
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident $wire:literal $again:ident $params:ty => $result:ty;)*) => {
+    ($($(#[$doc:meta])* $name:ident $wire:literal $again:ident $params:ty => $result:ty $([$text:ident])?;)*) => {
         $(
             #[doc = concat!("`", $wire, "`.")]
             #[derive(Debug, Clone, Copy)]
@@ -43,6 +46,11 @@ macro_rules! methods {
                 const AGAIN: Again = Again::$again;
                 type Params = $params;
                 type Result = $result;
+                $(
+                    fn put_attached(result: &mut $result, bytes: &[u8]) {
+                        result.$text = base64::encode(bytes);
+                    }
+                )?
             }
         )*
 
@@ -69,7 +77,7 @@ methods! {
     SessionEnd "session/end" Harmless session::EndParams => session::EndResult;
     EnvironmentInfo "environment/info" Harmless Empty => environment::InfoResult;
     EnvironmentStatus "environment/status" Harmless Empty => environment::StatusResult;
-    FsReadFile "fs/readFile" Harmless fs::ReadFileParams => fs::ReadFileResult;
+    FsReadFile "fs/readFile" Harmless fs::ReadFileParams => fs::ReadFileResult [data_base64];
     // An `append` could happen twice, and an `ifMatch` would fail by its own success.
     FsWriteFile "fs/writeFile" Harmful fs::WriteFileParams<'static> => fs::WriteFileResult;
     FsCreateDirectory "fs/createDirectory" Harmful fs::CreateDirectoryParams => fs::CreateDirectoryResult;
@@ -81,7 +89,7 @@ methods! {
     FsCopy "fs/copy" Harmful fs::CopyParams => fs::CopyResult;
     // A second one of the same name is refused, and the first one may be of another path.
     FsOpen "fs/open" Harmful fs::OpenParams => fs::OpenResult;
-    FsReadBlock "fs/readBlock" Harmless fs::ReadBlockParams => fs::ReadBlockResult;
+    FsReadBlock "fs/readBlock" Harmless fs::ReadBlockParams => fs::ReadBlockResult [chunk];
     FsClose "fs/close" Harmless fs::CloseParams => fs::CloseResult;
     FsCreate "fs/create" Harmful fs::CreateParams => fs::CreateResult;
     FsWriteBlock "fs/writeBlock" Harmless fs::WriteBlockParams<'static> => fs::WriteBlockResult;

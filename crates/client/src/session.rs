@@ -244,7 +244,12 @@ impl Session {
     ) -> Result<M::Result, Error> {
         let params = link::encode(M::NAME, params)?;
         let calling = self.call_any(M::NAME, M::AGAIN, Plain(&params), is_repeated);
-        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
+        let (answer, attached) = self.bounded(M::NAME, calling).await?;
+        let mut result = link::decode(M::NAME, &answer)?;
+        if let Some(bytes) = attached {
+            M::put_attached(&mut result, &bytes);
+        }
+        Ok(result)
     }
 
     /// As [`call`](Self::call), with the bytes attached to the answer.

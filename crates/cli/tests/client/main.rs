@@ -20,6 +20,7 @@ mod sandbox;
 mod sessions;
 mod suite;
 mod told;
+mod typed;
 
 pub(crate) use common::{Elsewhere, Proxy, assert_same, bounded, pattern};
 pub(crate) use place::{Kind, Place, client_of, run};
