@@ -13,7 +13,7 @@ use crate::common::TestServer;
 #[tokio::test]
 async fn a_typed_request_has_the_bytes_in_its_result_however_they_came() {
     let server = TestServer::start();
-    let client = Client::connect(&server.url()).await.expect("connect");
+    let client = Client::connect(server.url()).await.expect("connect");
     let path = server.dir().join("file");
     fs::write(&path, "text").expect("write");
     let path = PathArg::new(path.display().to_string());
