@@ -198,6 +198,8 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
         (world.there("copy"), world.here("back"), ["-r", ":copy", "back"]),
     ] {
         let mut killed = 0;
+        let name = target.file_name().and_then(|name| name.to_str()).expect("it has a name");
+        let mark = target.with_file_name(format!(".{name}.exec-server-cp"));
         while killed < 8 {
             let mut child = spawn(&mut world.cp(&args));
             random ^= random << 13;
@@ -205,7 +207,9 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
             random ^= random << 17;
             thread::park_timeout(Duration::from_millis(random % 600));
             child.kill().expect("kill it");
-            if child.wait().expect("it ends").success() {
+            let is_over = child.wait().expect("it ends").success();
+            // Complete, and killed on its way out: its mark, which was there before the directory, is gone.
+            if is_over || (target.exists() && !mark.exists()) {
                 // It was faster; called again it would copy into the directory.
                 same(&source, &target);
                 fs::remove_dir_all(&target).expect("remove");
