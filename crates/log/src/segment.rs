@@ -16,9 +16,8 @@ use crate::{
     memory::{Map, Writers},
 };
 
-/// Bytes that free segments may have in memory, 16 MiB: what goes to and fro between eight floods and their readers. Only what was in use before is
-/// kept, and an idle holder gives it back; a new segment costs far more than its bytes, here and in the server, which maps it.
-const POOL_BYTES: usize = 16 * SEGMENT_BYTES;
+/// Bytes that free segments may have in memory: four whole segments, enough for the hand-over between one full log and its reader.
+const POOL_BYTES: usize = 4 * SEGMENT_BYTES;
 
 /// Free segments kept for reuse. Most of many are small, those of short processes with little output, and a page or two each.
 const POOL_MAX: usize = 32;
