@@ -8,8 +8,9 @@ use std::{collections::VecDeque, io, os::fd::OwnedFd, sync::Arc};
 use exec_server_holder::wire::SegmentInfo;
 use exec_server_log::{Mapping, memfd_of};
 
-/// As many as a holder keeps for its next segments. They cost no memory that the holder does not have itself: what it frees, it tells.
-const KEPT_MAX: usize = 32;
+/// Enough for short processes that follow each other, of which one takes the memory that the one before has left. What is kept is memory that the
+/// holder has itself (what it frees, it tells), but the kernel counts it for both.
+const KEPT_MAX: usize = 4;
 
 /// By the number of their memfd, the latest last.
 #[derive(Default)]
