@@ -124,11 +124,11 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     .iter()
     .enumerate()
     {
-        fs::write(&path, broken).expect("break the file");
+        replace(&path, broken);
         wait_for("the complaint", || complaints() == n + 1);
         Client::connect(&tokens::url(&server, &token)).expect("what was in force stays so");
     }
-    fs::write(&path, &good).expect("mend the file");
+    replace(&path, &good);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("open the file to others");
     wait_for("the complaint about the mode", || server.stderr().contains("0644"));
     assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
@@ -137,12 +137,20 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     assert!(started.0 == Some(255) && started.1.contains("0644"), "{started:?}");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("close the file");
     // Other rights: the connection is cut, and the next one has them.
-    fs::write(&path, good.replace("\"exec\", ", "")).expect("take a scope away");
+    replace(&path, &good.replace("\"exec\", ", ""));
     assert_eq!(client.wait_closed().expect("a close frame").1, "access was changed; connect again");
     let refused = tokens::client(&server, &token).call("process/list", json!({}));
     assert_eq!(refused.expect_err("it lacks exec").kind(), "forbidden");
     fs::remove_file(&path).expect("remove the file");
     wait_for("no file to be an empty one", || Client::connect(&tokens::url(&server, &token)).is_err());
+}
+
+/// Puts another file in the place of this one in one step: a look in the middle of a write would find an empty one, which is a good one.
+fn replace(path: &std::path::Path, text: &str) {
+    let beside = path.with_extension("new");
+    fs::write(&beside, text).expect("write");
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).expect("close the file");
+    fs::rename(&beside, path).expect("rename");
 }
 
 fn server_with(tokens: &std::path::Path) -> (Option<i32>, String) {
