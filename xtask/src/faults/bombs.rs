@@ -80,15 +80,17 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 
 /// The control group of the session's next process, after its limit was found in force there.
 fn limited_group(wire: &mut Wire) -> Result<PathBuf> {
-    wire.call("process/start", &wire::start("calm", &["/bin/sh", "-c", "echo up; exec sleep 1000"]))?;
+    let mut calm = wire::start("calm", &["/bin/sh", "-c", "echo up; read line"]);
+    calm["pipeStdin"] = json!(true);
+    wire.call("process/start", &calm)?;
     let list = wire.call("process/list", &json!({}))?;
     let pid = list["processes"][0]["pid"].as_u64().context("a pid")?;
     let group = pids_group(pid).context("no limit of processes can be set on this host: no bomb goes off here")?;
     let limit = fs::read_to_string(group.join("pids.max"))?;
     ensure!(limit.trim() == LIMIT.to_string(), "the limit in force is {limit}");
-    wire.call("process/terminate", &json!({ "processId": "calm" }))?;
+    wire.call("process/closeStdin", &json!({ "processId": "calm" }))?;
     wait_closed(wire, "calm")?;
-    // The next process gets the same group, for it is empty; the bomb is looked for in it.
+    // The next process gets the same group, for it is empty and was never killed; the bomb is looked for in it.
     Ok(group)
 }
 

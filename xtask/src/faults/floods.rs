@@ -25,7 +25,7 @@ const BESIDE_KIB: u64 = 4 << 10;
 
 /// What the C library keeps of the threads that read segments of a mebibyte back from the disk: it has up to eight arenas a core, and
 /// each keeps a few of them. It was 38 MiB on two cores, whatever the floods had written, and none of it mapped from a log.
-const ARENAS_KIB: u64 = 64 << 10;
+pub(super) const ARENAS_KIB: u64 = 64 << 10;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let (rounds, seconds) = (setting.pick(1, 2, 20), setting.pick(3, 30, 30));

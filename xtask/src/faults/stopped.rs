@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{Figures, Setting, lanes, level::Level, slow::Neighbour};
+use super::{Figures, Setting, floods::ARENAS_KIB, lanes, level::Level, slow::Neighbour};
 use crate::{
     children::{self, RECORD, Records},
     server::{self, Setup},
@@ -63,7 +63,7 @@ fn short_deadlines(setting: &Setting) -> Result<Setup> {
 fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?;
+    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
     let mut flow = Flow::start(&server.address)?;
     let mut quiet = Neighbour::new(&server.address)?;
     quiet.round_trip()?;
@@ -100,7 +100,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?;
+    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
     let mut flow = Flow::start(&server.address)?;
     while flow.seq < 8 {
         flow.take()?;
@@ -146,7 +146,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?;
+    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
     let (program, id) = (children::program()?, 7_u64);
     let mut client = lanes::run(&setting.binary, &server.address.url)
         .args(["--", &program, "child", "producer", &id.to_string(), &COUNT.to_string()])
