@@ -36,7 +36,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             if let Some(capabilities) = &mut result.capabilities {
                 capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
                 if !connection.has_frames() {
-                    capabilities.dialects.clear();
+                    capabilities.dialects.retain(|dialect| dialect == frame::BINARY);
                 }
             }
             let event = if resumed { "session.resume" } else { "session.new" };
