@@ -37,7 +37,7 @@ pub(crate) struct Group {
     /// The files that count refused forks and kills for want of memory, where there are such.
     pids_events: Option<PathBuf>,
     memory_events: Option<PathBuf>,
-    /// It was killed once. Kernels since 6.14 kill what is born in such a group, too.
+    /// It was killed once. Some kernels (seen on 6.18) kill what is born in such a group, too.
     was_killed: Cell<bool>,
     /// What was counted before the present process.
     seen: Counts,

@@ -69,7 +69,7 @@ pub(super) fn clone_into(home: Option<RawFd>, shared: &Shared<'_>, stack: &Stack
     // SAFETY: the kernel made this descriptor for us in the call that made the child.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     if !shared.has_begun.get() {
-        // Linux 6.14 and what it was ported back to compare how often the child's group was killed with how often ours was, instead
+        // Some kernels (seen on 6.18) compare how often the child's group was killed with how often ours was, instead
         // of twice the same, and kill a child where the numbers differ, before its first instruction.
         IS_MISSING.store(true, Ordering::Relaxed);
         super::reap(pid);
