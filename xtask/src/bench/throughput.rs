@@ -112,12 +112,8 @@ fn rows(contest: &Contest) -> Vec<Row> {
     for dialect in [Dialect::Binary, Dialect::Json] {
         let way = Way::new(Carrier::Ws, dialect);
         let (name, eight, terminal) = (way.name(), Load::Eight.lane(way), Load::Terminal.lane(way));
-        let least = if dialect == Dialect::Binary { Some(2.0) } else { None };
         let beside_ssh = row(format!("output of one process, {name} / OpenSSH"), &name, SSH);
-        rows.push(match least {
-            Some(least) => beside_ssh.at_least(least),
-            None => beside_ssh,
-        });
+        rows.push(if dialect == Dialect::Binary { beside_ssh.at_least(2.0) } else { beside_ssh });
         rows.push(row(format!("output of eight processes, {name} / of one"), &eight, &name).at_least(1.0));
         rows.push(row(format!("output through a terminal, {name} / raw pipe"), &terminal, PIPE).at_least(0.12));
         rows.push(row(format!("output through a terminal, {name} / bare terminal"), &terminal, TERMINAL));
