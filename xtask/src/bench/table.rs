@@ -256,11 +256,13 @@ pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (place - low as f64)
 }
 
-/// Two digits behind the point for what is small, none for what is large.
+/// Three digits behind the point for what is very small, none for what is large.
 pub(super) fn short(value: f64) -> String {
     match value.abs() {
-        0.0..10.0 => format!("{value:.2}"),
-        10.0..100.0 => format!("{value:.1}"),
+        0.0 => "0".to_owned(),
+        ..0.1 => format!("{value:.3}"),
+        ..10.0 => format!("{value:.2}"),
+        ..100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     }
 }

@@ -28,7 +28,7 @@ const PORTS_TRIED: u32 = 5;
 /// Where sshd wants its empty folder when root starts it.
 const EMPTY_FOLDER: &str = "/run/sshd";
 
-/// The address of the host `plain`: the same sshd, which there neither sets a home nor goes to it.
+/// The address of the host `plain`: the same sshd and the same home, in which no file of the user slows a shell, but nobody goes there.
 const PLAIN: &str = "127.0.0.2";
 
 /// What `scp` needs, where systems have it; the one inside sshd would not pass our command.
@@ -231,8 +231,8 @@ fn write_server(folder: &Path, user: &str, port: u16) -> Result<()> {
         "Port {port}\nListenAddress 127.0.0.1\nListenAddress {PLAIN}\nHostKey {host_key}\nPidFile none\nAuthorizedKeysFile {authorized}\n\
          StrictModes no\nUsePAM {pam}\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n\
          KbdInteractiveAuthentication no\nUseDNS no\nPrintMotd no\nPrintLastLog no\nLogLevel VERBOSE\nMaxStartups 100\n\
-         {sftp}Match LocalAddress 127.0.0.1\n  SetEnv HOME={home}\n\
-         \x20 ForceCommand cd && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n",
+         SetEnv HOME={home}\n{sftp}\
+         Match LocalAddress 127.0.0.1\n  ForceCommand cd && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n",
         host_key = file("host_key"),
         authorized = file("authorized"),
         pam = if is_locked { "yes" } else { "no" },
