@@ -38,6 +38,7 @@ use crate::{
 
 mod maps;
 
+pub(crate) use self::maps::Lent;
 use self::maps::Maps;
 
 pub(crate) struct Link {
@@ -54,6 +55,8 @@ pub(crate) struct Link {
     control: OnceLock<Arc<Control>>,
     /// What the holder said of its own release.
     version: OnceLock<u32>,
+    /// Of the holder's memory.
+    maps: Arc<Maps>,
     broken: AtomicBool,
 }
 
@@ -167,6 +170,7 @@ impl Link {
             waiters: Mutex::default(),
             control: OnceLock::new(),
             version: OnceLock::new(),
+            maps: Arc::default(),
             broken: AtomicBool::new(false),
         }))
     }
@@ -334,7 +338,7 @@ impl Link {
                 }
                 FromHolder::Segment(info) => {
                     if let Some(process) = slots.get(&info.slot) {
-                        push_segment(process, &mut Maps::default(), &info, fds.pop())?;
+                        push_segment(process, &self.maps, &info, fds.pop())?;
                     }
                 }
                 FromHolder::Ready => {
@@ -373,14 +377,14 @@ impl Link {
 
     /// Serves the link until the holder is gone.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
-        let (mut buf, mut maps) = (Vec::new(), Maps::default());
+        let mut buf = Vec::new();
         let ended = loop {
             self.hear_bells(&session);
             // Every branch is cancel safe: readiness and permits only.
             tokio::select! {
                 biased;
                 message = self.recv(Shortage::Passes, &mut buf) => match message {
-                    Ok((message, fds)) => self.handle(&session, &mut maps, message, fds),
+                    Ok((message, fds)) => self.handle(&session, message, fds),
                     Err(error) => break error,
                 },
                 ready = welcome.bell.readable() => {
@@ -451,7 +455,7 @@ impl Link {
         lock(&self.waiters).waiting.remove(&req)
     }
 
-    fn handle(self: &Arc<Self>, session: &Session, maps: &mut Maps, message: FromHolder, mut fds: Vec<OwnedFd>) {
+    fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
             FromHolder::Started { req, slot, pid } => {
                 if let (Some(Waiter::Start { meta, gate, reply, reserved, .. }), Ok(control)) =
@@ -498,7 +502,7 @@ impl Link {
             },
             FromHolder::Segment(info) => {
                 if let Some(process) = session.by_slot(info.slot)
-                    && let Err(error) = push_segment(&process, maps, &info, fds.pop())
+                    && let Err(error) = push_segment(&process, &self.maps, &info, fds.pop())
                 {
                     tracing::error!(session = short(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
@@ -514,7 +518,7 @@ impl Link {
                     process.handle_dropped(segment);
                 }
             }
-            FromHolder::Retired { segment } => maps.retire(segment),
+            FromHolder::Retired { segment } => self.maps.retire(segment),
             FromHolder::Expired => session.handle_expired(),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
                 tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
@@ -551,7 +555,7 @@ impl Waiter {
     }
 }
 
-fn push_segment(process: &Process, maps: &mut Maps, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
+fn push_segment(process: &Process, maps: &Arc<Maps>, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
     let mapping = match (info.on_disk, fd) {
         (true, _) => None,
         (false, Some(fd)) => Some(maps.map(info, fd)?),

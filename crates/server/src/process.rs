@@ -18,14 +18,14 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
-use exec_server_log::{Chain, Control, Cursor, Mapping, Place, SegmentInfo, Status};
+use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire, sandbox::AppliedSandbox};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::{
     error::Failure,
-    link::{Link, Waiter},
+    link::{Lent, Link, Waiter},
     pump::{Reply, Watch},
     session::short,
 };
@@ -268,7 +268,12 @@ impl Process {
     pub(crate) fn forget(self: &Arc<Self>) {
         self.forgotten.set(self.status()).ok(); // Forgotten once is forgotten.
         let mut chain = self.chain();
-        for segment in chain.segments() {
+        let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
+        // Let go of before they are given back: from then on others write there.
+        let segments: Vec<SegmentInfo> = std::mem::take(&mut *chain).segments().collect();
+        chain.forget_below(end_seq, end_offset);
+        drop(chain);
+        for segment in segments {
             match segment.place {
                 Place::Memory => self.link.send(&ToHolder::Return { segment: segment.id }),
                 // The holder removes its files when it is told to forget; without one it is done here.
@@ -276,10 +281,6 @@ impl Process {
                 Place::Disk => {}
             }
         }
-        let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
-        *chain = Chain::new();
-        chain.forget_below(end_seq, end_offset);
-        drop(chain);
         drop(self.link.status(|req| ToHolder::Forget { req, slot: self.slot }));
         // What waits for its stdin must not reach whoever gets the slot.
         self.next_input(lock(&self.stdin));
@@ -411,7 +412,7 @@ impl Process {
     }
 
     /// The holder began a segment (or names one at adoption): in memory with its mapping, else on disk.
-    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Mapping>>) {
+    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Lent>>) {
         match mapping {
             Some(mapping) => self.chain().push_memory(info, mapping),
             None => self.chain().push_disk(info),

@@ -1,41 +1,82 @@
 //! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one, and a mapping is most
 //! of what a short process costs here.
 //!
-//! Must not know processes. What is kept is bounded, and goes when the holder says that it has let go of the memory.
+//! Must not know processes. Kept are few and only of small segments, so that they cost next to no memory; one goes when the holder
+//! says that it has let go of the memory.
 
-use std::{collections::VecDeque, io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+};
 
 use exec_server_holder::wire::SegmentInfo;
 use exec_server_log::{Mapping, memfd_of};
 
-/// Enough for short processes that follow each other, of which one takes the memory that the one before has left. What is kept is memory that the
-/// holder has itself (what it frees, it tells), but the kernel counts it for both.
-const KEPT_MAX: usize = 4;
+use crate::process::lock;
 
-/// By the number of their memfd, the latest last.
+/// As many as a holder keeps for its next segments.
+const KEPT_MAX: usize = 32;
+
+/// What a segment may hold whose mapping is kept: with 32 of them 1 MiB at most.
+const SMALL_BYTES: usize = 32 << 10;
+
+/// Those that are kept, by the number of their memfd, the latest last.
 #[derive(Default)]
-pub(super) struct Maps(VecDeque<(u64, Arc<Mapping>)>);
+pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<Mapping>)>>);
+
+/// A mapping in the hands of a log.
+pub(crate) struct Lent {
+    memfd: u64,
+    mapping: Arc<Mapping>,
+    maps: Arc<Maps>,
+}
 
 impl Maps {
     /// The mapping of a segment that has begun.
-    pub(super) fn map(&mut self, info: &SegmentInfo, fd: OwnedFd) -> io::Result<Arc<Mapping>> {
+    pub(super) fn map(self: &Arc<Self>, info: &SegmentInfo, fd: OwnedFd) -> io::Result<Arc<Lent>> {
         let memfd = memfd_of(info.id);
-        if let Some((_, kept)) = self.0.iter().find(|(kept, _)| *kept == memfd)
-            && (kept.id(), kept.slot()) == (info.id, info.slot)
-        {
-            return Ok(kept.clone());
-        }
-        let mapping = Mapping::map(fd).map_err(io::Error::other)?;
-        self.retire(info.id);
-        if self.0.len() >= KEPT_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back((memfd, mapping.clone()));
-        Ok(mapping)
+        let is_it = |mapping: &Arc<Mapping>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
+        let mapping = match self.take(memfd).filter(is_it) {
+            Some(kept) => kept,
+            None => Mapping::map(fd).map_err(io::Error::other)?,
+        };
+        Ok(Arc::new(Lent { memfd, mapping, maps: self.clone() }))
     }
 
     /// The holder will not use the memory of this segment again.
-    pub(super) fn retire(&mut self, segment: u64) {
-        self.0.retain(|(memfd, _)| *memfd != memfd_of(segment));
+    pub(super) fn retire(&self, segment: u64) {
+        drop(self.take(memfd_of(segment)));
+    }
+
+    fn take(&self, memfd: u64) -> Option<Arc<Mapping>> {
+        let mut kept = lock(&self.0);
+        let at = kept.iter().position(|(other, _)| *other == memfd)?;
+        kept.remove(at).map(|(_, mapping)| mapping)
+    }
+
+    fn keep(&self, memfd: u64, mapping: Arc<Mapping>) {
+        let mut kept = lock(&self.0);
+        kept.retain(|(other, _)| *other != memfd);
+        if kept.len() >= KEPT_MAX {
+            kept.pop_front();
+        }
+        kept.push_back((memfd, mapping));
+    }
+}
+
+impl AsRef<Mapping> for Lent {
+    fn as_ref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for Lent {
+    /// The log has let go of it, before it gives the segment back.
+    fn drop(&mut self) {
+        if self.mapping.used_bytes() <= SMALL_BYTES {
+            self.maps.keep(self.memfd, self.mapping.clone());
+        }
     }
 }
