@@ -3,7 +3,8 @@
 //! Owns the sharing of a socket between its halves and the probe; knows no framing.
 
 use std::{
-    fmt, io,
+    fmt,
+    io::{self, IoSlice},
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -87,16 +88,40 @@ impl AsyncRead for ReadHalf {
 /// Ends the sending direction when dropped, so that the peer sees the end even while the reading half lives.
 struct WriteHalf(Arc<TcpStream>);
 
-impl AsyncWrite for WriteHalf {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+impl WriteHalf {
+    fn poll_with(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write(buf) {
-                Ok(count) => return Poll::Ready(Ok(count)),
+            match write(&self.0) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                written => return Poll::Ready(written),
             }
         }
+    }
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_with(cx, |socket| socket.try_write(buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match bufs {
+            [buf] => self.poll_write(cx, buf),
+            _ => self.poll_with(cx, |socket| socket.try_write_vectored(bufs)),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

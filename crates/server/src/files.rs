@@ -10,9 +10,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use exec_server_fs::{Cancel, Draft, OpenFile};
+use exec_server_fs::{Cancel, Draft, Line, OpenFile};
 use exec_server_protocol::limits;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::{core::Hook, error::Failure, process::lock};
 
@@ -46,32 +46,45 @@ impl Pool {
         }
     }
 
-    /// Runs a job that blocks, on a thread, when there is a place for it.
+    /// Runs a job that blocks, on a thread, when there is a place for it; behind others of its line, if it has one.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         files: &Files,
+        line: Option<Arc<Line>>,
         job: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> Result<T, Failure> {
         let made = Arc::new(Mutex::new(None));
         let making = Arc::clone(&made);
         let job = Box::new(move |cancel: &Cancel| *lock(&making) = Some(job(cancel)));
-        self.run_boxed(files, job).await?;
+        self.run_boxed(files, line, job).await?;
         let made = lock(&made).take();
         made.ok_or(Failure::Internal { what: "a file operation" })
     }
 
     /// One for all jobs: the thread's and the waiter's part would be compiled again for each.
-    async fn run_boxed(&self, files: &Files, job: Box<dyn FnOnce(&Cancel) + Send>) -> Result<(), Failure> {
+    async fn run_boxed(
+        &self,
+        files: &Files,
+        line: Option<Arc<Line>>,
+        job: Box<dyn FnOnce(&Cancel) + Send>,
+    ) -> Result<(), Failure> {
         let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
         let cancel = Cancel::new();
         let call_off = CallOff(cancel.clone());
         let before = self.before.clone();
-        let done = tokio::task::spawn_blocking(move || {
+        let (done_tx, done_rx) = oneshot::channel();
+        let job = move || {
             before.call();
             job(&cancel);
             drop(places);
-        });
-        let done = done.await.map_err(|_| Failure::Internal { what: "a file operation" });
+            done_tx.send(()).unwrap_or(()); // Nobody waits for it any more.
+        };
+        match line {
+            None => drop(tokio::task::spawn_blocking(job)),
+            Some(line) if line.add(job) => drop(tokio::task::spawn_blocking(move || line.work())),
+            Some(_) => {}
+        }
+        let done = done_rx.await.map_err(|_| Failure::Internal { what: "a file operation" });
         drop(call_off);
         done
     }
@@ -98,8 +111,21 @@ pub(crate) enum Handle {
     Opening(Use),
     /// For reading.
     Reading(Arc<OpenFile>),
-    /// For writing. Two blocks of one draft go one after the other.
-    Writing(Arc<Mutex<Draft>>),
+    /// For writing.
+    Writing(Arc<Writing>),
+}
+
+/// A draft, and the line in which its blocks go one after the other.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) draft: Mutex<Draft>,
+    pub(crate) line: Arc<Line>,
+}
+
+impl Writing {
+    pub(crate) fn new(draft: Draft) -> Arc<Self> {
+        Arc::new(Self { draft: Mutex::new(draft), line: Arc::default() })
+    }
 }
 
 /// What a file is opened for.
@@ -201,7 +227,7 @@ impl Files {
         let mut handles = lock(&self.handles);
         let is_it = |handle: &Handle| match handle {
             // One that is being written this moment is left to its writer; whoever wants it asks again.
-            Handle::Writing(draft) => draft.try_lock().is_ok_and(|draft| draft.path() == path),
+            Handle::Writing(writing) => writing.draft.try_lock().is_ok_and(|draft| draft.path() == path),
             Handle::Opening(_) | Handle::Reading(_) => false,
         };
         let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();

@@ -11,10 +11,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Cancel, View};
+use exec_server_fs::{self as files, Cancel, Line, View};
 use exec_server_protocol::limits;
 use exec_server_rpc::pool::Buffer;
-use tokio::task;
+use tokio::{sync::oneshot, task};
 
 use super::{
     Block, CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links,
@@ -271,7 +271,8 @@ impl FileSystem for Local {
             let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
             let found = draft.size()?;
             let path = path.to_owned();
-            Ok(Box::new(Draft { draft: Arc::new(Mutex::new(draft)), path, found }) as Box<dyn WriteAt>)
+            let (draft, line) = (Arc::new(Mutex::new(draft)), Arc::default());
+            Ok(Box::new(Draft { draft, line, path, found }) as Box<dyn WriteAt>)
         })
     }
 }
@@ -319,6 +320,7 @@ impl ReadAt for File {
 /// A file that is written.
 struct Draft {
     draft: Arc<Mutex<files::Draft>>,
+    line: Arc<Line>,
     path: PathBuf,
     found: u64,
 }
@@ -330,8 +332,18 @@ impl WriteAt for Draft {
 
     fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
         let draft = Arc::clone(&self.draft);
-        let write = move |_: &Cancel| lock(&draft).write_block(offset, &bytes);
-        Box::pin(blocking("write", self.path.clone(), write))
+        Box::pin(async move {
+            let (done_tx, done_rx) = oneshot::channel();
+            let write = move || done_tx.send(lock(&draft).write_block(offset, &bytes)).unwrap_or(());
+            if self.line.add(write) {
+                let line = Arc::clone(&self.line);
+                drop(task::spawn_blocking(move || line.work()));
+            }
+            match done_rx.await {
+                Ok(written) => written.map_err(|error| of_files("write", &error)),
+                Err(error) => Err(Error::new("write", &self.path, ErrorKind::Other, error.to_string())),
+            }
+        })
     }
 
     fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {

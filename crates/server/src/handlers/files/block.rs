@@ -2,10 +2,7 @@
 //!
 //! Open files belong to the session: they outlive a cut link, and end with the session.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
@@ -15,7 +12,7 @@ use exec_server_rpc::pool::Buffer;
 use super::{Errand, from_wire, links, one_of, path, to_wire, write_result};
 use crate::{
     error::Failure,
-    files::{Handle, Use},
+    files::{Handle, Use, Writing},
     handlers::Context,
     process::lock,
     pump::Reply,
@@ -89,7 +86,7 @@ async fn read_block(
         let block = read.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
         Ok(result(bytes, block))
     };
-    let block = errand.work(work).await;
+    let block = errand.work(None, work).await;
     if block.is_err() {
         table.close_reading(&params.handle_id, &file);
     }
@@ -102,8 +99,8 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
     let closed = context.session.files.close(&params.handle_id);
     if let Some(handle) = closed {
         let close = move || {
-            if let (Handle::Writing(draft), true) = (&handle, params.discard) {
-                lock(draft).discard();
+            if let (Handle::Writing(writing), true) = (&handle, params.discard) {
+                lock(&writing.draft).discard();
             }
             drop(handle);
         };
@@ -131,7 +128,7 @@ async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wir
         Ok((draft, size))
     };
     let (draft, size) = errand.run(params.sandbox.as_deref(), operation).await?;
-    opening.done(Handle::Writing(Arc::new(Mutex::new(draft))));
+    opening.done(Handle::Writing(Writing::new(draft)));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
@@ -164,20 +161,21 @@ pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
     };
     let errand = Errand::begin(context, "fs/writeBlock").await;
     let written = async {
-        let draft = draft(&errand, &params.handle_id)?;
+        let writing = writing(&errand, &params.handle_id)?;
+        let line = writing.line.clone();
         let work = move |_: &Cancel| {
-            let draft = lock(&draft);
+            let draft = lock(&writing.draft);
             draft.write_block(params.offset, &params.bytes)?;
             draft.size()
         };
-        errand.work(work).await.map(|size| wire::WriteBlockResult { size })
+        errand.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
     };
     errand.answer(reply, written.await);
 }
 
-fn draft(errand: &Errand, id: &str) -> Result<Arc<Mutex<Draft>>, Failure> {
+fn writing(errand: &Errand, id: &str) -> Result<Arc<Writing>, Failure> {
     match errand.session().files.find(id)? {
-        Handle::Writing(draft) => Ok(draft),
+        Handle::Writing(writing) => Ok(writing),
         Handle::Reading(_) | Handle::Opening(_) => Err(Failure::WrongHandle { id: id.to_owned(), used: Use::Write }),
     }
 }
@@ -189,7 +187,7 @@ pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: 
 }
 
 async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
-    let draft = draft(errand, &params.handle_id)?;
+    let writing = writing(errand, &params.handle_id)?;
     let finish = Finish {
         if_match: params.if_match,
         fsync: params.fsync,
@@ -198,12 +196,12 @@ async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wir
     };
     let size = params.size;
     // Not waited for: who commits while a block is being written has nobody else's parts to care about yet.
-    let path = draft.try_lock().ok().map(|draft| draft.path().to_owned());
+    let path = writing.draft.try_lock().ok().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_left(errand, path));
-    let at = draft.clone();
-    let committed = errand.work(move |cancel| lock(&at).commit(size, &finish, cancel)).await;
+    let at = writing.clone();
+    let committed = errand.work(None, move |cancel| lock(&at.draft).commit(size, &finish, cancel)).await;
     let is_there = match &committed {
-        Err(failure) => failure.kind() == FailureKind::EtagMismatch || lock(&draft).is_half_done(),
+        Err(failure) => failure.kind() == FailureKind::EtagMismatch || lock(&writing.draft).is_half_done(),
         Ok(_) => false,
     };
     if !is_there {
