@@ -13,7 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::json;
 
 use crate::{
-    bare, faults,
+    bare, bench, faults,
     wire::{Address, Incoming, Wire, hello},
 };
 
@@ -34,6 +34,8 @@ pub(crate) enum Child {
     Mcp { mark: Option<String> },
     /// Measures fork, exec and wait on request, one batch a line of standard input.
     Bare,
+    /// Hands bytes on between standard input, a socket, and `cat` at its END, through so many MORE of its kind.
+    Hop { more: u32, end: bench::End },
 }
 
 impl Child {
@@ -48,6 +50,7 @@ impl Child {
             Self::Gated { id, count, gate } => faults::left::child(id, count, &gate),
             Self::Mcp { .. } => faults::tools::child(),
             Self::Bare => bare::serve(),
+            Self::Hop { more, end } => bench::hop(more, end),
         }
     }
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{
     Setting,
+    chain::{Chain, End},
     client::Link,
     message::{Dialect, Start},
     place::{Carrier, Place, Way},
@@ -33,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 const BARE: &str = "WebSocket echo";
 const TERMINAL: &str = "bare terminal";
+const CHAIN: &str = "bare chain, pipe";
+const CHAIN_TTY: &str = "bare chain, terminal";
 const SSH: &str = "OpenSSH, pipe";
 const SSH_TTY: &str = "OpenSSH, terminal";
 
@@ -58,6 +61,11 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
             row(&format!("echo of a byte, {name}, terminal, p50 / WebSocket echo"), &tty, BARE).at_most(2.5),
         ]);
     }
+    // Where the targets are not met, this says how near they can be: the hops alone.
+    rows.push(row("floor: echo of a byte over the same hops, pipe, p50 / WebSocket echo", CHAIN, BARE));
+    rows.push(row("floor: echo of a byte over the same hops, terminal, p50 / WebSocket echo", CHAIN_TTY, BARE));
+    rows.push(row("echo of a byte, binary, pipe, p50 / the same hops", &lane(Dialect::Binary, false), CHAIN));
+    rows.push(row("echo of a byte, binary, terminal, p50 / the same hops", &lane(Dialect::Binary, true), CHAIN_TTY));
     rows.push(row("echo of a byte, JSON, terminal, p50 / bare terminal", &lane(Dialect::Json, true), TERMINAL));
     rows.push(row("echo of a byte, JSON, pipe, p50 / OpenSSH", &lane(Dialect::Json, false), SSH));
     rows.push(row("echo of a byte, JSON, terminal, p50 / OpenSSH", &lane(Dialect::Json, true), SSH_TTY));
@@ -71,6 +79,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let chart = Bars::new("Echo of one byte through a terminal", "µs")
         .bar("bare WebSocket echo", Whose::Machine, contest.median(BARE, 0))
         .bar("bare terminal", Whose::Machine, contest.median(TERMINAL, 0))
+        .bar("the same hops, bare", Whose::Machine, contest.median(CHAIN_TTY, 0))
         .bar("exec-server, binary", Whose::Ours, contest.median(&lane(Dialect::Binary, true), 0))
         .bar("exec-server, JSON", Whose::Ours, contest.median(&lane(Dialect::Json, true), 0))
         .bar("OpenSSH", Whose::Ssh, contest.median(SSH_TTY, 0))
@@ -121,7 +130,7 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
         }
     }
     let foreign = if beside == Beside::Nothing { Foreign::start(setting)? } else { Foreign::default() };
-    let Foreign { terminal, ssh, cats, mut peers } = foreign;
+    let Foreign { terminal, chains, ssh, cats, mut peers } = foreign;
     let mut lanes = vec![Lane::new(BARE, |_| {
         batch_of(batch, pause, |at| {
             let begun = Instant::now();
@@ -135,6 +144,9 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
     }
     if let Some(terminal) = &terminal {
         lanes.push(Lane::new(TERMINAL, |_| batch_of(batch, pause, |at| terminal.echo(at as u8))));
+    }
+    for (name, chain) in &chains {
+        lanes.push(Lane::new(*name, |_| batch_of(batch, pause, |at| chain.echo(at as u8))));
     }
     for (name, cat) in &cats {
         lanes.push(Lane::new(*name, |_| batch_of(batch, pause, |at| cat.echo(at as u8))));
@@ -207,6 +219,7 @@ impl Back {
 #[derive(Default)]
 struct Foreign<'a> {
     terminal: Option<Terminal>,
+    chains: Vec<(&'static str, Chain)>,
     ssh: Option<Ssh<'a>>,
     cats: Vec<(&'static str, Cat)>,
     peers: Vec<(&'static str, Back)>,
@@ -215,6 +228,8 @@ struct Foreign<'a> {
 impl<'a> Foreign<'a> {
     fn start(setting: &'a Setting<'_>) -> Result<Self> {
         let mut foreign = Self { terminal: Some(Terminal::start(Command::new("/bin/cat"))?), ..Self::default() };
+        foreign.chains.push((CHAIN, Chain::start(End::Pipe)?));
+        foreign.chains.push((CHAIN_TTY, Chain::start(End::Terminal)?));
         if let Some(sshd) = setting.ssh {
             let ssh = Ssh::start(sshd)?;
             foreign.cats.push((SSH, Cat::start(ssh.shared(CAT)?)?));

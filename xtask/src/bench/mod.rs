@@ -5,6 +5,7 @@
 
 mod boxes;
 mod calls;
+mod chain;
 mod chart;
 mod client;
 mod copy;
@@ -32,6 +33,7 @@ use crate::{
     cargo,
     interop::{self, Sshd},
 };
+pub(crate) use chain::{End, hop};
 use client::Link;
 use message::Dialect;
 use session::Session;

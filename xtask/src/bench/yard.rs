@@ -102,6 +102,11 @@ impl Terminal {
         Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
     }
 
+    /// Our end of it.
+    pub(super) fn master(&self) -> &OwnedFd {
+        &self.master
+    }
+
     /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
         echo(&self.master, &self.master, byte)

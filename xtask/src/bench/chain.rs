@@ -1,0 +1,120 @@
+//! The floor of an echo: the same hops as ours, without anything on the way.
+//!
+//! ```text
+//! this process ◀─ TCP ─▶ relay ◀─ socket pair ─▶ relay ◀─ pipes or a terminal ─▶ cat
+//! ```
+//! A server and a holder that only hand bytes on could not be faster. Each relay is a process that waits, reads and writes.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    os::fd::{AsFd, OwnedFd},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use rustix::{
+    event::epoll,
+    net::{AddressFamily, SocketFlags, SocketType},
+};
+
+use super::yard::{self, Terminal};
+use crate::children;
+
+/// What the last relay has behind it.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum End {
+    Pipe,
+    Terminal,
+}
+
+/// A chain, and our end of it.
+pub(super) struct Chain {
+    first: Child,
+    socket: TcpStream,
+}
+
+impl Chain {
+    pub(super) fn start(end: End) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let socket = TcpStream::connect(listener.local_addr()?)?;
+        let (theirs, _) = listener.accept()?;
+        socket.set_nodelay(true)?;
+        theirs.set_nodelay(true)?;
+        let first = relay(OwnedFd::from(theirs), 1, end)?;
+        let chain = Self { first, socket };
+        // All of it runs once a byte has come back.
+        chain.echo(0)?;
+        Ok(chain)
+    }
+
+    pub(super) fn echo(&self, byte: u8) -> Result<f64> {
+        yard::echo(&self.socket, &self.socket, byte)
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        self.socket.shutdown(std::net::Shutdown::Both).ok(); // Each relay ends when the one before it does.
+        self.first.wait().ok();
+    }
+}
+
+fn relay(input: OwnedFd, more: u32, end: End) -> Result<Child> {
+    let end = if end == End::Pipe { "pipe" } else { "terminal" };
+    let mut command = Command::new(children::program()?);
+    command.args(["child", "hop", &more.to_string(), end]);
+    command.stdin(input).stdout(Stdio::null()).spawn().context("start a relay")
+}
+
+/// A relay with so many behind it, between its standard input, a socket, and what follows.
+pub(crate) fn hop(more: u32, end: End) -> Result<()> {
+    let before = std::io::stdin().as_fd().try_clone_to_owned()?;
+    if more > 0 {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let mut next = relay(theirs, more - 1, end)?;
+        hand_on(&before, &ours, &ours)?;
+        drop(ours);
+        next.wait()?;
+        return Ok(());
+    }
+    let mut cat = Command::new("/bin/cat");
+    match end {
+        End::Terminal => {
+            let terminal = Terminal::start(cat)?;
+            hand_on(&before, terminal.master(), terminal.master())
+        }
+        End::Pipe => {
+            let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let (stdin, stdout) = (cat.stdin.take().context("a pipe")?, cat.stdout.take().context("a pipe")?);
+            hand_on(&before, &stdin, &stdout)?;
+            drop(stdin);
+            cat.wait()?;
+            Ok(())
+        }
+    }
+}
+
+/// Hands bytes on in both directions until the side before has ended.
+fn hand_on(before: impl AsFd, to: impl AsFd, from: impl AsFd) -> Result<()> {
+    const BEFORE: u64 = 0;
+    let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&watch, &before, epoll::EventData::new_u64(BEFORE), epoll::EventFlags::IN)?;
+    epoll::add(&watch, &from, epoll::EventData::new_u64(BEFORE + 1), epoll::EventFlags::IN)?;
+    let mut buffer = [0; 4096];
+    loop {
+        let mut space = [std::mem::MaybeUninit::uninit(); 2];
+        let (ready, _) = epoll::wait(&watch, &mut space, None)?;
+        for event in ready {
+            if event.data.u64() == BEFORE {
+                match rustix::io::read(&before, &mut buffer)? {
+                    0 => return Ok(()),
+                    count => rustix::io::write(&to, &buffer[..count])?,
+                };
+            } else {
+                let count = rustix::io::read(&from, &mut buffer)?;
+                rustix::io::write(&before, &buffer[..count])?;
+            }
+        }
+    }
+}
