@@ -11,7 +11,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::{io::Errno, pty::OpenptFlags, termios::OptionalActions};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    pty::OpenptFlags,
+    termios::OptionalActions,
+};
 
 use super::{Setting, client};
 use crate::children;
@@ -66,6 +71,38 @@ pub(super) fn pipe(bytes: u64, is_first: bool) -> Result<f64> {
     let mut head = Command::new(HEAD);
     head.args(["-c", &bytes.to_string(), "/dev/zero"]);
     output_of(head, bytes, is_first)
+}
+
+/// MB/s of so many raw pipes together, at one reader.
+pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
+    let each = bytes / count;
+    let begun = Instant::now();
+    let mut heads = Vec::new();
+    for _ in 0..count {
+        let mut head = Command::new(HEAD);
+        head.args(["-c", &each.to_string(), "/dev/zero"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        heads.push(head.spawn()?);
+    }
+    let mut open: Vec<ChildStdout> = heads.iter_mut().filter_map(|head| head.stdout.take()).collect();
+    let (mut buffer, mut seen) = (vec![0; READ], 0);
+    while !open.is_empty() {
+        let mut polled: Vec<PollFd<'_>> = open.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, None))?;
+        let is_ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        // From the last, so that one that has ended can be taken out.
+        for (at, _) in is_ready.iter().enumerate().rev().filter(|(_, is_ready)| **is_ready) {
+            match rustix::io::retry_on_intr(|| rustix::io::read(&open[at], &mut buffer)).context("read a yardstick")? {
+                0 => drop(open.swap_remove(at)),
+                count => seen += count as u64,
+            }
+        }
+    }
+    let took = begun.elapsed().as_secs_f64();
+    for mut head in heads {
+        ensure!(head.wait()?.success(), "a yardstick failed");
+    }
+    ensure!(seen == each * count, "{seen} of {bytes} bytes through {count} pipes");
+    Ok(seen as f64 / 1e6 / took)
 }
 
 /// A program on a terminal, at its other end.
