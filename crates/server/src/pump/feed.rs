@@ -29,6 +29,10 @@ use super::{
 };
 use crate::process::{Dialect, Hold, Position, Process};
 
+mod gaps;
+
+use self::gaps::Filling;
+
 /// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -115,12 +119,6 @@ pub(super) struct Feed {
     finished: bool,
     /// Its number in binary frames, for a peer that understands them, and whether the peer was told it.
     channel: Option<(u32, bool)>,
-}
-
-struct Filling {
-    next: u64,
-    to: u64,
-    gap: Option<wire::Gap>,
 }
 
 /// What a feed's turn came to.
@@ -499,79 +497,6 @@ impl Feed {
 
     fn session_key(&self) -> Option<SessionId> {
         (self.role != Role::Owner).then(|| self.process.session_id())
-    }
-
-    fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
-        self.sent.seq = gap.to_seq;
-        self.sent.offset += gap.bytes;
-        if matches!(self.mode, Mode::Acked { .. }) {
-            self.gaps.push_back((gap.to_seq, gap.bytes));
-        }
-        // What the old connection of a takeover acknowledged last may go while the new one already reads: the owner has it, nothing is missing.
-        if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
-            return;
-        }
-        if self.process.meta.dialect == Dialect::Command {
-            return; // V0 has no numbers and no word for it.
-        }
-        self.process.told_gap(gap.bytes);
-        if self.manners.gap {
-            self.send_gap(gap, out);
-        } else {
-            self.filling = Some(Filling { next: gap.from_seq, to: gap.to_seq, gap: Some(gap) });
-        }
-    }
-
-    /// Tells of missing numbers in one go, but for the exit and the close: they are known even where their records are gone (dropped with
-    /// older output, or forgotten by the owner), and a client waits for them.
-    fn send_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
-        let status = self.process.status();
-        let is_inside = |seq: &u64| (gap.from_seq..=gap.to_seq).contains(seq);
-        let mut rest = gap;
-        if let Some((seq, exit)) = status.exited.filter(|(seq, _)| is_inside(seq)) {
-            self.send_missing(wire::Gap { to_seq: seq - 1, ..rest }, out);
-            rest = wire::Gap { from_seq: seq + 1, bytes: if seq > gap.from_seq { 0 } else { gap.bytes }, ..rest };
-            self.send_exited(seq, Some(exit), out);
-        }
-        let closed = status.closed_seq.filter(is_inside);
-        self.send_missing(wire::Gap { to_seq: closed.map_or(rest.to_seq, |seq| seq - 1), ..rest }, out);
-        if let Some(seq) = closed {
-            self.send_closed(seq, status.written, status.dropped, out);
-            self.finished = true;
-        }
-    }
-
-    fn send_missing(&self, gap: wire::Gap, out: &mut Outbox) {
-        if gap.from_seq <= gap.to_seq {
-            let params = wire::GapParams { process_id: self.process.process_id(), session_id: self.session_key(), gap };
-            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
-        }
-    }
-
-    /// One missing number for a peer that would stall at a jump. False when none is left.
-    fn fill_gap(&mut self, out: &mut Outbox) -> bool {
-        let Some(filling) = &mut self.filling else { return false };
-        let seq = filling.next;
-        let gap = filling.gap.take();
-        filling.next += 1;
-        if filling.next > filling.to {
-            self.filling = None;
-        }
-        // As in `send_gap`.
-        let status = self.process.status();
-        match status.exited {
-            Some((exited_seq, exit)) if exited_seq == seq => self.send_exited(seq, Some(exit), out),
-            _ if status.closed_seq == Some(seq) => {
-                self.send_closed(seq, status.written, status.dropped, out);
-                self.finished = true;
-            }
-            _ => {
-                let stream = if self.process.meta.tty { wire::Stream::Pty } else { wire::Stream::Stdout };
-                let missing = Output { seq, stream, offset: None, gap, bytes: &[] };
-                out.message(192, |buf| output::encode_output(buf, &self.addressee, &missing));
-            }
-        }
-        true
     }
 
     /// Leaves the process: the owner's position stays for the next connection, a hold goes with the feed.

@@ -1,0 +1,99 @@
+//! What a feed says of numbers that can no longer be read: in one word to a peer that has one for it, else number by number.
+
+use exec_server_protocol::{message, output, output::Output, process as wire};
+use exec_server_rpc::Outbox;
+
+use super::{Feed, Mode};
+use crate::process::Dialect;
+
+/// Missing numbers that are told one by one.
+pub(super) struct Filling {
+    next: u64,
+    to: u64,
+    /// What is said with the first of them.
+    gap: Option<wire::Gap>,
+}
+
+impl Feed {
+    pub(super) fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
+        self.sent.seq = gap.to_seq;
+        self.sent.offset += gap.bytes;
+        if matches!(self.mode, Mode::Acked { .. }) {
+            self.gaps.push_back((gap.to_seq, gap.bytes));
+        }
+        // What the old connection of a takeover acknowledged last may go while the new one already reads: the owner has it, nothing is missing.
+        if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
+            return;
+        }
+        if self.process.meta.dialect == Dialect::Command {
+            return; // V0 has no numbers and no word for it.
+        }
+        self.process.told_gap(gap.bytes);
+        if self.manners.gap {
+            self.send_gap(gap, out);
+        } else {
+            let (next, to) = (gap.from_seq, gap.to_seq);
+            self.filling = Some(Filling { next, to, gap: Some(self.counted(gap)) });
+        }
+    }
+
+    /// Tells of missing numbers in one go, but for the exit and the close: they are known even where their records are gone (dropped with
+    /// older output, or forgotten by the owner), and a client waits for them.
+    fn send_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
+        let status = self.process.status();
+        let is_inside = |seq: &u64| (gap.from_seq..=gap.to_seq).contains(seq);
+        let mut rest = gap;
+        if let Some((seq, exit)) = status.exited.filter(|(seq, _)| is_inside(seq)) {
+            self.send_missing(wire::Gap { to_seq: seq - 1, ..rest }, out);
+            rest = wire::Gap { from_seq: seq + 1, bytes: if seq > gap.from_seq { 0 } else { gap.bytes }, ..rest };
+            self.send_exited(seq, Some(exit), out);
+        }
+        let closed = status.closed_seq.filter(is_inside);
+        self.send_missing(wire::Gap { to_seq: closed.map_or(rest.to_seq, |seq| seq - 1), ..rest }, out);
+        if let Some(seq) = closed {
+            self.send_closed(seq, status.written, status.dropped, out);
+            self.finished = true;
+        }
+    }
+
+    fn send_missing(&self, gap: wire::Gap, out: &mut Outbox) {
+        if gap.from_seq <= gap.to_seq {
+            let (process_id, session_id) = (self.process.process_id(), self.session_key());
+            let params = wire::GapParams { process_id, session_id, gap: self.counted(gap) };
+            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
+        }
+    }
+
+    /// From where its bytes are counted. Of a number that the reader named and that is gone itself, nobody knows any more how many bytes lie
+    /// before it: then they are those from the beginning, and told so, and the reader knows what it has of them.
+    fn counted(&self, gap: wire::Gap) -> wire::Gap {
+        let is_exact = self.offset_known || gap.bytes == 0;
+        wire::Gap { from_seq: if is_exact { gap.from_seq } else { 1 }, ..gap }
+    }
+
+    /// One missing number for a peer that would stall at a jump. False when none is left.
+    pub(super) fn fill_gap(&mut self, out: &mut Outbox) -> bool {
+        let Some(filling) = &mut self.filling else { return false };
+        let seq = filling.next;
+        let gap = filling.gap.take();
+        filling.next += 1;
+        if filling.next > filling.to {
+            self.filling = None;
+        }
+        // As in `send_gap`.
+        let status = self.process.status();
+        match status.exited {
+            Some((exited_seq, exit)) if exited_seq == seq => self.send_exited(seq, Some(exit), out),
+            _ if status.closed_seq == Some(seq) => {
+                self.send_closed(seq, status.written, status.dropped, out);
+                self.finished = true;
+            }
+            _ => {
+                let stream = if self.process.meta.tty { wire::Stream::Pty } else { wire::Stream::Stdout };
+                let missing = Output { seq, stream, offset: None, gap, bytes: &[] };
+                out.message(192, |buf| output::encode_output(buf, &self.addressee, &missing));
+            }
+        }
+        true
+    }
+}
