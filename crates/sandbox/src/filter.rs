@@ -3,6 +3,8 @@
 //! Numbers are compared as the kernel uses them: the request of an `ioctl`, the number of a process and the family of a socket are 32 bits,
 //! whatever is in the upper half of the register.
 
+use std::{collections::BTreeMap, sync::OnceLock};
+
 use libc::{c_long, sock_filter};
 
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +22,7 @@ const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const IF_ANY_BIT: u16 = 0x45;
 const KEEP_BITS: u16 = 0x54;
+const GO_ON: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
 /// The bits of a socket's type that say its kind; the others are flags.
@@ -106,58 +109,117 @@ const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
     (libc::SYS_move_pages, 0, 0),
 ];
 
-/// The program that is handed to the kernel.
-pub(crate) fn program(is_network_restricted: bool) -> Vec<sock_filter> {
-    let mut out = Vec::with_capacity(128);
+/// Calls that are refused outright and lie next to each other, in one leaf of the tree: fewer steps in all than a leaf for each.
+const LEAF: usize = 4;
+
+/// The program that is handed to the kernel, made once.
+pub(crate) fn program(is_network_restricted: bool) -> &'static [sock_filter] {
+    static PROGRAMS: [OnceLock<Vec<sock_filter>>; 2] = [const { OnceLock::new() }; 2];
+    PROGRAMS[usize::from(is_network_restricted)].get_or_init(|| make(is_network_restricted))
+}
+
+fn make(is_network_restricted: bool) -> Vec<sock_filter> {
     // A call of another architecture has other numbers.
-    out.extend([load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), give(KILL), load(NUMBER)]);
+    let mut out = vec![load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), give(KILL), load(NUMBER)];
     if cfg!(target_arch = "x86_64") {
         // The numbers of x32.
         out.extend([jump(IF_AT_LEAST, 0x4000_0000, 0, 1), give(KILL)]);
     }
-    for number in REFUSED {
-        out.extend([jump(IF_EQUAL, to_u32(*number), 0, 1), give(REFUSE)]);
-    }
-    for (number, index, own) in ABOUT_OTHERS {
-        out.extend(when(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]));
-    }
-    for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
-        out.extend(when(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]));
-    }
-    // Its flags are in memory, where no filter looks. Libraries that do not find it use `clone`.
-    out.extend(when(libc::SYS_clone3, &[give(NOT_THERE)]));
-    // Input that is pushed into a terminal is typed by nobody.
-    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
-        let steps = [load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)];
-        out.extend(when(libc::SYS_ioctl, &steps));
-    }
-    if is_network_restricted {
-        out.extend(when(libc::SYS_connect, &[give(REFUSE)]));
-        for socket in [libc::SYS_socket, libc::SYS_socketpair] {
-            let steps = [load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)];
-            out.extend(when(socket, &steps));
-            // A datagram needs no connection: each may have an address of its own, which is in memory. Raw ones are datagrams by another
-            // name, so those of the kinds that are connected are all that is left.
-            let mut steps = vec![load(argument(1)), keep(SOCKET_KINDS)];
-            steps.push(jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0));
-            steps.extend([jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
-            out.extend(when(socket, &steps));
-        }
-        // To whom a message goes is named by an address, or by a connection, which cannot be made.
-        for half in [argument(4), argument(4) + 4] {
-            out.extend(when(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]));
-        }
-    }
-    out.push(give(ALLOW));
+    out.extend(tree(&leaves(rules(is_network_restricted))));
     out
 }
 
-/// Steps for one call alone. What it leaves to be allowed goes on behind them.
-fn when(number: c_long, steps: &[sock_filter]) -> Vec<sock_filter> {
-    // The number is loaded again where an argument may have been.
-    let mut out = vec![load(NUMBER), jump(IF_EQUAL, to_u32(number), 0, steps.len() as u8)];
-    out.extend(steps);
+/// What becomes of a call.
+enum Rule {
+    Refuse,
+    /// These steps refuse it, or go on behind their last; a call that comes to the end of all is allowed.
+    Unless(Vec<sock_filter>),
+}
+
+fn rules(is_network_restricted: bool) -> BTreeMap<u32, Rule> {
+    let mut rules: BTreeMap<u32, Rule> = REFUSED.iter().map(|number| (to_u32(*number), Rule::Refuse)).collect();
+    let mut unless = |number: c_long, steps: &[sock_filter]| {
+        if let Rule::Unless(all) = rules.entry(to_u32(number)).or_insert_with(|| Rule::Unless(Vec::new())) {
+            all.extend(steps);
+        }
+    };
+    for (number, index, own) in ABOUT_OTHERS {
+        unless(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]);
+    }
+    for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
+        unless(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]);
+    }
+    // Its flags are in memory, where no filter looks. Libraries that do not find it use `clone`.
+    unless(libc::SYS_clone3, &[give(NOT_THERE)]);
+    // Input that is pushed into a terminal is typed by nobody.
+    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+        unless(libc::SYS_ioctl, &[load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)]);
+    }
+    if is_network_restricted {
+        for socket in [libc::SYS_socket, libc::SYS_socketpair] {
+            unless(socket, &[load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)]);
+            // A datagram needs no connection: each may have an address of its own, which is in memory. Raw ones are datagrams by another
+            // name, so those of the kinds that are connected are all that is left.
+            unless(socket, &[load(argument(1)), keep(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)]);
+            unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
+        }
+        // To whom a message goes is named by an address, or by a connection, which cannot be made.
+        for half in [argument(4), argument(4) + 4] {
+            unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]);
+        }
+        rules.insert(to_u32(libc::SYS_connect), Rule::Refuse);
+    }
+    rules
+}
+
+/// Steps that decide, with the number from which on they are asked; the number is loaded. In order.
+fn leaves(rules: BTreeMap<u32, Rule>) -> Vec<(u32, Vec<sock_filter>)> {
+    let mut out = Vec::new();
+    let mut refused: Vec<u32> = Vec::new();
+    let gathered = |refused: &mut Vec<u32>| {
+        let count = refused.len();
+        let first = *refused.first()?;
+        let to_the_end = |(at, number): (usize, u32)| jump(IF_EQUAL, number, (count - at) as u8, 0);
+        let steps = refused.drain(..).enumerate().map(to_the_end).chain([give(ALLOW), give(REFUSE)]);
+        Some((first, steps.collect()))
+    };
+    for (number, rule) in rules {
+        match rule {
+            Rule::Refuse => {
+                refused.push(number);
+                if refused.len() == LEAF {
+                    out.extend(gathered(&mut refused));
+                }
+            }
+            Rule::Unless(steps) => {
+                out.extend(gathered(&mut refused));
+                let mut leaf = vec![jump(IF_EQUAL, number, 0, steps.len() as u8)];
+                leaf.extend(steps);
+                leaf.push(give(ALLOW));
+                out.push((number, leaf));
+            }
+        }
+    }
+    out.extend(gathered(&mut refused));
     out
+}
+
+/// Finds the leaf by halves. The kernel tries the program with every number there is before it takes it, once for each start: in a
+/// row of all numbers that took longer than the exec that follows.
+fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
+    match leaves {
+        [] => vec![give(ALLOW)],
+        [(_, steps)] => steps.clone(),
+        _ => {
+            let (low, high) = leaves.split_at(leaves.len() / 2);
+            let (below, above) = (tree(low), tree(high));
+            let from = high.first().map_or(0, |(from, _)| *from);
+            let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), skip(below.len())];
+            out.extend(below);
+            out.extend(above);
+            out
+        }
+    }
 }
 
 fn to_u32(number: c_long) -> u32 {
@@ -174,6 +236,11 @@ const fn keep(bits: u32) -> sock_filter {
 
 const fn jump(code: u16, value: u32, yes: u8, no: u8) -> sock_filter {
     sock_filter { code, jt: yes, jf: no, k: value }
+}
+
+/// Goes on so many steps further down.
+fn skip(steps: usize) -> sock_filter {
+    sock_filter { code: GO_ON, jt: 0, jf: 0, k: u32::try_from(steps).unwrap_or(u32::MAX) }
 }
 
 const fn give(answer: u32) -> sock_filter {
@@ -202,6 +269,7 @@ mod tests {
                 IF_ANY_BIT => at += usize::from(if value & step.k != 0 { step.jt } else { step.jf }),
                 KEEP_BITS => value &= step.k,
                 IF_AT_LEAST => at += usize::from(if value >= step.k { step.jt } else { step.jf }),
+                GO_ON => at += step.k as usize,
                 RETURN => return step.k,
                 other => panic!("unknown step {other}"),
             }
@@ -213,11 +281,32 @@ mod tests {
         for restricted in [false, true] {
             let program = program(restricted);
             for number in REFUSED {
-                assert_eq!(answer(&program, *number, [0; 6]), REFUSE, "{number}");
+                assert_eq!(answer(program, *number, [0; 6]), REFUSE, "{number}");
             }
             for number in [libc::SYS_read, libc::SYS_openat, libc::SYS_execve, libc::SYS_clone, libc::SYS_sendmsg] {
-                assert_eq!(answer(&program, number, [0; 6]), ALLOW, "{number}");
+                assert_eq!(answer(program, number, [0; 6]), ALLOW, "{number}");
             }
+        }
+    }
+
+    /// With no argument that matters, so that only the number decides.
+    #[test]
+    fn every_number_is_answered_as_by_a_row_of_all() {
+        for restricted in [false, true] {
+            let (program, rules) = (program(restricted), rules(restricted));
+            let own = [0, 1, 0, 0, 0, 0];
+            for number in 0..1000 {
+                let expected = match rules.get(&number) {
+                    Some(Rule::Refuse) => REFUSE,
+                    Some(Rule::Unless(steps)) => {
+                        answer(&[&steps[..], &[give(ALLOW)]].concat(), c_long::from(number), own)
+                    }
+                    None => ALLOW,
+                };
+                assert_eq!(answer(program, c_long::from(number), own), expected, "{number}");
+            }
+            assert_eq!(answer(program, 0x4000_0000, own), if cfg!(target_arch = "x86_64") { KILL } else { ALLOW });
+            assert!(program.len() < 256, "{} steps", program.len());
         }
     }
 
@@ -230,10 +319,10 @@ mod tests {
             for (_, index, own) in ABOUT_OTHERS.iter().filter(|(other, ..)| other == number) {
                 arguments[*index as usize] = u64::from(*own);
             }
-            assert_eq!(answer(&program, *number, arguments), ALLOW, "{number} {arguments:?}");
+            assert_eq!(answer(program, *number, arguments), ALLOW, "{number} {arguments:?}");
             for other in [4711, u64::from(*own) + 1, 0x1_0000_0007, u64::MAX] {
                 arguments[*index as usize] = other;
-                assert_eq!(answer(&program, *number, arguments), REFUSE, "{number} {arguments:?}");
+                assert_eq!(answer(program, *number, arguments), REFUSE, "{number} {arguments:?}");
             }
         }
     }
@@ -243,20 +332,20 @@ mod tests {
         let program = program(false);
         let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD | libc::CLONE_SETTLS;
         for flags in [libc::SIGCHLD, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, thread, libc::CLONE_PIDFD] {
-            assert_eq!(answer(&program, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+            assert_eq!(answer(program, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
         }
         for flags in [0, libc::CLONE_FS, libc::CLONE_FILES] {
-            assert_eq!(answer(&program, libc::SYS_unshare, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
+            assert_eq!(answer(program, libc::SYS_unshare, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
         }
         for bit in (0..32).filter(|bit| UNSHARE_NAMESPACES >> bit & 1 == 1) {
             let flags = 1_u64 << bit | libc::CLONE_FS as u64;
-            assert_eq!(answer(&program, libc::SYS_unshare, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+            assert_eq!(answer(program, libc::SYS_unshare, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
         }
         for bit in (0..32).filter(|bit| CLONE_NAMESPACES >> bit & 1 == 1) {
             let flags = 1_u64 << bit | libc::SIGCHLD as u64;
-            assert_eq!(answer(&program, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
+            assert_eq!(answer(program, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
         }
-        assert_eq!(answer(&program, libc::SYS_clone3, [0; 6]), NOT_THERE);
+        assert_eq!(answer(program, libc::SYS_clone3, [0; 6]), NOT_THERE);
     }
 
     #[test]
@@ -264,9 +353,9 @@ mod tests {
         let program = program(true);
         for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000]
         {
-            assert_eq!(answer(&program, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), REFUSE, "{request:x}");
+            assert_eq!(answer(program, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), REFUSE, "{request:x}");
         }
-        assert_eq!(answer(&program, libc::SYS_ioctl, [0, libc::TIOCGWINSZ, 0, 0, 0, 0]), ALLOW);
+        assert_eq!(answer(program, libc::SYS_ioctl, [0, libc::TIOCGWINSZ, 0, 0, 0, 0]), ALLOW);
     }
 
     #[test]
@@ -298,8 +387,8 @@ mod tests {
             (libc::SYS_sendto, [3, 1, 1, 0, 0, 0], ALLOW),
         ];
         for (number, arguments, expected) in cases {
-            assert_eq!(answer(&restricted, number, arguments), expected, "{number} {arguments:?}");
-            assert_eq!(answer(&open, number, arguments), ALLOW, "{number} {arguments:?}");
+            assert_eq!(answer(restricted, number, arguments), expected, "{number} {arguments:?}");
+            assert_eq!(answer(open, number, arguments), ALLOW, "{number} {arguments:?}");
         }
     }
 }

@@ -157,7 +157,7 @@ pub struct InChild {
     user: Option<RawFd>,
     mounts: Option<RawFd>,
     rules: Option<RawFd>,
-    filter: Vec<sock_filter>,
+    filter: &'static [sock_filter],
 }
 
 impl InChild {
