@@ -19,7 +19,7 @@ use super::{
     session::{Incoming, Session},
     ssh::Ssh,
     table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
-    yard::{Cat, Echo, Terminal},
+    yard::{Cat, Echo, OneProcessor, Terminal},
 };
 
 /// A request to write one byte, as long as ours.
@@ -42,17 +42,21 @@ const SSH_TTY: &str = "OpenSSH, terminal";
 /// What is beside the byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
+    /// Nothing, with both ends on one processor.
     Nothing,
+    /// All processors, and those who do the same without us.
+    Others,
     Pauses,
     Flood,
 }
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let mut rows = Vec::new();
+    let one = OneProcessor::take()?;
     let contest = hold(setting, Beside::Nothing)?;
-    let row = |name: &str, ours: &str, beside: &str| {
-        contest.row(name, Pair { ours: (ours, 0), beside: (beside, 0), unit: "µs" })
-    };
+    drop(one);
+    let free = hold(setting, Beside::Others)?;
+    let row = |name: &str, ours: &str, beside: &str| contest.row(name, pair(ours, beside));
     for dialect in [Dialect::Binary, Dialect::Json] {
         let (pipe, tty) = (lane(dialect, false), lane(dialect, true));
         let name = dialect.name();
@@ -62,14 +66,19 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         ]);
     }
     // Where the targets are not met, this says how near they can be: the hops alone.
+    let (pipe, tty) = (lane(Dialect::Binary, false), lane(Dialect::Binary, true));
     rows.push(row("floor: echo of a byte over the same hops, pipe, p50 / WebSocket echo", CHAIN, BARE));
     rows.push(row("floor: echo of a byte over the same hops, terminal, p50 / WebSocket echo", CHAIN_TTY, BARE));
-    rows.push(row("echo of a byte, binary, pipe, p50 / the same hops", &lane(Dialect::Binary, false), CHAIN));
-    rows.push(row("echo of a byte, binary, terminal, p50 / the same hops", &lane(Dialect::Binary, true), CHAIN_TTY));
-    rows.push(row("echo of a byte, JSON, terminal, p50 / bare terminal", &lane(Dialect::Json, true), TERMINAL));
-    rows.push(row("echo of a byte, JSON, pipe, p50 / OpenSSH", &lane(Dialect::Json, false), SSH));
-    rows.push(row("echo of a byte, JSON, terminal, p50 / OpenSSH", &lane(Dialect::Json, true), SSH_TTY));
-    if contest.median("peer, pipe", 0).is_some() {
+    rows.push(row("echo of a byte, binary, pipe, p50 / the same hops", &pipe, CHAIN));
+    rows.push(row("echo of a byte, binary, terminal, p50 / the same hops", &tty, CHAIN_TTY));
+    let row = |name: &str, ours: &str, beside: &str| free.row(name, pair(ours, beside));
+    rows.push(row("echo on all processors, binary, pipe, p50 / WebSocket echo", &pipe, BARE));
+    rows.push(row("echo on all processors, binary, terminal, p50 / WebSocket echo", &tty, BARE));
+    rows.push(row("echo on all processors, binary, pipe, p50 / the same hops", &pipe, CHAIN));
+    rows.push(row("echo on all processors, binary, terminal, p50 / the same hops", &tty, CHAIN_TTY));
+    rows.push(row("echo on all processors, binary, pipe, p50 / OpenSSH", &pipe, SSH));
+    rows.push(row("echo on all processors, binary, terminal, p50 / OpenSSH", &tty, SSH_TTY));
+    if free.median("peer, pipe", 0).is_some() {
         rows.push(row("peer: echo of a byte, pipe, p50 / WebSocket echo", "peer, pipe", BARE));
         rows.push(row("peer: echo of a byte, terminal, p50 / WebSocket echo", "peer, terminal", BARE));
     }
@@ -77,14 +86,18 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     rows.extend(others(&hold(setting, Beside::Flood)?, "beside a flood"));
 
     let chart = Bars::new("Echo of one byte through a terminal", "µs")
-        .bar("bare WebSocket echo", Whose::Machine, contest.median(BARE, 0))
-        .bar("bare terminal", Whose::Machine, contest.median(TERMINAL, 0))
-        .bar("the same hops, bare", Whose::Machine, contest.median(CHAIN_TTY, 0))
-        .bar("exec-server, binary", Whose::Ours, contest.median(&lane(Dialect::Binary, true), 0))
-        .bar("exec-server, JSON", Whose::Ours, contest.median(&lane(Dialect::Json, true), 0))
-        .bar("OpenSSH", Whose::Ssh, contest.median(SSH_TTY, 0))
-        .bar("peer", Whose::Peer, contest.median("peer, terminal", 0));
+        .bar("bare WebSocket echo", Whose::Machine, free.median(BARE, 0))
+        .bar("bare terminal", Whose::Machine, free.median(TERMINAL, 0))
+        .bar("the same hops, bare", Whose::Machine, free.median(CHAIN_TTY, 0))
+        .bar("exec-server, binary", Whose::Ours, free.median(&tty, 0))
+        .bar("exec-server, JSON", Whose::Ours, free.median(&lane(Dialect::Json, true), 0))
+        .bar("OpenSSH", Whose::Ssh, free.median(SSH_TTY, 0))
+        .bar("peer", Whose::Peer, free.median("peer, terminal", 0));
     Ok(Report { rows, charts: vec![chart] })
+}
+
+fn pair<'a>(ours: &'a str, beside: &'a str) -> Pair<'a> {
+    Pair { ours: (ours, 0), beside: (beside, 0), unit: "µs" }
 }
 
 /// Rows that are told and promise nothing.
@@ -93,7 +106,7 @@ fn others(contest: &Contest, when: &str) -> Vec<Row> {
     let row = |(dialect, tty): (Dialect, bool)| {
         let (ours, kind) = (lane(dialect, tty), if tty { "terminal" } else { "pipe" });
         let name = format!("echo {when}, {}, {kind}, p50 / WebSocket echo", dialect.name());
-        contest.row(name, Pair { ours: (&ours, 0), beside: (BARE, 0), unit: "µs" })
+        contest.row(name, pair(&ours, BARE))
     };
     lanes.into_iter().map(row).collect()
 }
@@ -110,7 +123,7 @@ struct Back {
 
 fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
     let (rounds, batch) = match beside {
-        Beside::Nothing => setting.pick((5, 100), (21, 500)),
+        Beside::Nothing | Beside::Others => setting.pick((5, 100), (21, 500)),
         Beside::Pauses => setting.pick((3, 20), (9, 40)),
         Beside::Flood => setting.pick((3, 20), (9, 100)),
     };
@@ -129,7 +142,11 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
             ours.push((lane(dialect, tty), back));
         }
     }
-    let foreign = if beside == Beside::Nothing { Foreign::start(setting)? } else { Foreign::default() };
+    let foreign = match beside {
+        Beside::Nothing => Foreign::bare()?,
+        Beside::Others => Foreign::start(setting)?,
+        Beside::Pauses | Beside::Flood => Foreign::default(),
+    };
     let Foreign { terminal, chains, ssh, cats, mut peers } = foreign;
     let mut lanes = vec![Lane::new(BARE, |_| {
         batch_of(batch, pause, |at| {
@@ -226,10 +243,16 @@ struct Foreign<'a> {
 }
 
 impl<'a> Foreign<'a> {
+    /// Those that are started here, and so on the processor that we are on.
+    fn bare() -> Result<Self> {
+        let terminal = Some(Terminal::start(Command::new("/bin/cat"))?);
+        let chains = vec![(CHAIN, Chain::start(End::Pipe)?), (CHAIN_TTY, Chain::start(End::Terminal)?)];
+        Ok(Self { terminal, chains, ..Self::default() })
+    }
+
+    /// All.
     fn start(setting: &'a Setting<'_>) -> Result<Self> {
-        let mut foreign = Self { terminal: Some(Terminal::start(Command::new("/bin/cat"))?), ..Self::default() };
-        foreign.chains.push((CHAIN, Chain::start(End::Pipe)?));
-        foreign.chains.push((CHAIN_TTY, Chain::start(End::Terminal)?));
+        let mut foreign = Self::bare()?;
         if let Some(sshd) = setting.ssh {
             let ssh = Ssh::start(sshd)?;
             foreign.cats.push((SSH, Cat::start(ssh.shared(CAT)?)?));

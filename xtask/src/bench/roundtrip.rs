@@ -13,7 +13,7 @@ use super::{
     place::{Carrier, Place, Way},
     session::Session,
     table::{Bars, Contest, Lane, Pair, Report, Whose, quantile},
-    yard::Echo,
+    yard::{Echo, OneProcessor},
 };
 
 /// Requests under way at once where they are pipelined.
@@ -24,6 +24,36 @@ pub(super) const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}"
 const KNOWN_TO_ALL: &str = "\"method\":\"process/read\",\"params\":{\"processId\":\"none\",\"afterSeq\":0}";
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+    let one = OneProcessor::take()?;
+    let contest = hold(setting, None)?;
+    drop(one);
+    let free = hold(setting, setting.peer()?)?;
+
+    let pair = |ours, index, unit| Pair { ours: (ours, index), beside: ("echo", index), unit };
+    let mut rows = vec![
+        contest.row("request round trip, p50 / WebSocket echo", pair("JSON/ws", 0, "µs")).at_most(1.3),
+        contest.row("request round trip, p99 / WebSocket echo", pair("JSON/ws", 1, "µs")),
+        contest.row("request round trip over unix, p50 / WebSocket echo", pair("JSON/unix", 0, "µs")),
+        contest.row("request round trip over stdio, p50 / WebSocket echo", pair("JSON/stdio", 0, "µs")),
+        contest.row("requests/s, 32 at once / WebSocket echo", pair("JSON/ws", 2, "/s")),
+        contest.row("requests/s over unix, 32 at once / WebSocket echo", pair("JSON/unix", 2, "/s")),
+        free.row("request round trip on all processors, p50 / WebSocket echo", pair("JSON/ws", 0, "µs")),
+        free.row("requests/s on all processors, 32 at once / WebSocket echo", pair("JSON/ws", 2, "/s")),
+    ];
+    if setting.peer.is_some() {
+        rows.push(free.row("peer: request round trip, p50 / WebSocket echo", pair("peer", 0, "µs")));
+        rows.push(free.row("peer: request round trip, p99 / WebSocket echo", pair("peer", 1, "µs")));
+        rows.push(free.row("peer: requests/s, 32 at once / WebSocket echo", pair("peer", 2, "/s")));
+    }
+    let chart = Bars::new("Request round trip", "µs")
+        .bar("bare WebSocket echo", Whose::Machine, contest.median("echo", 0))
+        .bar("exec-server, unix", Whose::Ours, contest.median("JSON/unix", 0))
+        .bar("exec-server, ws", Whose::Ours, contest.median("JSON/ws", 0))
+        .bar("peer", Whose::Peer, free.median("peer", 0));
+    Ok(Report { rows, charts: vec![chart] })
+}
+
+fn hold(setting: &Setting<'_>, mut peer: Option<Session>) -> Result<Contest> {
     let (rounds, batch, pipelined) = setting.pick((5, 200, 1000), (21, 1000, 5000));
     let mut place = Place::start(setting)?;
     let echo = Echo::start(setting)?;
@@ -33,7 +63,6 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         let way = Way::new(carrier, Dialect::Json);
         ours.push((way.name(), place.open(way)?.context("JSON is always offered")?));
     }
-    let mut peer = setting.peer()?;
     let peer_asks = peer.as_mut().map(|peer| cheapest(peer)).transpose()?.unwrap_or(CHEAP);
 
     let mut lanes = vec![Lane::new("echo", |_| both(&mut bare, CHEAP, batch, pipelined))];
@@ -48,27 +77,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         session.end()?;
     }
     place.stop()?;
-
-    let pair = |ours, index, unit| Pair { ours: (ours, index), beside: ("echo", index), unit };
-    let mut rows = vec![
-        contest.row("request round trip, p50 / WebSocket echo", pair("JSON/ws", 0, "µs")).at_most(1.3),
-        contest.row("request round trip, p99 / WebSocket echo", pair("JSON/ws", 1, "µs")),
-        contest.row("request round trip over unix, p50 / WebSocket echo", pair("JSON/unix", 0, "µs")),
-        contest.row("request round trip over stdio, p50 / WebSocket echo", pair("JSON/stdio", 0, "µs")),
-        contest.row("requests/s, 32 at once / WebSocket echo", pair("JSON/ws", 2, "/s")),
-        contest.row("requests/s over unix, 32 at once / WebSocket echo", pair("JSON/unix", 2, "/s")),
-    ];
-    if setting.peer.is_some() {
-        rows.push(contest.row("peer: request round trip, p50 / WebSocket echo", pair("peer", 0, "µs")));
-        rows.push(contest.row("peer: request round trip, p99 / WebSocket echo", pair("peer", 1, "µs")));
-        rows.push(contest.row("peer: requests/s, 32 at once / WebSocket echo", pair("peer", 2, "/s")));
-    }
-    let chart = Bars::new("Request round trip", "µs")
-        .bar("bare WebSocket echo", Whose::Machine, contest.median("echo", 0))
-        .bar("exec-server, unix", Whose::Ours, contest.median("JSON/unix", 0))
-        .bar("exec-server, ws", Whose::Ours, contest.median("JSON/ws", 0))
-        .bar("peer", Whose::Peer, contest.median("peer", 0));
-    Ok(Report { rows, charts: vec![chart] })
+    Ok(contest)
 }
 
 /// What to ask a foreign server.

@@ -16,6 +16,7 @@ use rustix::{
     io::Errno,
     pty::OpenptFlags,
     termios::OptionalActions,
+    thread::CpuSet,
 };
 
 use super::{Setting, client};
@@ -26,6 +27,31 @@ const READ: usize = 64 << 10;
 
 /// Writes zeros, by its full path, so that no search is measured.
 pub(super) const HEAD: &str = "/usr/bin/head";
+
+/// Keeps this thread, and with it whatever it starts, on one processor until it is dropped.
+///
+/// With a processor idle the kernel puts two programs that wake each other now on one and now on two, and the same exchange takes
+/// four times as long. On one, it is the work of both that is compared.
+pub(super) struct OneProcessor {
+    before: CpuSet,
+}
+
+impl OneProcessor {
+    pub(super) fn take() -> Result<Self> {
+        let before = rustix::thread::sched_getaffinity(None)?;
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).context("no processor")?;
+        let mut one = CpuSet::new();
+        one.set(first);
+        rustix::thread::sched_setaffinity(None, &one)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for OneProcessor {
+    fn drop(&mut self) {
+        rustix::thread::sched_setaffinity(None, &self.before).ok(); // It was allowed before.
+    }
+}
 
 /// Reads to the end of a descriptor and returns how many bytes came; those of the first round must be zeros.
 pub(super) fn drain(fd: impl AsFd, are_zeros: bool) -> Result<u64> {
