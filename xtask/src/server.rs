@@ -356,6 +356,15 @@ pub(crate) fn comm(pid: u32) -> Option<String> {
 /// Pss of a process. Where the kernel hides it (our processes are not dumpable), anonymous and shared memory instead,
 /// which is never less than what Pss would count of them.
 pub(crate) fn memory_kib(pid: u32) -> u64 {
+    pss_kib(pid, &["Pss:"])
+}
+
+/// The same without the pages of the program, whose share grows whenever somebody else who runs it ends.
+pub(crate) fn own_memory_kib(pid: u32) -> u64 {
+    pss_kib(pid, &["Pss_Anon:", "Pss_Shmem:"])
+}
+
+fn pss_kib(pid: u32, keys: &[&str]) -> u64 {
     let sum = |text: &str, keys: &[&str]| -> u64 {
         text.lines()
             .filter(|line| keys.iter().any(|key| line.starts_with(key)))
@@ -363,7 +372,7 @@ pub(crate) fn memory_kib(pid: u32) -> u64 {
             .sum()
     };
     match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
-        Ok(text) if !text.is_empty() => sum(&text, &["Pss:"]),
+        Ok(text) if !text.is_empty() => sum(&text, keys),
         _ => {
             let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             sum(&text, &["RssAnon:", "RssShmem:"])

@@ -23,6 +23,9 @@ use crate::{
 /// Longer than any copy may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// The time within which a copy is killed, at the least.
+const SHORTEST: Duration = Duration::from_millis(50);
+
 /// Bytes are compared after one kill in so many; sizes after each.
 const BYTES_EVERY: u64 = 10;
 
@@ -72,12 +75,16 @@ impl Copy<'_> {
             // Each round begins with nothing, and is killed some times before it may end.
             let kills = random.between(1, 8).min(wanted - killed);
             let mut is_over = false;
-            for _ in 0..kills {
+            for nth in 0..kills {
                 let longest = u64::try_from(took.as_millis())? + 20;
                 let is_cut = self.killed_after(Duration::from_millis(random.between(0, longest)))?;
                 // Complete, and killed on its way out: its mark, which was there before the directory, is gone.
                 is_over = !is_cut || (self.target().exists() && !self.beside.join(".copy.exec-server-cp").exists());
                 if is_over {
+                    // One that had nothing to go on with: the undisturbed one was slow, and kills that come too late cost a whole round.
+                    if nth == 0 {
+                        took = (took * 7 / 8).max(SHORTEST);
+                    }
                     break;
                 }
                 killed += 1;
@@ -89,7 +96,6 @@ impl Copy<'_> {
             }
             bytes += self.ensure_same().with_context(|| format!("round {rounds}, after {killed} kills"))?;
             fs::remove_dir_all(self.target())?;
-            took = took.max(Duration::from_millis(50));
         }
         Ok(Figures::default().survived(killed).set("bytes", bytes).set("rounds", rounds))
     }

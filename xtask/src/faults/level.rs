@@ -36,7 +36,7 @@ pub(super) struct Level {
 impl Level {
     /// As it is now.
     pub(super) fn of(pid: u32) -> Self {
-        Self { pid, descriptors: server::descriptors(pid), memory_kib: server::memory_kib(pid), kept_kib: KEPT_KIB }
+        Self { pid, descriptors: server::descriptors(pid), memory_kib: server::own_memory_kib(pid), kept_kib: KEPT_KIB }
     }
 
     /// As it is behind a first session, with which come what every server has only from then on: threads, and a spawner's answer.

@@ -103,7 +103,7 @@ fn weigh(setup_name: &str, setup: &Setup, samples: &mut BTreeMap<String, Vec<Sam
     for pid in setup.family() {
         let kind = server::comm(pid).unwrap_or_default().trim_start_matches("exec-").to_owned();
         let entry = kinds.entry(kind).or_default();
-        entry.0 += server::memory_kib(pid) as f64;
+        entry.0 += server::own_memory_kib(pid) as f64;
         entry.1 += server::descriptors(pid) as f64;
     }
     for (kind, (kib, descriptors)) in kinds {
