@@ -181,7 +181,7 @@ impl RawClient {
     }
 
     fn build(stream: Stream, framing: Framing, hearing: impl Hearing) -> Self {
-        let Stream { reader, mut writer, leftover, probe } = stream;
+        let Stream { reader, mut writer, leftover, probe, is_private } = stream;
         let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
         let (closed_tx, closed_rx) = watch::channel(None);
         let (broken_tx, broken_rx) = oneshot::channel();
@@ -205,7 +205,8 @@ impl RawClient {
             hearing,
         };
         tasks.spawn(reading.run());
-        let writing = Writing { shared: Arc::clone(&shared), outbox: Outbox::new(framing), outgoing_rx };
+        let outbox = if is_private { Outbox::unmasked(framing) } else { Outbox::new(framing) };
+        let writing = Writing { shared: Arc::clone(&shared), outbox, outgoing_rx };
         tasks.spawn(async move {
             if let Err(error) = writing.run(&mut writer).await {
                 broken_tx.send(Closed::Io(error)).ok(); // The reader ended first and has its own reason.

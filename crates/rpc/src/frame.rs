@@ -137,8 +137,14 @@ impl Header {
     }
 }
 
+/// The key that changes nothing.
+pub(crate) const NO_MASK: [u8; 4] = [0; 4];
+
 /// Applies the mask to a part of a payload that begins `offset` bytes into it; the same call masks and unmasks.
 pub(crate) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: usize) {
+    if mask == NO_MASK {
+        return;
+    }
     let mut key = mask;
     key.rotate_left(offset % 4);
     let [a, b, c, d] = key;

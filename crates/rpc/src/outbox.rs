@@ -25,6 +25,9 @@ const KEEP_BYTES: usize = 256 * 1024;
 /// The same of a client, which has to mask its bytes and so gathers them here: a batch, and the block that goes beyond it.
 const KEEP_MASKED_BYTES: usize = 1024 * 1024;
 
+/// From here on, 64 KiB, an encoded message is not copied into the buffer.
+const LARGE: usize = 64 * 1024;
+
 /// Bytes masked at once: 16 KiB, while they are in the processor's nearest cache.
 const MASK_BYTES: usize = 16 * 1024;
 
@@ -92,6 +95,14 @@ impl Outbox {
         Self { framing, buf: Vec::new(), sent: 0, inserts: VecDeque::new(), closing: false, keys: MaskKeys::default() }
     }
 
+    /// Makes an empty outbox whose frames have the key zero where they have one, so that what is attached leaves from where it is.
+    ///
+    /// A key hides nothing. It keeps a proxy that reads along from taking bytes that somebody chose for a request of its own; where
+    /// nobody can read along there is no such proxy.
+    pub fn unmasked(framing: Framing) -> Self {
+        Self { keys: MaskKeys { is_zero: true, left: Vec::new() }, ..Self::new(framing) }
+    }
+
     /// Encodes one message in place.
     ///
     /// `hint` is the expected size in bytes: it decides the room left for the header, and a wrong guess of its size
@@ -105,6 +116,9 @@ impl Outbox {
     pub fn encoded(&mut self, message: Message) {
         let Message { head, attached } = message;
         match (attached, self.framing) {
+            (None, Framing::WebSocket { role: Role::Server, .. }) if (LARGE..=FRAME_MAX).contains(&head.len()) => {
+                self.insert(Opcode::Text, head);
+            }
             (None, _) => self.encode(Opcode::Text, head.len(), |buf| buf.extend_from_slice(&head)),
             (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
                 self.attached(role == Role::Client, &head, attached);
@@ -124,6 +138,17 @@ impl Outbox {
         });
     }
 
+    /// One frame that leaves from where it is.
+    fn insert(&mut self, opcode: Opcode, payload: Vec<u8>) {
+        if self.closing {
+            return;
+        }
+        self.compact();
+        let (bytes, size, _) = self.header(opcode, payload.len(), true, false);
+        self.buf.extend_from_slice(&bytes[..size]);
+        self.inserts.push_back(Insert { at: self.buf.len(), bytes: payload.into() });
+    }
+
     /// One frame of bytes. What is not masked leaves from where it is.
     fn attached(&mut self, masked: bool, head: &[u8], attached: Bytes) {
         if self.closing {
@@ -132,7 +157,8 @@ impl Outbox {
         self.compact();
         let total = head.len() + attached.len();
         let (bytes, size, mask) = self.header(Opcode::Binary, total, true, masked);
-        self.buf.reserve(size + if masked { total } else { head.len() });
+        let mask = mask.filter(|mask| *mask != frame::NO_MASK);
+        self.buf.reserve(size + if mask.is_some() { total } else { head.len() });
         self.buf.extend_from_slice(&bytes[..size]);
         let Some(mask) = mask else {
             self.buf.extend_from_slice(head);
@@ -360,11 +386,16 @@ impl Outbox {
 /// Unpredictable mask keys, fetched 64 at a time: a system call for each frame would cost more than the frame.
 #[derive(Debug, Default)]
 struct MaskKeys {
+    /// All are zero.
+    is_zero: bool,
     left: Vec<[u8; 4]>,
 }
 
 impl MaskKeys {
     fn next(&mut self) -> [u8; 4] {
+        if self.is_zero {
+            return frame::NO_MASK;
+        }
         if let Some(key) = self.left.pop() {
             return key;
         }

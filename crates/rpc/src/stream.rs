@@ -22,15 +22,18 @@ pub struct Stream {
     pub probe: Option<TcpProbe>,
     /// Bytes read past the handshake; they come before those of `reader`.
     pub leftover: BytesMut,
+    /// Nobody stands between the two ends who could read what passes: both are on this host, or it is encrypted.
+    pub is_private: bool,
 }
 
 impl Stream {
-    /// Makes a stream of two halves, without a probe and with nothing left over.
+    /// Makes a stream of two halves, without a probe and with nothing left over; not taken to be private.
     pub fn new(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
     ) -> Self {
-        Self { reader: Box::new(reader), writer: Box::new(writer), probe: None, leftover: BytesMut::new() }
+        let (reader, writer) = (Box::new(reader), Box::new(writer));
+        Self { reader, writer, probe: None, leftover: BytesMut::new(), is_private: false }
     }
 }
 
@@ -46,7 +49,7 @@ impl fmt::Debug for Stream {
 impl From<UnixStream> for Stream {
     fn from(socket: UnixStream) -> Self {
         let (reader, writer) = socket.into_split();
-        Self::new(reader, writer)
+        Self { is_private: true, ..Self::new(reader, writer) }
     }
 }
 

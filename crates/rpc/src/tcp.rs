@@ -60,11 +60,11 @@ impl From<TcpStream> for Stream {
     fn from(socket: TcpStream) -> Self {
         socket.set_nodelay(true).ok(); // Refused only by a socket that is dead already; the first read tells.
         sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
+        let is_private = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let socket = Arc::new(socket);
         let probe = TcpProbe { source: Source::Socket(Arc::downgrade(&socket)) };
-        let mut stream = Stream::new(ReadHalf(Arc::clone(&socket)), WriteHalf(socket));
-        stream.probe = Some(probe);
-        stream
+        let stream = Stream::new(ReadHalf(Arc::clone(&socket)), WriteHalf(socket));
+        Self { probe: Some(probe), is_private, ..stream }
     }
 }
 

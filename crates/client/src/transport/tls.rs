@@ -80,16 +80,14 @@ mod with_rustls {
         let tls = tls.clone();
         // Reads files, the system's authorities among them.
         let config = tokio::task::spawn_blocking(move || config(&tls)).await.map_err(|_| TlsError::Cancelled)??;
-        let Stream { reader, writer, probe, leftover: _ } = stream;
+        let Stream { reader, writer, probe, .. } = stream;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, tokio::io::join(reader, writer));
         let secured = connecting.await.map_err(|error| match refusal(&error) {
             Some(reason) => TlsError::Refused { reason },
             None => TlsError::Handshake(error),
         })?;
         let (reader, writer) = tokio::io::split(secured);
-        let mut stream = Stream::new(reader, writer);
-        stream.probe = probe;
-        Ok(stream)
+        Ok(Stream { probe, is_private: true, ..Stream::new(reader, writer) })
     }
 
     fn config(tls: &Tls) -> Result<ClientConfig, TlsError> {

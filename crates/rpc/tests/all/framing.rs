@@ -18,6 +18,8 @@ enum Op {
         payload: Vec<u8>,
         hint: usize,
     },
+    /// A message that was encoded elsewhere.
+    Encoded(Vec<u8>),
     /// A message whose bytes behind the first few are attached.
     Attached {
         payload: Vec<u8>,
@@ -36,11 +38,13 @@ fn op() -> impl Strategy<Value = Op> {
         |size: usize, seed: u8| (0..size).map(move |i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
     let message = (size.clone(), any::<u8>(), prop_oneof![size.clone(), Just(0)])
         .prop_map(move |(size, seed, hint)| Op::Message { payload: payload(size, seed), hint });
+    let encoded = (size.clone(), any::<u8>()).prop_map(move |(size, seed)| Op::Encoded(payload(size, seed)));
     let attached = (size, any::<u8>(), 0usize..20)
         .prop_map(move |(size, seed, head)| Op::Attached { payload: payload(size, seed), head: head.min(size) });
     let control = prop::collection::vec(any::<u8>(), 0..126);
     prop_oneof![
         6 => message,
+        3 => encoded,
         4 => attached,
         1 => control.clone().prop_map(Op::Ping),
         1 => control.prop_map(Op::Pong),
@@ -60,11 +64,21 @@ fn round_trip(
     written: &[usize],
     read: &[usize],
 ) -> (Vec<Inbound>, Closed) {
-    let mut outbox = Outbox::new(send);
+    carry(Outbox::new(send), receive, ops, written, read)
+}
+
+fn carry(
+    mut outbox: Outbox,
+    receive: Framing,
+    ops: &[Op],
+    written: &[usize],
+    read: &[usize],
+) -> (Vec<Inbound>, Closed) {
     let mut sink = Sink::new(written);
     for op in ops {
         match op {
             Op::Message { payload, hint } => outbox.message(*hint, |buf| buf.extend_from_slice(payload)),
+            Op::Encoded(payload) => outbox.encoded(Message::text(payload.clone())),
             Op::Attached { payload, head } => {
                 let (head, attached) = payload.split_at(*head);
                 outbox.encoded(Message { head: head.to_vec(), attached: Some(Bytes::copy_from_slice(attached)) });
@@ -87,11 +101,13 @@ proptest! {
     #[test]
     fn websocket_messages_survive_any_slicing(
         ops in prop::collection::vec(op(), 1..12), written in sizes(), read in sizes(), to_server in any::<bool>(),
+        is_private in any::<bool>(),
     ) {
         let (send, receive) = if to_server { (Role::Client, Role::Server) } else { (Role::Server, Role::Client) };
-        let (received, closed) = round_trip(ws(send), ws(receive), &ops, &written, &read);
+        let outbox = if is_private { Outbox::unmasked(ws(send)) } else { Outbox::new(ws(send)) };
+        let (received, closed) = carry(outbox, ws(receive), &ops, &written, &read);
         let expected: Vec<Inbound> = ops.into_iter().filter_map(|op| match op {
-            Op::Message { payload, .. } | Op::Attached { payload, .. } => Some(Inbound::Message(payload.into())),
+            Op::Message { payload, .. } | Op::Encoded(payload) | Op::Attached { payload, .. } => Some(Inbound::Message(payload.into())),
             Op::Ping(payload) => Some(Inbound::Ping(payload.into())),
             Op::Pong(payload) => Some(Inbound::Pong(payload.into())),
             Op::Flush(_) => None,
@@ -145,6 +161,20 @@ proptest! {
             slices::recv_all(&mut receiver);
             prop_assert!(matches!(slices::recv(&mut receiver), Err(Closed::Eof)), "after the end there is only the end");
         }
+    }
+}
+
+#[test]
+fn a_key_is_zero_only_where_nobody_reads_along() {
+    for (mut outbox, is_zero) in [(Outbox::new(ws(Role::Client)), false), (Outbox::unmasked(ws(Role::Client)), true)] {
+        let mut sink = Sink::new(&[1000]);
+        for _ in 0..3 {
+            outbox.message(2, |buf| buf.extend_from_slice(b"{}"));
+        }
+        slices::flush(&mut outbox, &mut sink);
+        let keys: Vec<&[u8]> = sink.bytes.chunks(8).map(|frame| &frame[2..6]).collect();
+        assert_eq!(keys.iter().all(|key| *key == [0; 4]), is_zero, "{keys:?}");
+        assert!(sink.bytes[1] & 0x80 != 0, "a client's frame has a key");
     }
 }
 

@@ -205,7 +205,7 @@ impl Tls {
     /// Shakes hands on a fresh connection. Has no deadline of its own.
     pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
         let loaded = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
-        let Stream { reader, writer, probe, leftover: _ } = stream;
+        let Stream { reader, writer, probe, .. } = stream;
         let acceptor = TlsAcceptor::from(Arc::clone(&loaded.config));
         let socket = acceptor.accept(tokio::io::join(reader, writer)).await?;
         let shown = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -241,9 +241,7 @@ impl Secured {
     /// The halves, with what the kernel knows of the peer below TLS.
     pub(crate) fn into_stream(self) -> Stream {
         let (reader, writer) = tokio::io::split(self.socket);
-        let mut stream = Stream::new(reader, writer);
-        stream.probe = self.probe;
-        stream
+        Stream { probe: self.probe, is_private: true, ..Stream::new(reader, writer) }
     }
 }
 
