@@ -48,6 +48,9 @@ struct Step {
     start: f64,
 }
 
+/// Memory comes in pages: less than one each is not told apart from one.
+const PAGE_KIB: f64 = 4.0;
+
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let mut rows = Vec::new();
     for more in [More::Processes, More::Sessions, More::Holders] {
@@ -74,7 +77,9 @@ fn grow(setting: &Setting<'_>, more: More, steps: &[usize], rounds: usize) -> Re
     let (one, many) = more.names();
     let most = steps[last];
     let row = |name: String, low: usize, value: fn(&Step) -> f64, unit: &str| {
-        let ratios = column(last, value).iter().zip(column(low, value)).map(|(high, low)| high / low).collect();
+        let least = if unit == "KiB" { PAGE_KIB } else { f64::MIN_POSITIVE };
+        let ratio = |(high, low): (f64, f64)| high.max(least) / low.max(least);
+        let ratios = column(last, value).into_iter().zip(column(low, value)).map(ratio).collect();
         let figures: Vec<_> = (0..steps.len()).map(|at| short(median(column(at, value)))).collect();
         let counts: Vec<_> = steps.iter().map(ToString::to_string).collect();
         Row::new(name, "x").values(ratios).note(format!("{} {unit} at {}", figures.join(", "), counts.join(", ")))
@@ -112,7 +117,7 @@ fn fill(setting: &Setting<'_>, more: More, steps: &[usize]) -> Result<Vec<Step>>
         there = *count;
         let each = (weight::settled(&place.setup) - before) / there as f64;
         measured.push(Step {
-            each: each.max(f64::MIN_POSITIVE),
+            each: each.max(0.0),
             request: request(&mut session)?,
             start: median(spawn::starts(&mut session, Start::new(&[TRUE]), STARTS)?),
         });

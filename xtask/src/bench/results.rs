@@ -89,7 +89,7 @@ fn block(results: &Results) -> String {
     let table = |rows: &[&Row]| HEAD.to_owned() + &rows.iter().map(|row| line(row)).collect::<String>();
     format!(
         "![Start, round trip, echo, output and files beside the machine itself and OpenSSH]({CHART})\n\n\
-         Measured in one run on {cores} cores with Linux {kernel}, all sides by turns; a value is the median of the ratios of the rounds.{short}\n\
+         Measured on {cores} cores with Linux {kernel}, all sides of a ratio in the same run and by turns; a value is the median of the ratios of the rounds.{short}\n\
          Of {} targets {} are met and {} are missed.\n\n{}\n\
          <details><summary>Further figures, without a target</summary>\n\n{}\n</details>\n",
         promised.len(),
