@@ -117,11 +117,11 @@ impl Outbox {
         let Message { head, attached } = message;
         match (attached, self.framing) {
             (None, Framing::WebSocket { role: Role::Server, .. }) if (LARGE..=FRAME_MAX).contains(&head.len()) => {
-                self.insert(Opcode::Text, head);
+                self.attached(Opcode::Text, false, &[], head.into());
             }
             (None, _) => self.encode(Opcode::Text, head.len(), |buf| buf.extend_from_slice(&head)),
             (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
-                self.attached(role == Role::Client, &head, attached);
+                self.attached(Opcode::Binary, role == Role::Client, &head, attached);
             }
             (Some(attached), _) => self.binary(&head, &attached),
         }
@@ -138,25 +138,14 @@ impl Outbox {
         });
     }
 
-    /// One frame that leaves from where it is.
-    fn insert(&mut self, opcode: Opcode, payload: Vec<u8>) {
-        if self.closing {
-            return;
-        }
-        self.compact();
-        let (bytes, size, _) = self.header(opcode, payload.len(), true, false);
-        self.buf.extend_from_slice(&bytes[..size]);
-        self.inserts.push_back(Insert { at: self.buf.len(), bytes: payload.into() });
-    }
-
-    /// One frame of bytes. What is not masked leaves from where it is.
-    fn attached(&mut self, masked: bool, head: &[u8], attached: Bytes) {
+    /// One frame. What is attached and not masked leaves from where it is.
+    fn attached(&mut self, opcode: Opcode, masked: bool, head: &[u8], attached: Bytes) {
         if self.closing {
             return;
         }
         self.compact();
         let total = head.len() + attached.len();
-        let (bytes, size, mask) = self.header(Opcode::Binary, total, true, masked);
+        let (bytes, size, mask) = self.header(opcode, total, true, masked);
         let mask = mask.filter(|mask| *mask != frame::NO_MASK);
         self.buf.reserve(size + if mask.is_some() { total } else { head.len() });
         self.buf.extend_from_slice(&bytes[..size]);
