@@ -59,7 +59,6 @@ fn main() {
 /// A connection to a holder.
 struct Link {
     socket: OwnedFd,
-    buf: Vec<u8>,
     next_req: u32,
 }
 
@@ -76,7 +75,7 @@ impl Link {
             original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
             confine: exec_server_holder::Confine::default(),
         };
-        let mut link = Self { socket: handle.create(new).expect("create"), buf: Vec::new(), next_req: 0 };
+        let mut link = Self { socket: handle.create(new).expect("create"), next_req: 0 };
         link.hello(1);
         link
     }
@@ -99,7 +98,7 @@ impl Link {
     fn recv(&mut self) -> Option<(FromHolder, Vec<OwnedFd>)> {
         let start = Instant::now();
         loop {
-            match wire::recv(&self.socket, &mut self.buf) {
+            match wire::recv(&self.socket) {
                 Ok(message) => return message,
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
             }
@@ -409,7 +408,7 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     drop(link);
     let directory = open(dir.path());
     let socket = spawner::connect(directory.as_fd()).expect("the path socket");
-    let mut link = Link { socket, buf: Vec::new(), next_req: 0 };
+    let mut link = Link { socket, next_req: 0 };
     link.hello(2);
     assert!(!is_gone(leader.cast_signed()));
     link.end();

@@ -308,11 +308,10 @@ impl Link {
         mut process: impl FnMut(Arc<Process>),
     ) -> io::Result<Welcome> {
         self.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch });
-        let mut buf = Vec::new();
         let mut welcome = None;
         let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
         loop {
-            let (message, mut fds) = self.recv(shortage, &mut buf).await?;
+            let (message, mut fds) = self.recv(shortage).await?;
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
                     self.version.set(version).ok(); // As with the control block below.
@@ -359,10 +358,10 @@ impl Link {
     }
 
     /// Cancel safe: a message is taken from the socket only when it is returned.
-    async fn recv(&self, shortage: Shortage, buf: &mut Vec<u8>) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
+    async fn recv(&self, shortage: Shortage) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
         loop {
             let mut ready = self.socket.readable().await?;
-            match wire::recv(self.socket.get_ref(), buf) {
+            match wire::recv(self.socket.get_ref()) {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
@@ -377,13 +376,12 @@ impl Link {
 
     /// Serves the link until the holder is gone.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
-        let mut buf = Vec::new();
         let ended = loop {
             self.hear_bells(&session);
             // Every branch is cancel safe: readiness and permits only.
             tokio::select! {
                 biased;
-                message = self.recv(Shortage::Passes, &mut buf) => match message {
+                message = self.recv(Shortage::Passes) => match message {
                     Ok((message, fds)) => self.handle(&session, message, fds),
                     Err(error) => break error,
                 },

@@ -2,6 +2,7 @@
 //!
 //! Knows the socket and the memfd of a large message, not what the messages mean. All calls are non-blocking.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,11 @@ const RECEIVED_MAX: usize = 64 * 1024;
 /// Size of the receive buffer: above the allocator's threshold for pages of its own, so that only the pages that messages
 /// have touched cost memory.
 const BUFFER: usize = 256 * 1024;
+
+thread_local! {
+    /// Receives for every holder that a thread listens to: a server has many, and each one's messages are decoded before the next is asked for.
+    static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// One received datagram; its bytes are in the buffer that was passed, unless they came in a memfd.
 #[derive(Debug)]
@@ -47,11 +53,13 @@ pub fn send(socket: impl AsFd, message: &ToHolder<'_>, fds: &[BorrowedFd<'_>]) -
 
 /// Receives one message of a holder; `None` at end of file, `WouldBlock` when nothing is there, `InvalidData` (with a
 /// [`DecodeError`] inside) for what is no message, `EMFILE` when there is no room for its descriptors: it then stays and can
-/// be asked for again. `buf` is the receive buffer, kept from call to call.
-pub fn recv(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
-    let Some(datagram) = recv_or_leave(socket.as_fd(), buf)? else { return Ok(None) };
-    let message = FromHolder::decode(datagram.bytes(buf)).map_err(invalid)?;
-    Ok(Some((message, datagram.fds)))
+/// be asked for again.
+pub fn recv(socket: impl AsFd) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
+    RECEIVED.with_borrow_mut(|buf| {
+        let Some(datagram) = recv_or_leave(socket.as_fd(), buf)? else { return Ok(None) };
+        let message = FromHolder::decode(datagram.bytes(buf)).map_err(invalid)?;
+        Ok(Some((message, datagram.fds)))
+    })
 }
 
 /// Sends an encoded message, in a sealed memfd if it is too large for a datagram.

@@ -62,7 +62,6 @@ impl AsRef<Mapping> for Lent {
 pub(crate) struct Server {
     pub(crate) socket: OwnedFd,
     dir: OwnedFd,
-    buf: Vec<u8>,
     pub(crate) inbox: VecDeque<FromHolder>,
     pub(crate) control: Option<Control>,
     pub(crate) logs: BTreeMap<u32, Log>,
@@ -99,7 +98,6 @@ impl Server {
         Self {
             socket,
             dir,
-            buf: Vec::new(),
             inbox: VecDeque::new(),
             control: None,
             logs: BTreeMap::new(),
@@ -125,7 +123,7 @@ impl Server {
     /// Takes in what has arrived and reads every log to its end.
     pub(crate) fn absorb(&mut self) {
         while !self.is_lost {
-            match wire::recv(&self.socket, &mut self.buf) {
+            match wire::recv(&self.socket) {
                 Ok(Some((message, fds))) => self.take(message, fds),
                 Ok(None) => self.is_lost = true,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
