@@ -12,7 +12,7 @@
 //!
 //! Failure paths: no memory for a segment blocks and is tried again by the clock; a read error ends its stream.
 
-use exec_server_log::{Blocked, RECORD_MAX, Released, Stream};
+use exec_server_log::{Blocked, Released};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -21,11 +21,9 @@ use crate::poller::EventFlags;
 use crate::process::{Phase, Process, stream_fd};
 use crate::wire::{FromHolder, Overflow};
 
-/// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this.
-const TURN_BYTES: usize = 256 * 1024;
-
-/// Size of a pipe that has shown a full read: fewer switches between child and holder. Beyond 1 MiB the kernel refuses.
-const WIDE_PIPE_BYTES: usize = 1 << 20;
+/// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this: twice what a pipe holds. Pipes
+/// keep the size that they are born with, since a wider one makes a single child no faster and spoils the caches when there are many.
+const TURN_BYTES: usize = 128 * 1024;
 
 /// When to try again after memory was short.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -158,11 +156,6 @@ impl Process {
             // EIO is how a terminal ends; any other error will not go away either.
             Err(_) => return Read::Ended,
         };
-        if n == RECORD_MAX && output.stream != Stream::Pty && !output.is_wide {
-            output.is_wide = true;
-            // Refused beyond the user's share of pipe memory; the pipe then stays as it is.
-            rustix::pipe::fcntl_setpipe_size(fd, WIDE_PIPE_BYTES).ok();
-        }
         output.tail = output.tail.saturating_sub(n as u64);
         let is_due = self.writer.commit(&cx.control, output.stream, n);
         cx.wake(is_due);

@@ -78,8 +78,6 @@ pub(crate) struct Output {
     pub(crate) is_open: bool,
     /// Bytes that were in it when the leader died and are still to be read before `Exited`.
     pub(crate) tail: u64,
-    /// The pipe was made larger.
-    pub(crate) is_wide: bool,
     pub(crate) interest: Interest,
 }
 
@@ -270,7 +268,7 @@ impl Process {
 
 impl Output {
     fn new(stream: Stream, is_open: bool) -> Self {
-        Self { stream, is_open, tail: 0, is_wide: false, interest: Interest::default() }
+        Self { stream, is_open, tail: 0, interest: Interest::default() }
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use leak::{descendants, marked, wait_gone};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use proxy::Proxy;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
-pub(crate) use server::{Builder, TestServer, binary};
+pub(crate) use server::{Builder, TestServer, binary, refused};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use target::{Asked, Target};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]

@@ -6,18 +6,19 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
 use super::{
-    Client, leak,
+    Client, DEADLINE, leak,
     leak::{descendants, marked, wait_gone},
     wait_for,
 };
@@ -30,6 +31,19 @@ static COUNTER: AtomicU32 = AtomicU32::new(0);
 /// The path of the program under test.
 pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_exec-server")
+}
+
+/// Waits for a server that has to refuse to start. One that serves instead fails the test and is ended.
+pub(crate) fn refused(mut server: Child) -> Output {
+    let end = Instant::now() + DEADLINE;
+    while server.try_wait().expect("look at the server").is_none() {
+        if Instant::now() >= end {
+            server.kill().expect("end the server");
+            panic!("the server did not refuse to start: {:?}", server.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    server.wait_with_output().expect("read what it said")
 }
 
 /// How a server is started.
@@ -109,7 +123,20 @@ impl Builder {
         TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
     }
 
-    /// The command that starts the server, for tests that look at how it refuses to start.
+    /// How the server refuses to start.
+    pub(crate) fn refusal(&self, dir: &Path, mark: &str) -> Output {
+        let mut command = self.command(dir, mark);
+        refused(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("run exec-server"),
+        )
+    }
+
+    /// The command that starts the server, for tests that start it in their own way.
     pub(crate) fn command(&self, dir: &Path, mark: &str) -> Command {
         let place = |text: &str| text.replace("{dir}", &dir.display().to_string());
         let mut command = match &self.before {

@@ -44,6 +44,15 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
     }
 }
 
+/// A digit that is the same in forty tokens comes of no chance: that happens once in 16^39.
+#[test]
+fn every_digit_of_a_token_is_of_the_system_s_chance() {
+    let server = TestServer::start();
+    let made: Vec<Vec<u8>> = (0..40).map(|n| tokens::create(&server, &format!("n{n}"), &[]).into_bytes()).collect();
+    let fixed: Vec<usize> = (0..64).filter(|&at| made.iter().all(|token| token[at] == made[0][at])).collect();
+    assert!(fixed.is_empty(), "the same in all: {fixed:?}");
+}
+
 #[test]
 fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
     let server = TestServer::start();
@@ -156,7 +165,7 @@ fn replace(path: &std::path::Path, text: &str) {
 fn server_with(tokens: &std::path::Path) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().expect("make a directory");
     let builder = TestServer::builder().arg("--tokens").arg(&tokens.display().to_string());
-    let output = builder.command(dir.path(), "refused.test").output().expect("run exec-server");
+    let output = builder.refusal(dir.path(), "refused.test");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 

@@ -80,7 +80,7 @@ fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
         };
         for mode in [0o644, 0o640, 0o602] {
             private_file(&file, mode);
-            let refused = builder().command(dir.path(), "refused.test").output().expect("run exec-server");
+            let refused = builder().refusal(dir.path(), "refused.test");
             let said = String::from_utf8_lossy(&refused.stderr).into_owned();
             assert!(refused.status.code() == Some(255) && said.contains(&format!("{mode:04o}")), "{said}");
             assert!(!said.contains(SECRET), "{said}");
@@ -88,7 +88,7 @@ fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
         private_file(&file, 0o400);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&file, Some(65534), None).expect("give it away");
-            let refused = builder().command(dir.path(), "refused.test").output().expect("run exec-server");
+            let refused = builder().refusal(dir.path(), "refused.test");
             assert!(String::from_utf8_lossy(&refused.stderr).contains("uid 65534"), "{refused:?}");
             std::os::unix::fs::chown(&file, Some(0), None).expect("take it back");
         }
@@ -139,7 +139,7 @@ fn a_credential_is_taken_as_a_service_manager_leaves_it() {
             assert_eq!(builder().start().token(), SECRET);
         } else {
             let home = tempfile::tempdir().expect("make a directory");
-            let refused = builder().command(home.path(), "refused.test").output().expect("run exec-server");
+            let refused = builder().refusal(home.path(), "refused.test");
             let said = String::from_utf8_lossy(&refused.stderr).into_owned();
             assert!(refused.status.code() == Some(255) && said.contains("0440"), "{users:?} {group}: {said}");
         }
@@ -175,7 +175,7 @@ fn from_a_descriptor_it_is_read_to_its_end() {
 fn no_argument_takes_a_token() {
     let dir = tempfile::tempdir().expect("make a directory");
     for flag in ["--token", "--auth-token", "--bearer"] {
-        let refused = TestServer::builder().arg(flag).arg(SECRET).command(dir.path(), "x.test").output();
-        assert_eq!(refused.expect("run exec-server").status.code(), Some(2), "{flag}");
+        let refused = TestServer::builder().arg(flag).arg(SECRET).refusal(dir.path(), "x.test");
+        assert_eq!(refused.status.code(), Some(2), "{flag}");
     }
 }

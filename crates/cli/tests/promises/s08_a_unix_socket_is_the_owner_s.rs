@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    common::{TestServer, http_unix, wait_for},
+    common::{TestServer, http_unix, refused, wait_for},
     promises::upgrade,
 };
 
@@ -72,7 +72,7 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
         set_mode(&place, bits);
         let (mut child, socket) = (start("000"), place.join("x.sock"));
         if !fits {
-            let output = child.wait_with_output().expect("wait");
+            let output = refused(child);
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.code() == Some(255) && said.contains(&format!("{bits:04o}")), "{bits:o}: {said}");
             assert!(!socket.exists());
@@ -86,14 +86,19 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
         assert!(!socket.exists(), "it goes with its server");
     }
     set_mode(&place, 0o700);
+    // Whoever owns it can change its entries, whatever its mode. Only root can give it away: run by another user this fails.
+    std::os::unix::fs::chown(&place, Some(65534), Some(65534)).expect("give the directory to nobody (needs root)");
+    let output = refused(start("077"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(255) && said.contains("65534"), "{said}");
+    assert!(!place.join("x.sock").exists());
 }
 
 #[test]
 fn what_is_no_socket_of_ours_is_not_replaced_and_abstract_names_are_refused() {
     let dir = tempfile::tempdir().expect("make a directory");
     let refused = |listen: &str| {
-        let output =
-            TestServer::builder().listen(listen).command(dir.path(), "x.test").output().expect("run exec-server");
+        let output = TestServer::builder().listen(listen).refusal(dir.path(), "x.test");
         assert!(!output.status.success() && output.stdout.is_empty(), "{listen}");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };

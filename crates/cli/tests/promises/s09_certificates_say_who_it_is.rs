@@ -230,7 +230,7 @@ fn new_files_are_read_without_a_restart_and_broken_ones_change_nothing() {
 fn a_key_that_others_can_read_and_files_that_do_not_fit_end_the_start() {
     let world = World::new();
     let said = |builder: &Builder| {
-        let output = builder.command(world.dir.path(), "refused.test").output().expect("run exec-server");
+        let output = builder.refusal(world.dir.path(), "refused.test");
         assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0), "{output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };

@@ -121,11 +121,10 @@ fn environment_is_its_own(client: &mut Client) {
 fn only_root_can_give_children_another_user() {
     let dir = tempfile::tempdir().expect("a directory");
     let builder = TestServer::builder().run_by_nobody().arg("--run-as").arg("root");
-    let refused = builder.command(dir.path(), "mark.test").output().expect("start it");
+    let refused = builder.refusal(dir.path(), "mark.test");
     assert_eq!(refused.status.code(), Some(255));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--run-as"), "{refused:?}");
     let dir = tempfile::tempdir().expect("a directory");
-    let refused = TestServer::builder().arg("--run-as").arg("no-such-user").command(dir.path(), "mark.test").output();
-    let refused = refused.expect("start it");
+    let refused = TestServer::builder().arg("--run-as").arg("no-such-user").refusal(dir.path(), "mark.test");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("no user `no-such-user`"), "{refused:?}");
 }

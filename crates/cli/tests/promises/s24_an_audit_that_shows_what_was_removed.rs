@@ -25,7 +25,7 @@ fn find(path: &Path, event: &str) -> Value {
 }
 
 #[test]
-fn it_tells_who_did_what_and_no_secrets_and_shows_a_removed_line() {
+fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_moved() {
     let mut server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
     let audit = server.dir().join("audit.log");
     let token = tokens::create(&server, "ci", &[]);
@@ -83,13 +83,26 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_a_removed_line() {
     let whole = tokens::verify(&audit);
     assert_eq!(whole.status.code(), Some(0), "{whole:?}");
     let lines: Vec<&str> = text.lines().collect();
-    for removed in 1..lines.len() - 1 {
-        let rest: Vec<&str> = lines[..removed].iter().chain(&lines[removed + 1..]).copied().collect();
-        let other = server.dir().join("removed.log");
-        fs::write(&other, rest.join("\n") + "\n").expect("write the rest");
+    let told = |lines: &[&str]| {
+        let other = server.dir().join("other.log");
+        fs::write(&other, lines.join("\n") + "\n").expect("write another log");
         let said = tokens::verify(&other);
-        let text = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(said.status.code() == Some(1) && text.contains(&format!("line {} ", removed + 1)), "{removed}: {text}");
+        (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    for n in 1..lines.len() - 1 {
+        let rest: Vec<&str> = lines[..n].iter().chain(&lines[n + 1..]).copied().collect();
+        let (code, said) = told(&rest);
+        assert!(code == Some(1) && said.contains(&format!("line {} ", n + 1)), "without {n}: {said}");
+        let mut moved = lines.clone();
+        moved.swap(n, n - 1);
+        let (code, said) = told(&moved);
+        assert!(code == Some(1), "with {n} before its forerunner: {said}");
+        // The hash of the line is left, and so the line after it still agrees.
+        let changed = lines[n].replacen("\"event\":\"", "\"event\":\"x", 1);
+        let with: Vec<&str> =
+            lines.iter().enumerate().map(|(at, line)| if at == n { &changed } else { *line }).collect();
+        let (code, said) = told(&with);
+        assert!(code == Some(1) && said.contains(&format!("line {} ", n + 1)), "with {n} changed: {said}");
     }
     assert_eq!(tokens::verify(&server.dir().join("nothing.log")).status.code(), Some(255));
 }

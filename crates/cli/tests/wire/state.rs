@@ -16,7 +16,7 @@ use crate::common::{Client, TestServer, wait_for, wait_gone};
 #[test]
 fn a_second_server_on_the_same_directory_is_refused() {
     let server = TestServer::start();
-    let output = TestServer::builder().command(server.dir(), "second.test").output().expect("run exec-server");
+    let output = TestServer::builder().refusal(server.dir(), "second.test");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0));
     let dir = server.state_dir().display().to_string();
