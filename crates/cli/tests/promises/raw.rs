@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::TcpStream,
+    time::Instant,
 };
 
 use crate::{
@@ -50,7 +51,10 @@ impl Raw {
 
     /// Reads frames of the server, skipping all but the next text or the close: its text, or the code.
     pub(crate) fn next(&mut self) -> Said {
+        // Pings keep coming: the deadline of a read alone would not end this.
+        let end = Instant::now() + DEADLINE;
         loop {
+            assert!(Instant::now() < end, "nothing but pings");
             let mut two = [0; 2];
             if self.socket.read_exact(&mut two).is_err() {
                 return Said::Gone;

@@ -6,13 +6,18 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    io::ErrorKind,
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixStream,
+    },
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
+    time::Instant,
 };
 
 use crate::{
-    common::{TestServer, http_unix, refused, wait_for},
+    common::{DEADLINE, TestServer, binary, http_unix, refused, wait_for},
     promises::upgrade,
 };
 
@@ -56,7 +61,7 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
             .arg(command.get_program())
             .args(command.get_args());
         shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        shell.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        shell.stdout(Stdio::null()).stderr(Stdio::piped());
         shell.spawn().expect("start exec-server")
     };
     for (bits, fits) in [
@@ -92,6 +97,57 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(255) && said.contains("65534"), "{said}");
     assert!(!place.join("x.sock").exists());
+}
+
+/// Knocks at all that is in a directory until its `x.sock` answers: whatever answers is 0600, and the name itself answers from the first.
+fn knock(dir: &Path) {
+    let name = dir.join("x.sock");
+    let is_closed_to_others = |path: &Path| {
+        // It may have its last name by now.
+        let found = [path, &name].iter().find_map(|path| fs::metadata(path).ok()).expect("what answers has a name");
+        assert_eq!(found.permissions().mode() & 0o7777, 0o600, "of a socket that answers");
+    };
+    let end = Instant::now() + DEADLINE;
+    while Instant::now() < end {
+        // Mostly at the name: the moment to be caught there is short.
+        for _ in 0..64 {
+            match UnixStream::connect(&name) {
+                Ok(_) => return is_closed_to_others(&name),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "the name is there and does not answer"),
+            }
+        }
+        for entry in fs::read_dir(dir).expect("list").filter_map(Result::ok) {
+            if UnixStream::connect(entry.path()).is_ok() {
+                is_closed_to_others(&entry.path());
+            }
+        }
+    }
+    panic!("no socket");
+}
+
+#[test]
+fn it_has_its_name_when_it_listens_and_listens_when_it_is_closed_to_others() {
+    for _ in 0..30 {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let socket = dir.path().join("x.sock");
+        let watched = dir.path().to_owned();
+        let watcher = std::thread::spawn(move || knock(&watched));
+        let script = "umask 000; exec \"$0\" \"$@\"";
+        let listen = format!("unix://{}", socket.display());
+        let mut server = Command::new("sh")
+            .args(["-c", script, binary(), "serve", "--kill-on-exit", "--state-dir"])
+            .arg(dir.path().join("state"))
+            .args(["--listen", &listen])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start exec-server");
+        let seen = watcher.join();
+        let pid = rustix::process::Pid::from_child(&server);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
+        assert_eq!(server.wait().expect("wait").code(), Some(0));
+        seen.expect("what was seen is above");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 use serde_json::json;
 
 use crate::{
-    common::{Client, TestServer, http, wait_for},
+    common::{Client, DEADLINE, TestServer, http, wait_for},
     promises::{
         host::{self, kill, modern, sh, stop},
         raw::{Raw, Said, descriptors, header, resident},
@@ -86,6 +86,17 @@ fn a_request_head_is_bounded() {
         large.read_to_string(&mut answer).ok(); // A reset after the answer is fine.
         assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     }
+}
+
+#[test]
+fn a_request_head_that_does_not_end_is_waited_for_ten_seconds() {
+    let server = TestServer::start();
+    let mut slow = TcpStream::connect(server.address()).expect("connect");
+    slow.set_read_timeout(Some(DEADLINE)).expect("set a deadline");
+    slow.write_all(b"GET / HTTP/1.1\r\nX: ").expect("send");
+    let begun = Instant::now();
+    slow.read_to_end(&mut Vec::new()).expect("it hangs up");
+    assert!(begun.elapsed() >= Duration::from_secs(9), "{:?}", begun.elapsed());
 }
 
 /// Messages that are answered with an error; the connection lives on.

@@ -1,11 +1,14 @@
-//! S17, without a sandbox: every child leads a session of its own, with a terminal or without, and only its own terminal
-//! controls it. It cannot reach the terminal that the server was started in, nor type into it.
+//! S17: every child leads a session of its own, with a terminal or without, and only its own terminal controls it. It cannot reach the
+//! terminal that the server was started in, nor type into it; in a sandbox not even into its own.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     common::{Client, TestServer, binary, wait_gone},
-    promises::host::{carrying, compile, modern, pid_of, sh, wait_output},
+    promises::{
+        boxes,
+        host::{carrying, compile, modern, pid_of, sh, wait_output},
+    },
 };
 
 /// Tries to get at a terminal: prints a line for each try. The second number of the ioctl differs in bits that the kernel ignores.
@@ -29,6 +32,10 @@ int main(int argc, char **argv) {
     printf("type=%s\n", plain < 0 ? strerrorname_np(errno) : "typed");
     long high = syscall(SYS_ioctl, other, (unsigned long) TIOCSTI | 0xffffffff00000000ul, &key);
     printf("high=%s\n", high < 0 ? strerrorname_np(errno) : "typed");
+    long console = syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX, &key);
+    printf("console=%s\n", console < 0 ? strerrorname_np(errno) : "done");
+    long upper = syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX | 0xff00000000ul, &key);
+    printf("upper=%s\n", upper < 0 ? strerrorname_np(errno) : "done");
     long steal = syscall(SYS_ioctl, other, (unsigned long) TIOCSCTTY, 0);
     printf("steal=%s\n", steal < 0 ? strerrorname_np(errno) : "stolen");
     printf("done\n");
@@ -44,6 +51,40 @@ fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     outer.ok("process/start", params);
     let said = wait_output(outer, "server", "\n");
     said.lines().find(|line| line.starts_with("ws://")).unwrap_or_else(|| panic!("a URL in {said:?}")).trim().to_owned()
+}
+
+/// What an intruder printed.
+fn told(client: &mut Client, params: Value) -> String {
+    let id = params["processId"].as_str().expect("a process id").to_owned();
+    client.ok("process/start", params);
+    String::from_utf8_lossy(&client.collect(&id).stdout).replace('\r', "")
+}
+
+/// What it printed of one try.
+fn line<'a>(said: &'a str, name: &str) -> &'a str {
+    said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {said}"))
+}
+
+/// A command in a sandbox may share its terminal with one that is not: what it types, the other would run.
+#[test]
+fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
+    let server = TestServer::start();
+    let intruder = compile(server.dir(), "intruder", INTRUDER, &[]);
+    server.open_dir();
+    let (mut client, _) = modern(&server);
+    let mut params = crate::common::start_params("free", &[&intruder, "/dev/tty"]);
+    params["tty"] = json!(true);
+    let said = told(&mut client, params.clone());
+    // Without a sandbox no filter is there: the terminal itself answers.
+    assert_eq!(line(&said, "other="), "open");
+    assert!(["ENOTTY", "EINVAL"].contains(&line(&said, "console=")), "{said}");
+    params["processId"] = json!("boxed");
+    params["sandbox"] = boxes::sandbox(vec![boxes::special("root", "read")], "enabled");
+    let said = told(&mut client, params);
+    assert_eq!(line(&said, "other="), "open");
+    for attempt in ["type=", "high=", "console=", "upper="] {
+        assert_eq!(line(&said, attempt), "EPERM", "{attempt} in {said}");
+    }
 }
 
 #[test]
@@ -65,12 +106,8 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
         let id = format!("intruder-{tty}");
         let mut params = crate::common::start_params(&id, &[&intruder, &terminal.display().to_string()]);
         params["tty"] = json!(tty);
-        client.ok("process/start", params);
-        let ended = client.collect(&id);
-        let said = String::from_utf8_lossy(&ended.stdout).replace('\r', "");
-        let line = |name: &str| {
-            said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {said}"))
-        };
+        let said = told(&mut client, params);
+        let line = |name: &str| line(&said, name);
         assert_eq!(line("leads="), "1", "it leads its session");
         assert_eq!(line("tty="), if tty { "open" } else { "ENXIO" }, "its own terminal or none");
         assert_eq!(line("other="), "open", "the same user may open it: the rest is what protects");
