@@ -41,7 +41,7 @@ pub(crate) fn refused(mut server: Child) -> Output {
             server.kill().expect("end the server");
             panic!("the server did not refuse to start: {:?}", server.wait_with_output());
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::park_timeout(Duration::from_millis(5));
     }
     server.wait_with_output().expect("read what it said")
 }
