@@ -193,7 +193,6 @@ impl Spawner for Scripts {
 struct Life {
     holder: Holder<Scripts>,
     socket: OwnedFd,
-    buf: Vec<u8>,
     /// Segments on disk by slot, oldest first.
     on_disk: [Vec<u64>; 2],
     now: u64,
@@ -216,7 +215,7 @@ impl Life {
         self.now += 1_000_000;
         self.holder.turn(self.now);
         loop {
-            match wire::recv(&self.socket, &mut self.buf) {
+            match wire::recv(&self.socket) {
                 Ok(Some((FromHolder::Spilled { slot, segment }, _))) => {
                     say(format_args!("spilled {slot} {segment}"));
                     self.on_disk[slot as usize].push(segment);
@@ -250,7 +249,7 @@ fn live(seed: u64, step: u64, dir: &Path) {
     };
     let scripts = Scripts::default();
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();
-    let mut life = Life { holder, socket, buf: Vec::new(), on_disk: [Vec::new(), Vec::new()], now: 0 };
+    let mut life = Life { holder, socket, on_disk: [Vec::new(), Vec::new()], now: 0 };
     life.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch: 1 });
     // Nobody is there to take the output, so that it goes to disk.
     life.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
