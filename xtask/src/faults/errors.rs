@@ -12,12 +12,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 
 use super::{
     Figures, Setting,
     flood::{self, Flood, Policy},
 };
-use crate::{interop::packages, server::Setup, wire::Wire};
+use crate::{
+    interop::packages,
+    server::{Setup, kill},
+    wire::Wire,
+};
 
 /// What each flood writes: 3 MiB in memory and six segments on disk.
 const FLOOD_BYTES: u64 = 9 << 20;
@@ -106,6 +111,7 @@ fn one(setup: &Setup, round: u64) -> Result<Lived> {
 /// A running `strace` that makes calls of one process fail.
 struct Tracer {
     child: Child,
+    pid: u32,
     log: PathBuf,
     /// Held open: it says a line for every thread that comes.
     _stderr: BufReader<ChildStderr>,
@@ -135,19 +141,37 @@ impl Tracer {
         let mut stderr = BufReader::new(child.stderr.take().context("standard error is a pipe")?);
         let mut line = String::new();
         stderr.read_line(&mut line)?;
-        let tracer = Self { child, log, _stderr: stderr };
+        let tracer = Self { child, pid, log, _stderr: stderr };
         ensure!(line.contains("attached"), "strace cannot attach to {pid}: {line}");
         Ok(tracer)
     }
 
     /// Lets the process go; how many of its calls were refused.
+    ///
+    /// `strace` lets a call fail by making it one that does not exist and changing the answer afterwards: whoever is let go between the
+    /// two finds that the kernel has no `epoll_wait`. A process that is stopped is in no call.
     fn detach(mut self) -> Result<u64> {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        kill(self.pid, Signal::STOP);
+        let mut looks = 0;
+        flood::wait("all threads of a process stop", Duration::from_secs(10), || {
+            // For a moment a thread looks like that at each call, when it is shown to `strace`.
+            looks = if is_stopped(self.pid) { looks + 1 } else { 0 };
+            Ok(looks == 5)
+        })?;
+        kill(self.child.id(), Signal::TERM);
         self.child.wait()?;
+        kill(self.pid, Signal::CONT);
         let log = fs::read_to_string(&self.log).with_context(|| format!("read `{}`", self.log.display()))?;
         Ok(log.lines().filter(|line| line.ends_with("(INJECTED)")).count() as u64)
     }
+}
+
+/// Whether no thread of a process can run.
+fn is_stopped(pid: u32) -> bool {
+    let is_stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']));
+    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
+    // A thread that has gone runs no more.
+    threads.all(|thread| fs::read_to_string(thread.path().join("stat")).map_or(true, |stat| is_stopped(&stat)))
 }
 
 impl Drop for Tracer {
