@@ -188,9 +188,9 @@ impl Wire {
         outcome
     }
 
-    /// Throws away what was kept: a run that only counts answers does not need it.
-    pub(crate) fn forget_early(&mut self) {
-        self.early.clear();
+    /// What was kept while an answer was waited for. A run that only counts answers throws it away.
+    pub(crate) fn take_early(&mut self) -> VecDeque<Incoming> {
+        std::mem::take(&mut self.early)
     }
 
     fn receive(&mut self) -> Result<Incoming, Fault> {

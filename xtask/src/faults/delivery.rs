@@ -232,7 +232,7 @@ fn polled(address: &Address, total: u64) -> Result<()> {
     loop {
         let params = json!({ "processId": "p", "afterSeq": after, "waitMs": 1000, "maxBytes": 1 << 20 });
         let answer = wire.call("process/read", &params).with_context(|| format!("read after {after}"))?;
-        wire.forget_early();
+        wire.take_early();
         ensure!(answer["gap"].is_null(), "a gap: {}", answer["gap"]);
         let chunks = answer["chunks"].as_array().context("`process/read` gave no `chunks`")?;
         for chunk in chunks {

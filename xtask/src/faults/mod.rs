@@ -224,7 +224,7 @@ const RUNS: &[Run] = &[
 ];
 
 /// Runs that mostly wait. In a full run they are carried out beside the others, which saves a third of its time.
-const WAITING: &[&str] = &["D2", "F15", "F16", "F17", "F19"];
+const WAITING: &[&str] = &["D2", "F5", "F10", "F15", "F16", "F17", "F19"];
 
 /// F26: worlds of the simulation, which is a program of its own and prints what failed.
 fn simulation(setting: &Setting) -> Result<Vec<Figures>> {

@@ -108,8 +108,6 @@ impl Client {
     }
 
     fn after(&mut self) -> Result<()> {
-        // First of all and to its end: to a client that announced nothing, what nobody reads for a second is pushed, and this
-        // one takes no pushes.
         self.until("flood", |seen| seen.is_closed)?;
         // Taken before the change or not: it must not enter twice.
         self.write("cat", "w1", b"one\n")?;
@@ -193,48 +191,59 @@ impl Client {
         Ok(())
     }
 
-    /// One long poll; what is pushed besides is not looked at.
+    /// One long poll. What nobody reads for a second is pushed, and a disk can keep a reader waiting for longer.
     fn read(&mut self, process: &str) -> Result<()> {
-        let seen = self.seen.entry(process.to_owned()).or_default();
-        let params = json!({ "processId": process, "afterSeq": seen.seq, "waitMs": 1000 });
+        let after = self.seen.entry(process.to_owned()).or_default().seq;
+        let params = json!({ "processId": process, "afterSeq": after, "waitMs": 1000 });
         let answer = self.wire.call("process/read", &params)?;
-        self.wire.forget_early();
+        for pushed in self.wire.take_early() {
+            self.hear(pushed)?;
+        }
+        let seen = self.seen.entry(process.to_owned()).or_default();
         for chunk in answer["chunks"].as_array().context("`process/read` gave no `chunks`")? {
-            let bytes = STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?;
-            seen.take(chunk["seq"].as_u64().context("a chunk without number")?, &bytes)?;
+            let seq = chunk["seq"].as_u64().context("a chunk without number")?;
+            if seq > seen.seq {
+                seen.take(seq, &STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?)?;
+            }
         }
         seen.seq = seen.seq.max(answer["nextSeq"].as_u64().context("no `nextSeq`")?.saturating_sub(1));
         seen.exit = answer["exitCode"].as_i64().or(seen.exit);
-        seen.is_closed = answer["closed"] == true;
+        seen.is_closed |= answer["closed"] == true;
         Ok(())
     }
 
-    /// One message; events that came before the change of servers may come again.
+    /// One message, acknowledged.
     fn listen(&mut self) -> Result<()> {
-        let (process, seq) = match self.wire.next()? {
+        let message = self.wire.next()?;
+        let Some((process, seq)) = self.hear(message)? else { return Ok(()) };
+        Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+    }
+
+    /// An event that was pushed: whose, and its number. Those that came before the change of servers may come again.
+    fn hear(&mut self, message: Incoming) -> Result<Option<(String, u64)>> {
+        Ok(match message {
             Incoming::Output(output) => {
                 ensure!(output.gap.is_none(), "`{}` has a gap: {:?}", output.process, output.gap);
                 let seen = self.seen.entry(output.process.clone()).or_default();
                 if output.seq > seen.seq {
                     seen.take(output.seq, &output.bytes)?;
                 }
-                (output.process, output.seq)
+                Some((output.process, output.seq))
             }
             Incoming::Exited { process, seq, code } => {
                 let seen = self.seen.entry(process.clone()).or_default();
                 seen.exit = Some(code);
                 seen.seq = seen.seq.max(seq);
-                (process, seq)
+                Some((process, seq))
             }
             Incoming::Closed { process, seq, .. } => {
                 let seen = self.seen.entry(process.clone()).or_default();
                 seen.is_closed = true;
                 seen.seq = seen.seq.max(seq);
-                (process, seq)
+                Some((process, seq))
             }
-            Incoming::Answer { .. } | Incoming::Other { .. } => return Ok(()),
-        };
-        Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+            Incoming::Answer { .. } | Incoming::Other { .. } => None,
+        })
     }
 }
 
