@@ -22,7 +22,7 @@ use crate::process::{Phase, Process, stream_fd};
 use crate::wire::{FromHolder, Overflow};
 
 /// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this: twice what a pipe holds. Pipes
-/// keep the size that they are born with, since a wider one makes a single child no faster and spoils the caches when there are many.
+/// keep the size that they are born with: measured, a wider one made a single child no faster, and eight together slower.
 const TURN_BYTES: usize = 128 * 1024;
 
 /// When to try again after memory was short.
