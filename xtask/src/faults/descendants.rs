@@ -73,8 +73,8 @@ pub(super) fn zombies(parents: &[u32]) -> u64 {
     server::pids().filter(|pid| is_theirs(*pid)).count() as u64
 }
 
-/// State and parent of a process.
-fn state(pid: u32) -> Option<(char, u32)> {
+/// State and parent of a process or thread.
+pub(super) fn state(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use super::{
-    Figures, Setting,
+    Figures, Setting, descendants,
     flood::{self, Flood, Policy},
 };
 use crate::{
@@ -168,10 +168,10 @@ impl Tracer {
 
 /// Whether no thread of a process can run.
 fn is_stopped(pid: u32) -> bool {
-    let is_stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']));
-    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let mut threads = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
     // A thread that has gone runs no more.
-    threads.all(|thread| fs::read_to_string(thread.path().join("stat")).map_or(true, |stat| is_stopped(&stat)))
+    threads.all(|thread| descendants::state(thread).is_none_or(|(state, _)| matches!(state, 'T' | 't')))
 }
 
 impl Drop for Tracer {

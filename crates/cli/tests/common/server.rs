@@ -125,15 +125,7 @@ impl Builder {
 
     /// How the server refuses to start.
     pub(crate) fn refusal(&self, dir: &Path, mark: &str) -> Output {
-        let mut command = self.command(dir, mark);
-        refused(
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .expect("run exec-server"),
-        )
+        refused(self.command(dir, mark).spawn().expect("run exec-server"))
     }
 
     /// The command that starts the server, for tests that start it in their own way.

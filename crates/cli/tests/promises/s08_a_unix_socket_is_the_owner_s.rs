@@ -17,7 +17,7 @@ use std::{
 };
 
 use crate::{
-    common::{DEADLINE, TestServer, binary, http_unix, refused, wait_for},
+    common::{DEADLINE, TestServer, http_unix, refused, wait_for},
     promises::upgrade,
 };
 
@@ -52,17 +52,9 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
     let place = dir.path().join("place");
     fs::create_dir(&place).expect("make a directory");
     let start = |umask: &str| {
-        let command =
-            TestServer::builder().listen(&format!("unix://{}/x.sock", place.display())).command(dir.path(), "x.test");
-        let mut shell = Command::new("sh");
-        shell
-            .arg("-c")
-            .arg(format!("umask {umask}; exec \"$0\" \"$@\""))
-            .arg(command.get_program())
-            .args(command.get_args());
-        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        shell.stdout(Stdio::null()).stderr(Stdio::piped());
-        shell.spawn().expect("start exec-server")
+        let builder = TestServer::builder().listen(&format!("unix://{}/x.sock", place.display()));
+        let mut command = builder.after(&format!("umask {umask}")).command(dir.path(), "x.test");
+        command.stdout(Stdio::null()).spawn().expect("start exec-server")
     };
     for (bits, fits) in [
         (0o700, true),
@@ -129,24 +121,12 @@ fn knock(dir: &Path) {
 fn it_has_its_name_when_it_listens_and_listens_when_it_is_closed_to_others() {
     for _ in 0..30 {
         let dir = tempfile::tempdir().expect("make a directory");
-        let socket = dir.path().join("x.sock");
         let watched = dir.path().to_owned();
         let watcher = std::thread::spawn(move || knock(&watched));
-        let script = "umask 000; exec \"$0\" \"$@\"";
-        let listen = format!("unix://{}", socket.display());
-        let mut server = Command::new("sh")
-            .args(["-c", script, binary(), "serve", "--kill-on-exit", "--state-dir"])
-            .arg(dir.path().join("state"))
-            .args(["--listen", &listen])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("start exec-server");
-        let seen = watcher.join();
-        let pid = rustix::process::Pid::from_child(&server);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
-        assert_eq!(server.wait().expect("wait").code(), Some(0));
-        seen.expect("what was seen is above");
+        let listen = format!("unix://{}/x.sock", dir.path().display());
+        let server = TestServer::builder().listen(&listen).after("umask 000").start();
+        watcher.join().expect("what was seen is above");
+        drop(server);
     }
 }
 

@@ -200,8 +200,12 @@ impl Client {
             self.hear(pushed)?;
         }
         let seen = self.seen.entry(process.to_owned()).or_default();
+        let mut last = after;
         for chunk in answer["chunks"].as_array().context("`process/read` gave no `chunks`")? {
             let seq = chunk["seq"].as_u64().context("a chunk without number")?;
+            ensure!(seq > last, "number {seq} came after {last}");
+            last = seq;
+            // What was pushed before the answer may be in it again.
             if seq > seen.seq {
                 seen.take(seq, &STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?)?;
             }
