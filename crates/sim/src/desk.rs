@@ -38,6 +38,8 @@ pub(crate) enum File {
     Read(u64),
     /// Searches, when this number was settled.
     Search(u64),
+    /// The next part of a search or of a watch, of which one at a time is given.
+    Next,
     /// Of which only the answer counts.
     Other,
 }
@@ -85,15 +87,23 @@ impl Client {
             18 => ("fs/close", json!({"handleId": "h"})),
             19 => return self.search_register(attached, register),
             20 => ("fs/search", json!({"path": self.desk.dir, "pattern": "0", "handleId": "s", "pages": true})),
-            21 => ("fs/searchNext", json!({"handleId": "s"})),
+            21 => return self.next_part(attached, "fs/searchNext", json!({"handleId": "s"})),
             22 => ("fs/glob", json!({"path": self.desk.dir, "pattern": "**"})),
             23 => ("fs/watch", json!({"path": self.desk.dir, "handleId": "w"})),
             // What the kernel has told by now depends on this machine's moment: only the answer counts, and it comes at once.
-            24 => ("fs/watchNext", json!({"handleId": "w", "waitMs": 0, "settleMs": 0})),
+            24 => {
+                let params = json!({"handleId": "w", "waitMs": 0, "settleMs": 0});
+                return self.next_part(attached, "fs/watchNext", params);
+            }
             _ => ("fs/createDirectory", json!({"path": self.desk.dir.join("sub")})),
         };
         self.trace(format_args!("{method}"));
         self.call(attached, Call::File(File::Other), method, params);
+    }
+
+    fn next_part(&mut self, attached: u32, method: &str, params: Value) {
+        self.trace(format_args!("{method}"));
+        self.call(attached, Call::File(File::Next), method, params);
     }
 
     fn write_register(&mut self, attached: u32, path: Value) {
@@ -146,7 +156,7 @@ impl Client {
                 let found = result["matches"][0]["text"].as_str().and_then(|text| text.parse().ok());
                 self.check_register(*settled, found);
             }
-            File::Other => self.trace(format_args!("file work done")),
+            File::Next | File::Other => self.trace(format_args!("file work done")),
         }
     }
 
@@ -162,7 +172,9 @@ impl Client {
     pub(crate) fn may_fail(&self, file: &File, kind: &str) -> bool {
         match file {
             File::Read(settled) | File::Search(settled) => *settled == 0 && kind == "notFound",
-            File::Write(_) | File::Other => {
+            // A link that stalled may bring two of them at once.
+            File::Next if kind == "overloaded" => true,
+            File::Write(_) | File::Next | File::Other => {
                 ["notFound", "unknownHandle", "duplicateHandle", "tooManyHandles", "alreadyExists"].contains(&kind)
             }
         }

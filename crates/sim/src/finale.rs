@@ -28,8 +28,14 @@ impl World {
             user.held.values().for_each(|held| held.pause_ms.set(0));
         }
         self.mend().await;
-        self.mend_users().await;
-        self.complete().await;
+        // A program may learn only from what it does last that its session is lost; it begins again then.
+        for _ in 0..=self.users.len() {
+            self.mend_users().await;
+            self.complete().await;
+            if !self.users.iter().any(User::is_lost) {
+                break;
+            }
+        }
         self.check_ends();
         if !self.stage.trace.has_failed() {
             self.end_sessions().await;
@@ -106,7 +112,7 @@ impl World {
         }
     }
 
-    /// Waits until every process has closed in its client's eyes and nothing is unanswered.
+    /// Waits until every process has closed in its client's eyes and nothing is unanswered, or a program has lost its session.
     async fn complete(&mut self) {
         let mut looks = 0_u32;
         let complete = self
@@ -126,9 +132,12 @@ impl World {
                 });
                 let mut users = world.users.iter();
                 let mut relics = world.relics.iter();
-                told && users
-                    .all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
-                    && relics.all(|relic| relic.borrow().waits_for().is_none())
+                let is_lost = world.users.iter().any(User::is_lost);
+                is_lost
+                    || told
+                        && users
+                            .all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
+                        && relics.all(|relic| relic.borrow().waits_for().is_none())
             })
             .await;
         if complete {
