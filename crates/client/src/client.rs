@@ -282,7 +282,7 @@ impl Client {
     /// Closes a file that nobody reads or writes any more, in the background.
     pub(crate) fn close_file(&self, params: CloseParams) {
         let client = self.clone();
-        behind(async move {
+        behind(self.session(), async move {
             // It ends with the session at the latest.
             client.request::<requests::FsClose>(&params).await.ok();
         });
@@ -320,7 +320,7 @@ impl Handle {
     /// Ends a process that nobody waits for, in the background.
     pub(crate) fn clean_up(self: &Arc<Self>, key: Key) {
         let handle = Arc::clone(self);
-        behind(async move {
+        behind(&self.session, async move {
             if let Err(error) = process::terminate(&handle.session, &key, None).await {
                 tracing::warn!(process = key.process_id.as_str(), %error, "a process could not be ended");
             }
@@ -333,7 +333,7 @@ impl Handle {
             return;
         }
         let (handle, params) = (Arc::clone(self), CancelParams { request_id: request_id.to_owned() });
-        behind(async move {
+        behind(&self.session, async move {
             // It ends with the connection at the latest.
             handle.session.call::<requests::HttpCancel>(&params).await.ok();
         });
@@ -342,7 +342,7 @@ impl Handle {
     /// Ends a subscription, in the background.
     pub(crate) fn unsubscribe(self: &Arc<Self>, params: wire::ProcessParams) {
         let handle = Arc::clone(self);
-        behind(async move {
+        behind(&self.session, async move {
             // It ends with the connection at the latest.
             handle.session.call::<requests::ProcessUnsubscribe>(&params).await.ok();
         });
@@ -350,12 +350,18 @@ impl Handle {
 }
 
 /// Runs work that outlives the last handle, because it is what the last handle leaves to be done. It holds the connection
-/// until then, and is bounded by the time that a cut may last.
-fn behind(work: impl Future<Output = ()> + Send + 'static) {
+/// until then, and is bounded by the time that a cut may last; whoever takes the session takes that over too.
+fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
     // Outside of a runtime there is no connection either.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        let mut taken = session.taken.subscribe();
         // One type of task, so that the runtime's part is not compiled again for each.
-        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            tokio::select! {
+                () = work => {}
+                _ = taken.wait_for(|is_taken| *is_taken) => {}
+            }
+        });
         runtime.spawn(work);
     }
 }

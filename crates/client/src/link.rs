@@ -72,6 +72,11 @@ impl Refused {
     pub(crate) fn for_good(error: Error) -> Self {
         Self { error, is_worth_retrying: false, is_offence: false }
     }
+
+    /// Whether nobody answered: what was asked may still reach the server.
+    pub(crate) fn may_come_late(&self) -> bool {
+        matches!(self.error, Error::Disconnected { .. })
+    }
 }
 
 /// What a call sends, on whichever link it gets.

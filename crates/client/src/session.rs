@@ -47,23 +47,18 @@ use crate::{
     transport::Connect,
 };
 
+mod mending;
+
+use self::mending::Mending;
+
 /// How long a reference server's session can be resumed: 25 s, inside the 30 s of generation H.
 const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
 
 /// The largest window we believe: more would be a way to fill our memory.
 const WINDOW_MAX: u64 = 16 << 20;
 
-/// A link that lasted so long was no failure: the next one is made without a pause.
-const SETTLED: Duration = Duration::from_millis(200);
-
 /// As long as anybody can mean by a time without end; more would overflow the clock.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-/// Broken rules of the protocol, on links that did not last, after which a server is given up.
-const OFFENCES: u32 = 5;
-
-/// The close code of a link whose session another connection has taken.
-const TAKEN: u16 = 1008;
 
 /// How long a session that was taken from us is asked for: it comes back if the taker was a late ghost of our own, which the
 /// server lets go after a silence. Somebody who lives has it to keep, or two clients would take it from each other for ever.
@@ -126,15 +121,6 @@ pub struct ServerDescription {
     pub capabilities: ServerCapabilities,
 }
 
-/// What is remembered from one attempt to mend a link to the next.
-struct Mending {
-    backoff: Backoff,
-    offences: u32,
-    /// An attempt ended without an answer: it may reach the server late, and take the session from the link that came after it.
-    /// That is no reason to give the session up to somebody else.
-    has_ghost: bool,
-}
-
 /// What the first `initialize` told.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
@@ -149,6 +135,8 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     standing: Standing,
     state: watch::Sender<State>,
+    /// Somebody else has the session, as far as is known.
+    pub(crate) taken: watch::Sender<bool>,
     pub(crate) routes: Arc<Routes>,
     /// Bodies of HTTP answers.
     pub(crate) streams: Arc<Streams>,
@@ -169,6 +157,7 @@ impl Session {
         let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
         let retry_until = Instant::now() + options.connect_retry_for.min(FOREVER);
         let mut backoff = options.backoff.clone();
+        let mut has_ghost = false;
         let (link, result) = loop {
             let ear = Ear::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
             match link::dial(&*connect, &options, options.resume.clone(), options.takeover, ear, 1).await {
@@ -182,6 +171,8 @@ impl Session {
                     if is_hopeless || Instant::now() + pause >= retry_until {
                         return Err(refused.error);
                     }
+                    // One that asked for a new session takes nothing from us when it comes late.
+                    has_ghost |= options.resume.is_some() && refused.may_come_late();
                     time::sleep(pause).await;
                 }
             }
@@ -202,6 +193,7 @@ impl Session {
             peer,
             standing: Standing::new(Status::Up(Arc::clone(&link))),
             state: watch::Sender::new(State::Connected),
+            taken: watch::Sender::new(false),
             routes,
             streams,
             acks,
@@ -210,7 +202,7 @@ impl Session {
             info: OnceCell::new(),
         });
         let mut keeper = JoinSet::new();
-        keeper.spawn(Arc::clone(&session).keep(link));
+        keeper.spawn(Arc::clone(&session).keep(link, has_ghost));
         Ok((session, keeper))
     }
 
@@ -375,8 +367,8 @@ impl Session {
     }
 
     /// The life of the links.
-    async fn keep(self: Arc<Self>, mut link: Arc<Link>) {
-        let mut mending = Mending { backoff: self.options.backoff.clone(), offences: 0, has_ghost: false };
+    async fn keep(self: Arc<Self>, mut link: Arc<Link>, has_ghost: bool) {
+        let mut mending = Mending::new(&self.options.backoff, has_ghost);
         loop {
             let since = Instant::now();
             let closed = self.attend(&link).await;
@@ -388,22 +380,20 @@ impl Session {
                 return;
             }
             let reason = chain(&*closed);
-            if since.elapsed() >= SETTLED {
-                mending.backoff = self.options.backoff.clone();
-                mending.offences = 0;
-            }
-            mending.offences += u32::from(link::is_offence(&closed));
-            if mending.offences >= OFFENCES {
+            mending.handle_end(since.elapsed(), &closed);
+            if mending.is_hopeless() {
                 self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
-            let is_current = self.peer.server.generation == Generation::Current;
-            let is_taken = is_current && matches!(&*closed, Closed::Peer { code: TAKEN, .. });
-            let by_another = is_taken && !std::mem::take(&mut mending.has_ghost);
+            let by_another = self.peer.server.generation == Generation::Current && mending.is_taken(&closed);
+            self.taken.send_replace(by_another);
+            // Who only has something left to be done leaves before an attempt is made.
+            tokio::task::yield_now().await;
             match self.recover(reason, by_another, &mut mending).await {
                 Some(next) => link = next,
                 None => return,
             }
+            self.taken.send_replace(false);
         }
     }
 
@@ -457,9 +447,8 @@ impl Session {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
                 Ok(Err(refused)) => {
-                    mending.offences += u32::from(refused.is_offence);
-                    mending.has_ghost |= matches!(refused.error, Error::Disconnected { .. });
-                    if !refused.is_worth_retrying || mending.offences >= OFFENCES {
+                    mending.handle_refused(&refused);
+                    if !refused.is_worth_retrying || mending.is_hopeless() {
                         self.lose(refused.error);
                         return None;
                     }
@@ -470,7 +459,7 @@ impl Session {
             if self.lost().is_some() {
                 return None;
             }
-            let pause = mending.backoff.pause();
+            let pause = mending.pause();
             if Instant::now() + pause >= until {
                 self.lose(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
                     Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }

@@ -15,10 +15,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::{
-    roll::Enrolled,
-    tombstone::{Ended, Tombstone},
-};
+use exec_server_holder::roll::Enrolled;
 use exec_server_log::Recovered;
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
@@ -39,13 +36,14 @@ use crate::{
     files::Pool,
     incoming::Incoming,
     metrics::Metrics,
-    process::{Meta, Process, lock},
+    process::{Process, lock},
     sandbox::Sandboxes,
     seekers::Places,
     session::{Attachment, Claim, Session, SessionRecord, short},
 };
 
 mod config;
+mod gone;
 mod guesses;
 mod hook;
 mod idle;
@@ -56,6 +54,8 @@ pub use config::Config;
 pub use hook::Hook;
 pub use idle::Visit;
 pub use ids::SessionIds;
+
+use self::gone::Gone;
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -220,17 +220,6 @@ pub struct Core {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// Why a session is gone.
-enum Gone {
-    Expired(Expired),
-    HolderLost,
-}
-
-struct Expired {
-    when: String,
-    processes: Vec<String>,
-}
-
 impl Core {
     /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
@@ -332,7 +321,7 @@ impl Core {
                 Err(error) => self.discard(&id, &format!("its record cannot be read: {error}")),
             },
             Found::Expired(text) => {
-                self.remember_gone(&id, Gone::Expired(Expired::parse(&text)));
+                self.remember_gone(&id, Gone::expired_before(&text));
                 self.discard(&id, "its time was over");
             }
             Found::Remains(remains) => {
@@ -525,14 +514,14 @@ impl Core {
         if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
             return Ok(session.clone());
         }
+        Err(self.why_gone(id))
+    }
+
+    /// What became of a session that is not there.
+    pub(crate) fn why_gone(&self, id: &str) -> Failure {
         match lock(&self.gone).get(id) {
-            Some(Gone::HolderLost) => Err(Failure::HolderLost { session: id.to_owned() }),
-            Some(Gone::Expired(expired)) => Err(Failure::SessionExpired {
-                id: id.to_owned(),
-                when: expired.when.clone(),
-                what: if expired.processes.is_empty() { "no process".to_owned() } else { expired.processes.join(", ") },
-            }),
-            None => Err(Failure::UnknownSession { id: id.chars().take(64).collect() }),
+            Some(gone) => gone.failure(id),
+            None => Failure::UnknownSession { id: id.chars().take(64).collect() },
         }
     }
 
@@ -558,8 +547,7 @@ impl Core {
     pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
         tracing::info!(session = short(id), processes = processes.len(), "session expired");
         self.metrics.expired.inc();
-        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.remember_gone(id, Gone::Expired(Expired { when: format!("at unix time {seconds}"), processes }));
+        self.remember_gone(id, Gone::expired_now(processes));
         self.remove(id);
     }
 
@@ -575,20 +563,6 @@ impl Core {
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {
             session.sweep(now, self.config.closed_kept);
-        }
-    }
-}
-
-impl Expired {
-    /// What a holder wrote when its time was over.
-    fn parse(text: &str) -> Self {
-        let Some(tombstone) = Tombstone::decode(text) else {
-            return Self { when: "at an unknown time".to_owned(), processes: Vec::new() };
-        };
-        let name = |ended: &Ended| serde_json::from_slice::<Meta>(&ended.meta).ok().map(|meta| meta.process_id);
-        Self {
-            when: format!("at unix time {}", tombstone.unix_seconds),
-            processes: tombstone.processes.iter().filter_map(name).collect(),
         }
     }
 }

@@ -43,6 +43,8 @@ use self::maps::Maps;
 
 pub(crate) struct Link {
     session: Arc<str>,
+    /// Whose holder this is, from when the link is served.
+    owner: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
     socket: AsyncFd<OwnedFd>,
@@ -130,6 +132,11 @@ fn passes(error: &io::Error) -> bool {
         })
 }
 
+/// Nobody is at the other end.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
 fn is_short_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
@@ -162,6 +169,7 @@ impl Link {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Arc::new(Self {
             session,
+            owner: OnceLock::new(),
             holders,
             metrics,
             socket: exec_server_rpc::register(socket, Interest::READABLE)?,
@@ -273,6 +281,8 @@ impl Link {
         if unsent.is_empty() {
             match message.send(self.socket.get_ref()) {
                 Ok(()) => return Ok(()),
+                // The holder is gone. What it said last is still to be heard, and says why; whoever waits is answered then.
+                Err(error) if is_gone(&error) => return Ok(()),
                 Err(error) if passes(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -293,6 +303,14 @@ impl Link {
 
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
+    }
+
+    /// What to tell those whose request a broken link did not take.
+    pub(crate) fn why_broken(&self) -> Failure {
+        match self.owner.get().and_then(Weak::upgrade) {
+            Some(session) => session.holder_lost(),
+            None => Failure::HolderLost { session: self.session.to_string() },
+        }
     }
 
     pub(crate) fn open_segment(&self, name: &str) -> io::Result<File> {
@@ -376,6 +394,7 @@ impl Link {
 
     /// Serves the link until the holder is gone.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
+        self.owner.set(Arc::downgrade(&session)).ok(); // A link is served once.
         let ended = loop {
             self.hear_bells(&session);
             // Every branch is cancel safe: readiness and permits only.

@@ -473,7 +473,7 @@ impl Process {
         // With the part that was out: nobody will answer it, and nothing may wait behind it.
         let lost = std::mem::take(&mut *lock(&self.stdin));
         for input in lost.line {
-            input.reply().fail(&Failure::HolderLost { session: self.session.to_string() });
+            input.reply().fail(&self.link.why_broken());
         }
     }
 

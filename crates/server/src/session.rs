@@ -219,10 +219,9 @@ impl Session {
             (state.link.clone(), state.over)
         };
         match link {
-            _ if over => return Err(Failure::UnknownSession { id: self.id.to_string() }),
-            Some(link) if link.is_broken() => return Err(self.holder_lost()),
-            Some(link) => return Ok(link),
-            None => {}
+            Some(link) if !over && !link.is_broken() => return Ok(link),
+            None if !over => {}
+            Some(_) | None => return Err(self.holder_lost()),
         }
         // Not kept across the await: this may run as a task of the core, which must not keep itself alive.
         let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
@@ -334,7 +333,8 @@ impl Session {
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<Gate, Failure> {
         let mut state = lock(&self.state);
         if state.over {
-            return Err(Failure::UnknownSession { id: self.id.to_string() });
+            drop(state);
+            return Err(self.holder_lost());
         }
         if let Some(entry) = state.processes.get(id) {
             let outlived = entry.live().is_some_and(|process| state.may_reuse_id(process, now));
@@ -395,8 +395,7 @@ impl Session {
             self.handle_start_failed(&meta.process_id, &gate);
             let program = meta.argv.first().cloned().unwrap_or_default();
             reply.fail(&match error.kind() {
-                // A holder that died with something unread resets the socket.
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.holder_lost(),
+                io::ErrorKind::BrokenPipe => self.holder_lost(),
                 _ => Failure::Resources { program, source: error },
             });
         }
@@ -568,8 +567,13 @@ impl Session {
         }
     }
 
+    /// Why there is no holder: it died, or the session is over.
     pub(crate) fn holder_lost(&self) -> Failure {
-        Failure::HolderLost { session: self.id.to_string() }
+        let is_over = lock(&self.state).over;
+        match self.core.upgrade().filter(|_| is_over) {
+            Some(core) => core.why_gone(&self.id),
+            None => Failure::HolderLost { session: self.id.to_string() },
+        }
     }
 }
 

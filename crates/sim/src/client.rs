@@ -320,7 +320,10 @@ impl Client {
             matches!(view.start, Start::Asked(_)),
             view.start == Start::Done && !view.closed && self.kind == Kind::Reference,
         );
-        if asked {
+        if asked && view.may_be_gone {
+            // It has run, and so long ago that its name may be free again: whoever asks now asks for another one.
+            view.cancel();
+        } else if asked {
             self.ask_start(name);
         }
         for index in unanswered {

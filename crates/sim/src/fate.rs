@@ -11,7 +11,7 @@ use crate::{
     dialer::Dialer,
     trace::{Invariant, Trace},
 };
-use exec_server_client::Error;
+use exec_server_client::{Error, protocol::failure::Kind};
 
 /// The fate of one session in the hands of one program.
 pub struct Fate {
@@ -29,6 +29,8 @@ pub struct Fate {
     pub taken: Cell<bool>,
     /// The session's holder was killed: the same for everybody who ever had this session.
     pub holder_killed: Rc<Cell<bool>>,
+    /// There was a program with this session before, of which something may still be under way and take the session.
+    has_forerunner: bool,
     gave_up: RefCell<Option<String>>,
 }
 
@@ -45,6 +47,7 @@ impl Fate {
             left: Cell::new(false),
             taken: Cell::new(false),
             holder_killed: Rc::default(),
+            has_forerunner: false,
             gave_up: RefCell::new(None),
         }
     }
@@ -65,12 +68,23 @@ impl Fate {
         self.is_doomed.set(other.is_doomed.get());
         self.ended.set(other.ended.get());
         self.holder_killed = other.holder_killed.clone();
+        self.has_forerunner = true;
         self
     }
 
     /// Whether its holder may be gone: killed, or because the session is being ended.
     pub fn may_lack_holder(&self) -> bool {
         self.holder_killed.get() || self.ended.get()
+    }
+
+    /// Whether a request may be refused for what has befallen the session.
+    pub fn may_refuse(&self, error: &Error) -> bool {
+        match error.server_kind() {
+            Some(Kind::HolderLost) => self.may_lack_holder(),
+            Some(Kind::UnknownSession) => self.ended.get(),
+            Some(Kind::SessionExpired) => self.alone() >= self.ttl,
+            _ => false,
+        }
     }
 
     /// Whether an error that ends a session is true; a wrong one is the world's verdict.
@@ -82,12 +96,14 @@ impl Fate {
             Error::SessionLost { reason, .. } if reason.contains("unknown session") => {
                 self.ended.get() || self.holder_killed.get() || self.alone() >= self.ttl
             }
-            Error::SessionLost { .. } => self.holder_killed.get(),
+            // Killed, or ended by a server that crashed before it could say so.
+            Error::SessionLost { .. } => self.may_lack_holder(),
             Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {
                 self.ended.get()
             }
             Error::Disconnected { reason: Some(reason) } if reason.contains("not mended within") => {
-                self.taken.get() || self.alone() >= self.ttl
+                let by_forerunner = self.has_forerunner && reason.contains("resumed by another connection");
+                self.taken.get() || by_forerunner || self.alone() >= self.ttl
             }
             Error::Disconnected { .. } => self.left.get() || self.ended.get(),
             _ => false,

@@ -102,9 +102,9 @@ impl Client {
         }
     }
 
-    /// It never began, or it ended and a leap of the clock may have taken it off the table.
+    /// It never began, it went with its session, or it ended and a leap of the clock may have taken it off the table.
     fn may_be_unknown(&self, name: &str) -> bool {
-        self.is_unstarted(name) || self.views.get(name).is_some_and(|view| view.may_be_gone)
+        self.is_unstarted(name) || self.asked_to_end || self.views.get(name).is_some_and(|view| view.may_be_gone)
     }
 
     fn handle_answer(&mut self, connection: u32, call: Call, result: &Value) {
@@ -263,6 +263,8 @@ impl Client {
             (call, "holderLost") if self.is_lost(call) => {}
             // Of another session, whose holder is that session's business.
             (Call::Subscribe(name) | Call::Command(name), "holderLost") if !self.views.contains_key(name) => {}
+            // It came in the moment in which its time was over, and was let in.
+            (_, "sessionExpired") if self.heard.elapsed() >= Duration::from_millis(self.ttl_ms) => {}
             // It was sent behind the end of the session.
             (_, "unknownSession" | "holderLost") if self.asked_to_end => {}
             (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
@@ -295,7 +297,8 @@ impl Client {
             "unknownSession" if !self.asked_to_end && !self.holder_killed && alone + Duration::from_secs(1) < ttl => {
                 self.wrong(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
             }
-            "holderLost" if !self.holder_killed => {
+            // A session that a server was asked to end before it crashed has no holder either.
+            "holderLost" if !self.holder_killed && !self.asked_to_end => {
                 self.wrong(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
             }
             _ => {}

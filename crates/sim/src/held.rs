@@ -147,8 +147,7 @@ impl Held {
     pub fn handle_unstarted(&self, fate: &Fate, error: &Error) {
         self.is_cancelled.set(true);
         match error {
-            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
-            Error::Server { kind: Some(Kind::UnknownSession), .. } if fate.ended.get() => {}
+            error if fate.may_refuse(error) => {}
             // A server that ends starts nothing; the client does not ask the next one by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => {
@@ -199,7 +198,7 @@ impl Held {
 
     fn judge_input(&self, fate: &Fate, what: &str, error: &Error) {
         match error {
-            Error::Server { kind: Some(Kind::HolderLost), .. } if fate.may_lack_holder() => {}
+            error if fate.may_refuse(error) => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => fate.judge(what, error),
             _ => self.wrong(Invariant::Answered, format_args!("{what}: {error}")),
         }
@@ -275,6 +274,8 @@ pub fn follow(
     }
     let options = exec_server_client::Attach { session_id: Some(session), after: 0, hold };
     let (id, other, tasks) = (other.name.clone().into(), other.clone(), user.tasks.clone());
+    let dialer = user.dialer.clone();
+    let link = dialer.dialled();
     let fate = user.fate.clone();
     let mut rng: Rng = user.rng.clone();
     user.call(
@@ -290,7 +291,10 @@ pub fn follow(
                         match event {
                             Event::Failed(Error::Server { .. }) => return,
                             Event::Failed(error) => return fate.judge("follows", &error),
-                            event => ledger.take(&event, other.asked_to_die.get()),
+                            event => {
+                                ledger.may_miss |= dialer.dialled() > link; // A hold ends with its connection.
+                                ledger.take(&event, other.asked_to_die.get());
+                            }
                         }
                     }
                     trace.count(if hold { Branch::Held } else { Branch::Observed });

@@ -20,7 +20,7 @@ pub struct Ledger {
     who: String,
     plan: Plan,
     /// Gaps may be told: its log drops, or nobody waits for this reader.
-    may_miss: bool,
+    pub may_miss: bool,
     is_observer: bool,
     /// It came when others had read already.
     is_late: bool,

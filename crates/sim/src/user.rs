@@ -243,7 +243,7 @@ impl User {
         self.call(what.clone(), calling, move |result| match result {
             Ok(_) => {}
             Err(Error::Server { kind: Some(kind), .. }) if kinds.contains(&kind) => {}
-            Err(Error::Server { kind: Some(Kind::HolderLost), .. }) if fate.may_lack_holder() => {}
+            Err(error) if fate.may_refuse(&error) => {}
             Err(Error::UnknownOutcome { .. }) if what.starts_with("signal") => {}
             Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => fate.judge(&what, &error),
             Err(error) => trace.fail(Invariant::Answered, format_args!("{name} {what}: {error}")),

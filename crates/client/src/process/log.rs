@@ -82,6 +82,8 @@ struct State {
     bytes: u64,
     /// The number that is published next.
     next: u64,
+    /// Output bytes of the process before `next`, where that is known.
+    offset: Option<u64>,
     /// Events that came before their turn.
     early: BTreeMap<u64, Event>,
     early_bytes: u64,
@@ -131,6 +133,7 @@ impl Log {
             events: VecDeque::new(),
             bytes: 0,
             next: after.saturating_add(1),
+            offset: (after == 0).then_some(0),
             early: BTreeMap::new(),
             early_bytes: 0,
             cursors: BTreeMap::new(),
@@ -363,13 +366,19 @@ impl State {
         self.bytes += event.weight();
         self.untaken_bytes += event.weight();
         self.next = to + 1;
+        let begins = match &event {
+            Event::Output { offset: Some(offset), .. } => Some(*offset),
+            _ => self.offset,
+        };
+        self.offset = begins.zip(event.output_bytes()).and_then(|(begins, bytes)| begins.checked_add(bytes));
         self.events.push_back(event);
     }
 
     /// The part of an event that was not told: only a gap can reach back.
     ///
-    /// After a resume a server tells a gap from the last acknowledgement on, and what of it was told is still here, or was let
-    /// go. In the first case the rest is the difference; in the second nobody knows it.
+    /// After a resume a server tells a gap from the last acknowledgement on, or from the very beginning where it has no number to
+    /// count from any more. The rest is the difference to what was told: all of the output before, or what of it is still here. Where
+    /// that was let go of nobody knows it.
     fn untold(&self, event: Event) -> Event {
         let Event::Gap { from_seq, to_seq, bytes } = event else { return event };
         let told = (from_seq < self.next).then(|| self.told_bytes(from_seq));
@@ -380,8 +389,11 @@ impl State {
         Event::Gap { from_seq: from_seq.max(self.next), to_seq, bytes: rest }
     }
 
-    /// Output bytes told from number `from` on; none where an event began before it, is gone, or was not counted.
+    /// Output bytes told from number `from` on; none where that is not known: an event began before it, is gone, or was not counted.
     fn told_bytes(&self, from: u64) -> Option<u64> {
+        if from == 1 {
+            return self.offset;
+        }
         let mut bytes = 0;
         for event in self.events.iter().rev() {
             bytes += event.output_bytes()?;
@@ -541,60 +553,4 @@ fn wake(wakers: Vec<Waker>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn output(seq: u64, len: usize) -> Event {
-        Event::Output {
-            seq,
-            stream: exec_server_protocol::process::Stream::Stdout,
-            bytes: vec![0; len].into(),
-            offset: None,
-        }
-    }
-
-    fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
-        Event::Gap { from_seq, to_seq, bytes: Some(bytes) }
-    }
-
-    /// The numbers and the bytes of the last event, which is a gap.
-    fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
-        match log.lock().events.back() {
-            Some(Event::Gap { from_seq, to_seq, bytes }) => (*from_seq, *to_seq, *bytes),
-            other => panic!("the last event is a gap, not {other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
-        let log = Log::new(Discipline::Observed, 0);
-        for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
-            log.hear(event).expect("in order");
-        }
-        assert_eq!(last_gap(&log), (6, 9, Some(70)));
-        // Output that was told is no part of it.
-        log.hear(output(10, 7)).and_then(|_| log.hear(gap(2, 20, 300))).expect("in order");
-        assert_eq!(last_gap(&log), (11, 20, Some(300 - 100 - 70 - 7)));
-    }
-
-    #[test]
-    fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
-        let log = Log::new(Discipline::Observed, 4);
-        log.hear(gap(5, 8, 100)).and_then(|_| log.hear(gap(3, 12, 170))).expect("in order");
-        assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
-        log.hear(gap(7, 14, 300)).expect("in order");
-        assert_eq!(last_gap(&log), (13, 14, None), "it begins inside of another");
-        let inside = log.lock().find(6);
-        assert!(matches!(inside, Poll::Ready(Found::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
-    }
-
-    #[test]
-    fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
-        let log = Log::new(Discipline::Observed, 9);
-        log.learn_exit(Exit::of_code(3));
-        assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
-        assert!(matches!(log.lock().find(9), Poll::Pending));
-        log.learn_closed(Totals::default());
-        assert!(matches!(log.lock().find(9), Poll::Ready(Found::End)));
-    }
-}
+mod tests;

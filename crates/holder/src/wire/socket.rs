@@ -95,7 +95,7 @@ fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option
     if !is_left && !matches!(looked, Ok(None)) {
         // What the message is too short for, and the descriptors, are let go with it.
         let mut ancillary = RecvAncillaryBuffer::default();
-        rustix::io::retry_on_intr(|| net::recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT))?;
+        recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT)?;
     }
     looked
 }
@@ -109,13 +109,7 @@ fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io:
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | extra;
-    let received = loop {
-        match net::recvmsg(socket, &mut [IoSliceMut::new(target)], &mut ancillary, flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-            other => break other?,
-        }
-    };
+    let received = recvmsg(socket, &mut [IoSliceMut::new(target)], &mut ancillary, flags)?;
     let mut fds = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -137,6 +131,22 @@ fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io:
         Some(_) | None => None,
     };
     Ok(Some(Datagram { fds, len: received.bytes, large }))
+}
+
+/// Tries again where a call was interrupted, or the peer went with words of ours unread: the kernel says that once, before what the peer
+/// said last.
+fn recvmsg(
+    socket: BorrowedFd<'_>,
+    into: &mut [IoSliceMut<'_>],
+    ancillary: &mut RecvAncillaryBuffer<'_>,
+    flags: RecvFlags,
+) -> io::Result<net::RecvMsg> {
+    loop {
+        match net::recvmsg(socket, into, ancillary, flags) {
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
+            other => return Ok(other?),
+        }
+    }
 }
 
 /// Wraps a decode error for the callers that deal in `io::Error`.
@@ -192,4 +202,26 @@ fn load_large(envelope: &[u8], fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     }
     // An envelope inside an envelope is refused by the decoder: its kind is no message.
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    use super::*;
+
+    #[test]
+    fn the_last_words_of_a_holder_are_heard_although_it_left_words_unread() {
+        let flags = SocketFlags::CLOEXEC;
+        let (server, holder) =
+            net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+        let mut last = Vec::new();
+        FromHolder::Expired.encode(&mut last);
+        send_raw(&holder, &last, &[]).expect("there is room");
+        send(&server, &ToHolder::Attach, &[]).expect("there is room");
+        drop(holder);
+        let (message, fds) = recv(&server).expect("it can be read").expect("it is there");
+        assert_eq!((message, fds.len()), (FromHolder::Expired, 0));
+        assert!(recv(&server).expect("it can be read").is_none(), "the end follows");
+    }
 }

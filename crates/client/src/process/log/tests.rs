@@ -1,0 +1,70 @@
+use super::*;
+
+fn output(seq: u64, len: usize) -> Event {
+    Event::Output {
+        seq,
+        stream: exec_server_protocol::process::Stream::Stdout,
+        bytes: vec![0; len].into(),
+        offset: None,
+    }
+}
+
+fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
+    Event::Gap { from_seq, to_seq, bytes: Some(bytes) }
+}
+
+/// The numbers and the bytes of the last event, which is a gap.
+fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
+    match log.lock().events.back() {
+        Some(Event::Gap { from_seq, to_seq, bytes }) => (*from_seq, *to_seq, *bytes),
+        other => panic!("the last event is a gap, not {other:?}"),
+    }
+}
+
+#[test]
+fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
+    let log = Log::new(Discipline::Observed, 0);
+    for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
+        log.hear(event).expect("in order");
+    }
+    assert_eq!(last_gap(&log), (6, 9, Some(70)));
+    // Output that was told is no part of it.
+    log.hear(output(10, 7)).and_then(|_| log.hear(gap(2, 20, 300))).expect("in order");
+    assert_eq!(last_gap(&log), (11, 20, Some(300 - 100 - 70 - 7)));
+}
+
+#[test]
+fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
+    let at = |seq, len, offset| match output(seq, len) {
+        Event::Output { stream, bytes, .. } => Event::Output { seq, stream, bytes, offset: Some(offset) },
+        other => other,
+    };
+    // It comes in the middle, and knows where that is by the first output.
+    let log = Log::new(Discipline::Observed, 4);
+    log.hear(at(5, 10, 100)).and_then(|_| log.hear(gap(1, 9, 170))).expect("in order");
+    assert_eq!(last_gap(&log), (6, 9, Some(60)));
+    log.lock().events.clear();
+    log.hear(gap(1, 20, 300)).expect("in order");
+    assert_eq!(last_gap(&log), (10, 20, Some(130)));
+}
+
+#[test]
+fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
+    let log = Log::new(Discipline::Observed, 4);
+    log.hear(gap(5, 8, 100)).and_then(|_| log.hear(gap(3, 12, 170))).expect("in order");
+    assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
+    log.hear(gap(7, 14, 300)).expect("in order");
+    assert_eq!(last_gap(&log), (13, 14, None), "it begins inside of another");
+    let inside = log.lock().find(6);
+    assert!(matches!(inside, Poll::Ready(Found::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
+}
+
+#[test]
+fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
+    let log = Log::new(Discipline::Observed, 9);
+    log.learn_exit(Exit::of_code(3));
+    assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
+    assert!(matches!(log.lock().find(9), Poll::Pending));
+    log.learn_closed(Totals::default());
+    assert!(matches!(log.lock().find(9), Poll::Ready(Found::End)));
+}
