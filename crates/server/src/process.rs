@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
-use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status};
+use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status, Step};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire, sandbox::AppliedSandbox};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -331,6 +331,23 @@ impl Process {
         // Dropped behind its back: the gap is counted from where the count of bytes is exact, and the reader knows what it has of it.
         let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
         if is_gone { *lock(&self.owner_mark) } else { owner }
+    }
+
+    /// The output bytes up to and including a number, where the log tells: what it has next begins there.
+    pub(crate) fn offset_behind(&self, seq: u64) -> Option<u64> {
+        let status = self.status();
+        match self.chain().read(&mut Cursor::after(seq)) {
+            Step::Record(record) => Some(record.offset),
+            Step::End if seq.saturating_add(1) == status.next_seq => Some(status.written),
+            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => None,
+        }
+    }
+
+    /// A position of the owner to the byte, where that is known: what was acknowledged is known by its number.
+    pub(crate) fn exact(&self, position: Position) -> Option<Position> {
+        let is_exact = position.seq == 0 || *lock(&self.owner_mark) == position;
+        let offset = self.offset_behind(position.seq).or(is_exact.then_some(position.offset))?;
+        Some(Position { offset, ..position })
     }
 
     /// The owner has everything up to there, to the byte.

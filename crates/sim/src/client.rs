@@ -320,8 +320,9 @@ impl Client {
             matches!(view.start, Start::Asked(_)),
             view.start == Start::Done && !view.closed && self.kind == Kind::Reference,
         );
-        if asked && view.may_be_gone {
-            // It has run, and so long ago that its name may be free again: whoever asks now asks for another one.
+        let has_run = self.stage.records.with(name, |record| record.exit.is_some());
+        if asked && (view.may_be_gone || self.kind == Kind::Reference && has_run) {
+            // Its name may be free again, after a day or for a reference client half a minute: whoever asks now asks for another one.
             view.cancel();
         } else if asked {
             self.ask_start(name);

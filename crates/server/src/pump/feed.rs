@@ -102,7 +102,7 @@ pub(super) struct Feed {
     sent: Position,
     /// False until the first record has told what `sent` is in bytes.
     offset_known: bool,
-    /// Positions behind `sent`, at least [`MARK_BYTES`] apart, newest last; pruned as they are taken.
+    /// Positions behind `sent`, about [`MARK_BYTES`] apart, newest last; pruned as they are taken.
     marks: VecDeque<Position>,
     /// Last number and bytes of the gaps beyond what was taken: nobody can acknowledge what was never sent, so they do not
     /// count against the window.
@@ -131,11 +131,12 @@ pub(super) enum Next {
 impl Feed {
     pub(super) fn new(follow: Follow, watch: Arc<Watch>, channel: Option<u32>) -> Self {
         let Follow { process, role, start, manners, hold } = follow;
-        let (sent, awaiting) = match start {
-            Start::After(position) => (position, None),
-            Start::AfterSeq(seq) => (Position { seq, offset: 0 }, None),
-            Start::AwaitRead { until, sent } => (sent, Some(until)),
+        let (sent, exact, awaiting) = match start {
+            Start::After(position) => (position, process.exact(position), None),
+            Start::AfterSeq(seq) => (Position { seq, offset: 0 }, (seq == 0).then(Position::default), None),
+            Start::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
         };
+        let sent = exact.unwrap_or(sent);
         let mode = match (role, awaiting) {
             (Role::Observer, _) if hold.is_none() => Mode::Free,
             (Role::Observer, _) => Mode::Acked { taken: sent },
@@ -149,11 +150,8 @@ impl Feed {
         };
         Self {
             addressee,
-            offset_known: !matches!(start, Start::AfterSeq(1..)),
-            cursor: match start {
-                Start::AfterSeq(seq @ 1..) => Cursor::after(seq),
-                Start::After(_) | Start::AfterSeq(_) | Start::AwaitRead { .. } => process.cursor(sent),
-            },
+            offset_known: exact.is_some(),
+            cursor: exact.map_or(Cursor::after(sent.seq), |exact| process.cursor(exact)),
             process,
             watch,
             has_turn: false,
@@ -267,13 +265,7 @@ impl Feed {
             return;
         }
         self.cursor = Cursor::after(seq);
-        let mut probe = self.cursor;
-        let status = self.process.status();
-        let next = match self.process.chain().read(&mut probe) {
-            Step::Record(record) => Some(record.offset),
-            Step::End if seq + 1 == status.next_seq => Some(status.written),
-            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => None,
-        };
+        let next = self.process.offset_behind(seq);
         self.offset_known = next.is_some();
         self.sent = Position { seq, offset: next.unwrap_or(self.sent.offset) };
     }
@@ -452,7 +444,9 @@ impl Feed {
         }
         let bytes = if let Event::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
         self.sent = Position { seq: record.seq, offset: record.offset + bytes };
-        if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + MARK_BYTES) {
+        // A small window must not be filled by what a mark does not tell: nothing would be sent, and nothing be acknowledged.
+        let distance = MARK_BYTES.min(self.manners.ack_window_bytes / 8);
+        if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + distance) {
             self.marks.push_back(self.sent);
         }
     }
@@ -513,13 +507,11 @@ impl Feed {
     /// Where a resumed connection goes on: after what was acknowledged, or after what was sent.
     fn resume_position(&self) -> Position {
         let Mode::Acked { taken } = self.mode else { return self.sent };
+        if taken.seq == self.sent.seq && self.offset_known {
+            return self.sent;
+        }
         // The offset of an acknowledged number may be a mark's distance too low; the next record tells it exactly.
-        let mut cursor = Cursor::after(taken.seq);
-        let offset = match self.process.chain().read(&mut cursor) {
-            Step::Record(record) => record.offset,
-            Step::End if taken.seq == self.sent.seq => self.sent.offset,
-            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => taken.offset,
-        };
+        let offset = self.process.offset_behind(taken.seq).unwrap_or(taken.offset);
         Position { seq: taken.seq, offset }
     }
 }
