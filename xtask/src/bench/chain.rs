@@ -3,7 +3,8 @@
 //! ```text
 //! this process ◀─ TCP ─▶ relay ◀─ socket pair ─▶ relay ◀─ pipes or a terminal ─▶ cat
 //! ```
-//! A server and a holder that only hand bytes on could not be faster. Each relay is a process that waits, reads and writes.
+//! A server and a holder that only hand bytes on could not be faster. Each relay is a process that waits, reads and writes; the last one
+//! says that it has written a byte, as a holder does.
 
 use std::{
     net::{TcpListener, TcpStream},
@@ -19,6 +20,9 @@ use rustix::{
 
 use super::yard::{self, Terminal};
 use crate::children;
+
+/// What comes back first: the byte has been written to `cat`.
+const ACCEPTED: u8 = 0x06;
 
 /// What the last relay has behind it.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -48,7 +52,7 @@ impl Chain {
     }
 
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        yard::echo(&self.socket, &self.socket, byte)
+        yard::exchange(&self.socket, &self.socket, byte, &[ACCEPTED, byte])
     }
 }
 
@@ -73,7 +77,7 @@ pub(crate) fn hop(more: u32, end: End) -> Result<()> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut next = relay(theirs, more - 1, end)?;
-        hand_on(&before, &ours, &ours)?;
+        hand_on(&before, &ours, &ours, &[])?;
         drop(ours);
         next.wait()?;
         return Ok(());
@@ -82,12 +86,12 @@ pub(crate) fn hop(more: u32, end: End) -> Result<()> {
     match end {
         End::Terminal => {
             let terminal = Terminal::start(cat)?;
-            hand_on(&before, terminal.master(), terminal.master())
+            hand_on(&before, terminal.master(), terminal.master(), &[ACCEPTED])
         }
         End::Pipe => {
             let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let (stdin, stdout) = (cat.stdin.take().context("a pipe")?, cat.stdout.take().context("a pipe")?);
-            hand_on(&before, &stdin, &stdout)?;
+            hand_on(&before, &stdin, &stdout, &[ACCEPTED])?;
             drop(stdin);
             cat.wait()?;
             Ok(())
@@ -95,8 +99,8 @@ pub(crate) fn hop(more: u32, end: End) -> Result<()> {
     }
 }
 
-/// Hands bytes on in both directions until the side before has ended.
-fn hand_on(before: impl AsFd, to: impl AsFd, from: impl AsFd) -> Result<()> {
+/// Hands bytes on in both directions until the side before has ended, and tells it of those that went in by `accepted`.
+fn hand_on(before: impl AsFd, to: impl AsFd, from: impl AsFd, accepted: &[u8]) -> Result<()> {
     const BEFORE: u64 = 0;
     let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&watch, &before, epoll::EventData::new_u64(BEFORE), epoll::EventFlags::IN)?;
@@ -111,6 +115,9 @@ fn hand_on(before: impl AsFd, to: impl AsFd, from: impl AsFd) -> Result<()> {
                     0 => return Ok(()),
                     count => rustix::io::write(&to, &buffer[..count])?,
                 };
+                if !accepted.is_empty() {
+                    rustix::io::write(&before, accepted)?;
+                }
             } else {
                 let count = rustix::io::read(&from, &mut buffer)?;
                 rustix::io::write(&before, &buffer[..count])?;

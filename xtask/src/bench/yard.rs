@@ -184,14 +184,23 @@ impl Drop for Terminal {
 }
 
 /// Microseconds until a byte that was written is read.
-pub(super) fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
+fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
+    exchange(writer, reader, byte, &[byte])
+}
+
+/// Microseconds until what is expected for a byte has been read.
+pub(super) fn exchange(writer: impl AsFd, reader: impl AsFd, byte: u8, expected: &[u8]) -> Result<f64> {
     let begun = Instant::now();
     rustix::io::retry_on_intr(|| rustix::io::write(&writer, &[byte]))?;
-    let mut back = [0; 16];
-    client::wait_readable(&reader)?;
-    let count = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut back))?;
+    let (mut back, mut seen) = ([0; 16], 0);
+    while seen < expected.len() {
+        client::wait_readable(&reader)?;
+        let count = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut back[seen..]))?;
+        ensure!(count > 0, "the end came for {byte}");
+        seen += count;
+    }
     let took = begun.elapsed().as_secs_f64() * 1e6;
-    ensure!(back[..count] == [byte], "{:?} came back for {byte}", &back[..count]);
+    ensure!(back[..seen] == *expected, "{:?} came back for {byte}", &back[..seen]);
     Ok(took)
 }
 
