@@ -1,3 +1,5 @@
+//! The log by itself: gaps that reach back, and what lies before its beginning.
+
 use super::*;
 
 fn output(seq: u64, len: usize) -> Event {
