@@ -1,8 +1,8 @@
-//! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one. A mapping is most of
-//! what a short process costs here, and for a flood each new one has to be touched page by page.
+//! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one, and a mapping is most
+//! of what a short process costs here.
 //!
-//! Must not know processes. No more is kept than a holder keeps of free memory; a mapping goes when the holder says that it has let go
-//! of the memory behind it.
+//! Must not know processes. Kept are few and only of small segments, so that they cost next to no memory; one goes when the holder
+//! says that it has let go of the memory.
 
 use std::{
     collections::VecDeque,
@@ -19,19 +19,12 @@ use crate::process::lock;
 /// As many as a holder keeps for its next segments.
 const KEPT_MAX: usize = 32;
 
-/// What they may hold together: as much as a holder keeps at most.
-const KEPT_BYTES: usize = 16 << 20;
+/// What a segment may hold whose mapping is kept: with 32 of them 1 MiB at most.
+const SMALL_BYTES: usize = 32 << 10;
 
-/// Those that are kept, the latest last.
+/// Those that are kept, by the number of their memfd, the latest last.
 #[derive(Default)]
-pub(super) struct Maps(Mutex<VecDeque<Kept>>);
-
-struct Kept {
-    memfd: u64,
-    /// What the segment held that was let go of.
-    bytes: usize,
-    mapping: Arc<Mapping>,
-}
+pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<Mapping>)>>);
 
 /// A mapping in the hands of a log.
 pub(crate) struct Lent {
@@ -59,20 +52,17 @@ impl Maps {
 
     fn take(&self, memfd: u64) -> Option<Arc<Mapping>> {
         let mut kept = lock(&self.0);
-        let at = kept.iter().position(|kept| kept.memfd == memfd)?;
-        kept.remove(at).map(|kept| kept.mapping)
+        let at = kept.iter().position(|(other, _)| *other == memfd)?;
+        kept.remove(at).map(|(_, mapping)| mapping)
     }
 
     fn keep(&self, memfd: u64, mapping: Arc<Mapping>) {
-        let bytes = mapping.used_bytes();
         let mut kept = lock(&self.0);
-        kept.retain(|kept| kept.memfd != memfd);
-        kept.push_back(Kept { memfd, bytes, mapping });
-        let mut held: usize = kept.iter().map(|kept| kept.bytes).sum();
-        while kept.len() > KEPT_MAX || held > KEPT_BYTES {
-            let Some(oldest) = kept.pop_front() else { break };
-            held -= oldest.bytes;
+        kept.retain(|(other, _)| *other != memfd);
+        if kept.len() >= KEPT_MAX {
+            kept.pop_front();
         }
+        kept.push_back((memfd, mapping));
     }
 }
 
@@ -85,6 +75,8 @@ impl AsRef<Mapping> for Lent {
 impl Drop for Lent {
     /// The log has let go of it, before it gives the segment back.
     fn drop(&mut self) {
-        self.maps.keep(self.memfd, self.mapping.clone());
+        if self.mapping.used_bytes() <= SMALL_BYTES {
+            self.maps.keep(self.memfd, self.mapping.clone());
+        }
     }
 }
