@@ -387,8 +387,10 @@ impl Session {
             }
             let by_another = self.peer.server.generation == Generation::Current && mending.is_taken(&closed);
             self.taken.send_replace(by_another);
-            // Who only has something left to be done leaves before an attempt is made.
-            tokio::task::yield_now().await;
+            if by_another {
+                // Who only has something left to be done leaves before an attempt is made.
+                tokio::task::yield_now().await;
+            }
             match self.recover(reason, by_another, &mut mending).await {
                 Some(next) => link = next,
                 None => return,
