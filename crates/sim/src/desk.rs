@@ -87,23 +87,16 @@ impl Client {
             18 => ("fs/close", json!({"handleId": "h"})),
             19 => return self.search_register(attached, register),
             20 => ("fs/search", json!({"path": self.desk.dir, "pattern": "0", "handleId": "s", "pages": true})),
-            21 => return self.next_part(attached, "fs/searchNext", json!({"handleId": "s"})),
+            21 => ("fs/searchNext", json!({"handleId": "s"})),
             22 => ("fs/glob", json!({"path": self.desk.dir, "pattern": "**"})),
             23 => ("fs/watch", json!({"path": self.desk.dir, "handleId": "w"})),
             // What the kernel has told by now depends on this machine's moment: only the answer counts, and it comes at once.
-            24 => {
-                let params = json!({"handleId": "w", "waitMs": 0, "settleMs": 0});
-                return self.next_part(attached, "fs/watchNext", params);
-            }
+            24 => ("fs/watchNext", json!({"handleId": "w", "waitMs": 0, "settleMs": 0})),
             _ => ("fs/createDirectory", json!({"path": self.desk.dir.join("sub")})),
         };
+        let file = if method.ends_with("Next") { File::Next } else { File::Other };
         self.trace(format_args!("{method}"));
-        self.call(attached, Call::File(File::Other), method, params);
-    }
-
-    fn next_part(&mut self, attached: u32, method: &str, params: Value) {
-        self.trace(format_args!("{method}"));
-        self.call(attached, Call::File(File::Next), method, params);
+        self.call(attached, Call::File(file), method, params);
     }
 
     fn write_register(&mut self, attached: u32, path: Value) {
