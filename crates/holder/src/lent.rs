@@ -32,7 +32,7 @@ impl Lent {
             return self.lent.remove(&id).then_some(id);
         }
         if !self.lent.contains(&id) {
-            return pool.recycle(segment);
+            return pool.recycle(segment, self.lent.len());
         }
         self.parked.push_back(segment);
         let overdue = if self.parked.len() > PARKED_MAX { self.parked.pop_front() } else { None };
@@ -46,7 +46,7 @@ impl Lent {
     pub(crate) fn handle_return(&mut self, pool: &mut Pool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;
-        pool.recycle(self.parked.remove(at)?)
+        pool.recycle(self.parked.remove(at)?, self.lent.len())
     }
 
     /// The present controller is gone: what it has is never reused.

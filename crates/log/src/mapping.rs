@@ -78,11 +78,6 @@ impl Mapping {
         SharedHeader::of(&self.map).slot.load(Ordering::Relaxed)
     }
 
-    /// Bytes in use at the moment.
-    pub fn used_bytes(&self) -> usize {
-        SEGMENT_HEADER + self.records().len()
-    }
-
     /// The committed records. A commit that makes no sense gives fewer bytes, never more than the mapping has.
     pub(crate) fn records(&self) -> &[u8] {
         let header = SharedHeader::of(&self.map);

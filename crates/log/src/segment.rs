@@ -16,8 +16,13 @@ use crate::{
     memory::{Map, Writers},
 };
 
-/// Bytes that free segments may have in memory: four whole segments, enough for the hand-over between one full log and its reader.
-const POOL_BYTES: usize = 4 * SEGMENT_BYTES;
+/// Whole segments that may be free: four are enough for the hand-over between one full log and its reader, many logs give back more at a
+/// time.
+const POOL_LEAST: usize = 4;
+const POOL_MOST: usize = 16;
+
+/// The share of the segments in use that may be free beside them.
+const POOL_SHARE: usize = 2;
 
 /// Free segments kept for reuse. Most of many are small, those of short processes with little output, and a page or two each.
 const POOL_MAX: usize = 32;
@@ -284,11 +289,12 @@ impl Pool {
         Self { free: Vec::with_capacity(POOL_MAX), made: 0 }
     }
 
-    /// Takes back a segment that no reader has any more. Where the pool is full the memory is freed instead, and the id
-    /// returned so that readers can be told to unmap it.
-    pub fn recycle(&mut self, segment: Segment) -> Option<u64> {
+    /// Takes back a segment that no reader has any more, beside so many that are in use. Where the pool is full the memory is freed
+    /// instead, and the id returned so that readers can be told to unmap it.
+    pub fn recycle(&mut self, segment: Segment, in_use: usize) -> Option<u64> {
         let touched: usize = self.free.iter().map(|free| free.touched).sum();
-        if self.free.len() < POOL_MAX && touched + segment.touched <= POOL_BYTES {
+        let most = (in_use / POOL_SHARE).clamp(POOL_LEAST, POOL_MOST) * SEGMENT_BYTES;
+        if self.free.len() < POOL_MAX && touched + segment.touched <= most {
             self.free.push(segment);
             return None;
         }

@@ -281,7 +281,7 @@ impl World {
     fn recycle(&mut self, memory: Segment) {
         let lent = self.lent.remove(&memory.id()).unwrap();
         assert!(lent.upgrade().is_none(), "the chain has given it back");
-        if let Some(id) = self.pool.recycle(memory) {
+        if let Some(id) = self.pool.recycle(memory, 0) {
             self.mappings.remove(&memfd_of(id));
         }
     }

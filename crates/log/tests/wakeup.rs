@@ -100,7 +100,7 @@ fn write_events(control: &Control, bell: BorrowedFd<'_>, slots: &[u32], events: 
             ring(bell);
         }
         if let Some(dropped) = writer.drop_oldest(control) {
-            pool.recycle(dropped.segment.unwrap());
+            pool.recycle(dropped.segment.unwrap(), 0);
         }
         // Now and then let the reader run dry, so that both fall asleep and race on waking.
         if event % 64 == 0 {

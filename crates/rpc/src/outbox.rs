@@ -22,8 +22,8 @@ const FRAME_MAX: usize = 8 * 1024 * 1024;
 /// Capacity kept when everything is written: 256 KiB. More would hold the memory of one large message for ever.
 const KEEP_BYTES: usize = 256 * 1024;
 
-/// The same of a client, which has to mask its bytes and so gathers them here: a batch, and the block that goes beyond it.
-const KEEP_MASKED_BYTES: usize = 1024 * 1024;
+/// The same after more than that was written, for more may follow: a batch, and the block that goes beyond it.
+const KEEP_BUSY_BYTES: usize = 1024 * 1024;
 
 /// From here on, 64 KiB, an encoded message is not copied into the buffer.
 const LARGE: usize = 64 * 1024;
@@ -287,16 +287,10 @@ impl Outbox {
             }
         }
         if self.is_empty() {
+            let kept = if self.buf.len() > KEEP_BYTES { KEEP_BUSY_BYTES } else { KEEP_BYTES };
             self.sent = 0;
             self.buf.clear();
-            self.buf.shrink_to(self.keeps());
-        }
-    }
-
-    fn keeps(&self) -> usize {
-        match self.framing {
-            Framing::WebSocket { role: Role::Client, .. } => KEEP_MASKED_BYTES,
-            Framing::WebSocket { role: Role::Server, .. } | Framing::Lines { .. } => KEEP_BYTES,
+            self.buf.shrink_to(kept);
         }
     }
 

@@ -44,7 +44,8 @@ struct Flow {
 enum Payload {
     /// Behind the head of the message, which has so many bytes.
     InMessage(usize),
-    Decoded,
+    /// The first so many of the decoded bytes.
+    Decoded(usize),
 }
 
 /// A connection with a session of its own.
@@ -75,7 +76,7 @@ impl Session {
             next_process: 0,
             flows: Vec::new(),
             decoded: Vec::new(),
-            payload: Payload::Decoded,
+            payload: Payload::Decoded(0),
             ack_every: None,
             is_ordered: false,
             capabilities: Value::Null,
@@ -265,7 +266,7 @@ impl Session {
     pub(super) fn bytes(&self) -> &[u8] {
         match self.payload {
             Payload::InMessage(head) => &self.link.message()[head..],
-            Payload::Decoded => &self.decoded,
+            Payload::Decoded(size) => &self.decoded[..size],
         }
     }
 
@@ -294,11 +295,13 @@ impl Session {
                     // Everything but the chunk is small, whatever the order of the keys.
                     let rest = [before, after].concat();
                     let size = base64_simd::STANDARD.decoded_length(chunk)?;
-                    self.decoded.resize(size, 0);
+                    if self.decoded.len() < size {
+                        self.decoded.resize(size, 0);
+                    }
                     let whole = base64_simd::Out::from_slice(&mut self.decoded);
                     let bytes = base64_simd::STANDARD.decode(chunk, whole)?;
                     ensure!(bytes.len() == size, "base64 of another length");
-                    self.payload = Payload::Decoded;
+                    self.payload = Payload::Decoded(size);
                     let envelope: Envelope<'_> = serde_json::from_slice(&rest)?;
                     if envelope.method != Some("process/output") {
                         return Ok(message::answer(&envelope));

@@ -1,8 +1,8 @@
-//! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one, and a mapping is most
-//! of what a short process costs here.
+//! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one. A mapping is most of
+//! what a short process costs here, and a flood would touch each new one page by page.
 //!
-//! Must not know processes. Kept are few and only of small segments, so that they cost next to no memory; one goes when the holder
-//! says that it has let go of the memory.
+//! Must not know processes. The pages are the holder's, which bounds what it keeps free: a mapping goes when the holder says that it
+//! has let go of the memory behind it.
 
 use std::{
     collections::VecDeque,
@@ -18,9 +18,6 @@ use crate::process::lock;
 
 /// As many as a holder keeps for its next segments.
 const KEPT_MAX: usize = 32;
-
-/// What a segment may hold whose mapping is kept: with 32 of them 1 MiB at most.
-const SMALL_BYTES: usize = 32 << 10;
 
 /// Those that are kept, by the number of their memfd, the latest last.
 #[derive(Default)]
@@ -75,8 +72,6 @@ impl AsRef<Mapping> for Lent {
 impl Drop for Lent {
     /// The log has let go of it, before it gives the segment back.
     fn drop(&mut self) {
-        if self.mapping.used_bytes() <= SMALL_BYTES {
-            self.maps.keep(self.memfd, self.mapping.clone());
-        }
+        self.maps.keep(self.memfd, self.mapping.clone());
     }
 }
