@@ -30,8 +30,11 @@ fn new_controller_learns_everything_and_the_old_one_is_closed() {
     };
     assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Process(Box::new(expected))));
     assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Ready));
-    old.absorb();
-    assert!(old.is_lost);
+    // A child that another test is about to exec may have a copy of the holder's end for a moment.
+    rig.until(|_| {
+        old.absorb();
+        old.is_lost
+    });
     driver.write_stdout(b" and after").expect("room");
     rig.until(|rig| rig.server.log(slot).bytes == b"before and after");
 }

@@ -12,7 +12,7 @@ use exec_server_log::{self as log, Chain, Control, Cursor, Event, Exit, Mapping,
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 pub(crate) const SECRET: [u8; 32] = [7; 32];
 pub(crate) const MS: u64 = 1_000_000;
@@ -396,8 +396,10 @@ impl Rig {
         names
     }
 
-    /// The server is gone.
+    /// The server is gone, and the next turn knows it: a child that another test is about to exec has a copy of the socket,
+    /// so that closing ours alone would be seen some time later.
     pub(crate) fn lose_server(&mut self) {
+        shutdown(&self.server.socket, Shutdown::Both).expect("a connected socket");
         let (gone, _other) = rustix::pipe::pipe().expect("a pipe");
         self.server.socket = gone;
         self.server.is_lost = true;
