@@ -71,6 +71,11 @@ impl Default for Limits {
 pub trait Spawner {
     /// Makes a child as described.
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError>;
+
+    /// Makes several; the answers are in their order.
+    fn spawn_all(&mut self, spawns: Vec<Spawn>) -> Vec<Result<Child, SpawnError>> {
+        spawns.into_iter().map(|spawn| self.spawn(spawn)).collect()
+    }
 }
 
 /// Real children.
@@ -80,5 +85,9 @@ pub struct Forker;
 impl Spawner for Forker {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         spawn.spawn()
+    }
+
+    fn spawn_all(&mut self, spawns: Vec<Spawn>) -> Vec<Result<Child, SpawnError>> {
+        Spawn::spawn_all(spawns)
     }
 }

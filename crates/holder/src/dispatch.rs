@@ -1,33 +1,32 @@
 //! What each command of the controller does.
 //!
-//! Owns the way from a message to the process it means, and the start of a process. It does not know sockets.
+//! Owns the way from a message to the process it means. Starts that come one behind the other are gathered and made together
+//! ([`births`](crate::births)). It does not know sockets.
 //!
 //! Failure paths: a message that is none, or one that has no place here, costs the controller its connection and the
 //! session nothing.
 
 use std::os::fd::OwnedFd;
 
-use exec_server_log::SLOTS;
 use exec_server_process::Size;
 use exec_server_sandbox::Kit;
 use exec_server_session::Attach;
-use rustix::process::Resource;
 
 use crate::Spawner;
+use crate::births::Wanted;
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
-use crate::process::{self, Phase, Process, StartFailure};
-use crate::wire::{FromHolder, StartSpec, Status, ToHolder, WriteStatus};
-
-/// Descriptors that must be free for a start: three pipes with both ends, the pidfd, two groups, a segment, and enough to live on:
-/// what is left must do for a new controller, the disk and the reading of `/proc`. Less where the limit itself is small.
-const FREE_FDS: u64 = 64;
+use crate::process::{Phase, Process};
+use crate::wire::{FromHolder, Status, ToHolder, WriteStatus};
 
 impl<S: Spawner> Holder<S> {
     /// Obeys one message.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.refuse() };
+        if !matches!(message, ToHolder::Start { .. } | ToHolder::StartConfined { .. }) {
+            self.give_birth();
+        }
         match message {
             ToHolder::Hello { .. } => self.cx.controller.refuse(),
             ToHolder::Attach => self.attach(),
@@ -37,9 +36,9 @@ impl<S: Spawner> Holder<S> {
                 self.handle_attachment();
             }
             ToHolder::SetTtl { ttl_ms } => self.lease.set_ttl(ttl(ttl_ms)),
-            ToHolder::Start { req, spec } => self.start(req, spec, None),
+            ToHolder::Start { req, spec } => self.want(Wanted { req, spec, sandbox: None }),
             ToHolder::StartConfined { req, kit, spec } => match Kit::from_parts(kit, fds) {
-                Some(kit) => self.start(req, spec, Some(kit)),
+                Some(kit) => self.want(Wanted { req, spec, sandbox: Some(kit) }),
                 None => self.cx.controller.lose(),
             },
             ToHolder::Write { req, slot, key, total, offset, data } => {
@@ -85,45 +84,6 @@ impl<S: Spawner> Holder<S> {
         self.handle_attachment();
     }
 
-    fn start(&mut self, req: u32, spec: StartSpec, sandbox: Option<Kit>) {
-        match self.spawn(spec, sandbox) {
-            Ok(process) => {
-                let started = FromHolder::Started { req, slot: process.slot, pid: process.pid };
-                self.cx.send_with(&started, process.pidfd());
-                self.processes.insert(process.slot, process);
-            }
-            Err(StartFailure { stage, errno, detail }) => {
-                self.cx.send(&FromHolder::StartFailed { req, stage, errno, detail });
-            }
-        }
-    }
-
-    fn spawn(&mut self, spec: StartSpec, sandbox: Option<Kit>) -> Result<Process, StartFailure> {
-        // The lowest: the control block costs a page per 32 slots in use.
-        let slot = (0..SLOTS).find(|slot| !self.processes.contains_key(slot));
-        let slot = slot.ok_or_else(|| StartFailure::exhausted("slots"))?;
-        if !has_free_fds(&self.cx) {
-            return Err(StartFailure::exhausted("descriptors"));
-        }
-        let mut spawn = process::describe(&spec, self.nofile, &self.confine, self.cx.is_exclusive)?;
-        let is_confined = sandbox.is_some();
-        spawn.sandbox = sandbox;
-        spawn.ignored = self.ignored;
-        let group = self.cx.groups.take().map_err(|error| StartFailure::io("control group", &error))?;
-        let child = match group.as_ref().map(|group| group.let_in(&mut spawn)).transpose() {
-            Ok(_) => self.spawner.spawn(spawn).map_err(StartFailure::from),
-            Err(error) => Err(StartFailure::io("control group", &error)),
-        };
-        match child {
-            Ok(child) => Process::new(slot, child, (group, is_confined), spec, &mut self.cx)
-                .map_err(|error| StartFailure::io("epoll", &error)),
-            Err(failure) => {
-                self.cx.left_groups.extend(group);
-                Err(failure)
-            }
-        }
-    }
-
     fn write(&mut self, slot: u32, part: Part) {
         match self.processes.get_mut(&slot) {
             Some(process) => process.handle_write(part, &mut self.cx),
@@ -165,14 +125,4 @@ fn resize(process: &mut Process, size: Size) -> Status {
             Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),
         },
     }
-}
-
-/// Whether enough descriptors are left. The lowest free number tells: the kernel gives out the lowest first.
-fn has_free_fds(cx: &crate::context::Context) -> bool {
-    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let lowest = rustix::io::fcntl_dupfd_cloexec(&cx.eventfd, 0).map(|fd| {
-        use std::os::fd::AsRawFd;
-        u64::from(fd.as_raw_fd().unsigned_abs())
-    });
-    lowest.is_ok_and(|lowest| lowest.saturating_add(FREE_FDS.min(limit / 4)) <= limit)
 }

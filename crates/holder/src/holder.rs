@@ -12,6 +12,7 @@ use exec_server_process::Ignored;
 use exec_server_session::{Lease, Ttl};
 
 use crate::adoption::Adoption;
+use crate::births::Wanted;
 use crate::context::Context;
 use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
@@ -51,6 +52,8 @@ pub struct Holder<S: Spawner> {
     pub(crate) lease: Lease,
     pub(crate) processes: BTreeMap<u32, Process>,
     pub(crate) spawner: S,
+    /// Starts that are gathered while commands are heard; none are left behind that.
+    pub(crate) wanted: Vec<Wanted>,
     /// Earliest deadline of a process, as last collected; never too late.
     next_process_deadline: Option<u64>,
     pub(crate) ending: Option<Ending>,
@@ -102,6 +105,7 @@ impl<S: Spawner> Holder<S> {
             lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
             processes: BTreeMap::new(),
             spawner,
+            wanted: Vec::new(),
             next_process_deadline: None,
             ending: None,
             signals,
@@ -242,6 +246,7 @@ impl<S: Spawner> Holder<S> {
             let fds = std::mem::take(&mut datagram.fds);
             self.dispatch(datagram.bytes(&buf), fds);
         }
+        self.give_birth();
         self.buf = buf;
     }
 

@@ -25,6 +25,7 @@
 #![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 
 mod adoption;
+mod births;
 pub mod cgroup;
 mod config;
 mod context;

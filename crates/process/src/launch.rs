@@ -1,22 +1,32 @@
 //! The clone and what the child does before exec.
 //!
-//! The child shares our memory and our thread's `errno` and runs while the calling thread is stopped in the kernel
-//! (`CLONE_VM | CLONE_VFORK`), so the cost does not grow with our memory. In return the child's side may only make
-//! raw system calls: no allocation, no lock, no panic, no library function with hidden state. Everything it reads is
-//! prepared by `spawn`; what it reports is one stage and one error number in memory that both see.
+//! The child shares our memory (`CLONE_VM`), so the cost does not grow with it. In return the child's side may only make
+//! raw system calls: no allocation, no lock, no panic, no library function with hidden state, `errno` included. Everything
+//! it reads is prepared by `spawn`; what it reports is one stage and one error number in memory that both see.
+//!
+//! Meanwhile the calling thread is stopped in the kernel (`CLONE_VFORK`), or it makes further children and then waits until
+//! the kernel has cleared the word that says that this one is in our memory. Exec takes longer than all that comes before
+//! it, so children that are wanted at the same time are made in less time when they need not wait for each other.
 
 use std::{
     cell::Cell,
     ffi::CStr,
     io,
-    os::fd::{FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd as _, FromRawFd, OwnedFd, RawFd},
     ptr,
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
 };
 
-use exec_server_sandbox::InChild;
-use libc::{c_char, c_int, c_long, c_void};
-use rustix::process::Pid;
+use exec_server_sandbox::{InChild, address, call};
+use libc::{c_char, c_int, c_void};
+use rustix::{
+    io::Errno,
+    process::{Pid, WaitId, WaitIdOptions},
+    thread::futex,
+};
 
 use crate::spawn::{Stage, User};
 
@@ -30,9 +40,14 @@ const MASK_BYTES: usize = 8;
 /// The largest kernel `sigaction` of our targets; all zero means the default action.
 const SIGACTION_BYTES: usize = 32;
 
-/// The last stack that went out of use. The child is through with it when clone returns, so one is enough unless
-/// several threads spawn at the same time; the others map their own.
+/// How long to believe that a child is in our memory before it is looked at: a kernel that dumps it does not clear the word.
+const LOOK_AGAIN_NS: i64 = 50_000_000;
+
+/// The last stack that went out of use; where several are used at the same time, the others are mapped.
 static SPARE_STACK: Mutex<Option<Stack>> = Mutex::new(None);
+
+/// The kernel was seen to clear the word of a child that executed its program. All of Linux does; what imitates it may not.
+static IS_WORD_CLEARED: AtomicBool = AtomicBool::new(false);
 
 /// All that the child needs. Pointer arrays end with a null and stay valid for the lifetime of the borrow.
 pub(crate) struct Launch<'a> {
@@ -87,6 +102,21 @@ struct Shared<'a> {
     /// The child came to its first instruction.
     has_begun: Cell<bool>,
     report: Cell<Option<(Stage, c_int)>>,
+    /// Not zero while the child is in this memory; the kernel clears it.
+    is_here: AtomicU32,
+}
+
+/// Whether the calling thread goes on while the child is in our memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parent {
+    Stops,
+    GoesOn,
+}
+
+/// A child that may still be in our memory: nothing of what it reads goes before it has left.
+struct Present<'a> {
+    shared: &'a Shared<'a>,
+    child: &'a Started,
 }
 
 struct Stack {
@@ -107,7 +137,7 @@ impl Ignored {
             let mut action = [0_u64; SIGACTION_BYTES / 8];
             let into = address(action.as_mut_ptr());
             // The handler is the first field, of the size of a pointer.
-            call(libc::SYS_rt_sigaction, [*signal as usize, 0, into, MASK_BYTES, 0]).is_ok()
+            call(libc::SYS_rt_sigaction, [*signal as usize, 0, into, MASK_BYTES, 0, 0]).is_ok()
                 && action.first().copied() == Some(libc::SIG_IGN as u64)
         };
         let ignored = (1..=64).filter(|signal| Self::ANY.has(*signal)).filter(is_ignored);
@@ -123,11 +153,45 @@ impl Ignored {
 unsafe impl Send for Stack {}
 
 impl Launch<'_> {
+    /// Makes the child and waits for its exec.
     pub(crate) fn run(&self) -> Result<Started, Failure> {
-        let stack = Stack::take().map_err(|source| Failure::Parent { what: "stack", source })?;
         let mut script_argv = self.script_argv.to_vec();
-        let shared = Shared {
-            launch: self,
+        let shared = Shared::new(self, &mut script_argv);
+        let stack = Stack::take().map_err(|source| Failure::Parent { what: "stack", source })?;
+        let cloned = clone(&shared, &stack, Parent::Stops);
+        stack.give_back();
+        let child = cloned.map_err(|source| Failure::Parent { what: "process", source })?;
+        let is_cleared = !shared.is_child_here();
+        let outcome = shared.outcome(child);
+        // The end of a child that failed clears it as well, and shows nothing.
+        IS_WORD_CLEARED.fetch_or(is_cleared && outcome.is_ok(), Ordering::Relaxed);
+        outcome
+    }
+
+    /// Makes the child and does something else until its exec. Where that cannot be, one comes after the other.
+    pub(crate) fn run_beside<T>(&self, other: impl FnOnce() -> T) -> (Result<Started, Failure>, T) {
+        let mut script_argv = self.script_argv.to_vec();
+        let shared = Shared::new(self, &mut script_argv);
+        let stack = IS_WORD_CLEARED.load(Ordering::Relaxed).then(Stack::take).and_then(Result::ok);
+        let child = stack.as_ref().and_then(|stack| clone(&shared, stack, Parent::GoesOn).ok());
+        let Some((stack, child)) = stack.zip(child) else { return (self.run(), other()) };
+        let present = Present { shared: &shared, child: &child };
+        let done = other();
+        drop(present);
+        stack.give_back();
+        if shared.has_begun.get() {
+            return (shared.outcome(child), done);
+        }
+        born::distrust();
+        reap(child.pid);
+        (self.run(), done)
+    }
+}
+
+impl<'a> Shared<'a> {
+    fn new(launch: &'a Launch<'a>, script_argv: &'a mut [*const c_char]) -> Self {
+        Self {
+            launch,
             // SAFETY: `getpid` has no preconditions.
             parent: unsafe { libc::getpid() },
             script_argv: Cell::new(script_argv.as_mut_ptr()),
@@ -135,15 +199,30 @@ impl Launch<'_> {
             has_no_handlers: Cell::new(false),
             has_begun: Cell::new(false),
             report: Cell::new(None),
-        };
-        let cloned = clone(&shared, &stack);
-        stack.give_back();
-        let (pid, pidfd) = cloned.map_err(|source| Failure::Parent { what: "process", source })?;
-        match shared.report.take() {
-            None => Ok(Started { pid, pidfd }),
-            Some((stage, errno)) => {
-                reap(pid);
-                Err(Failure::Child { stage, source: io::Error::from_raw_os_error(errno) })
+            is_here: AtomicU32::new(1),
+        }
+    }
+
+    fn is_child_here(&self) -> bool {
+        self.is_here.load(Ordering::Acquire) != 0
+    }
+
+    /// What became of a child that has left our memory.
+    fn outcome(&self, child: Started) -> Result<Started, Failure> {
+        let Some((stage, errno)) = self.report.take() else { return Ok(child) };
+        reap(child.pid);
+        Err(Failure::Child { stage, source: io::Error::from_raw_os_error(errno) })
+    }
+}
+
+impl Drop for Present<'_> {
+    fn drop(&mut self) {
+        while self.shared.is_child_here() {
+            let look_again = futex::Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
+            // Not a private one, for the kernel wakes those that are not. Any answer but a timeout means: look at the word.
+            let waited = futex::wait(&self.shared.is_here, futex::Flags::empty(), 1, Some(&look_again));
+            if waited == Err(Errno::TIMEDOUT) && has_ended(self.child) {
+                return;
             }
         }
     }
@@ -191,32 +270,44 @@ impl Drop for Stack {
 }
 
 /// Clones with every signal blocked: a handler of ours must not run in the child, which shares our memory.
-fn clone(shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> {
+fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Started> {
     let (all, mut before) = (u64::MAX, 0_u64);
     // The raw call, since the C library never blocks the two signals it uses itself.
     set_mask(&all, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
     shared.has_no_handlers.set(true);
-    let cloned = born::clone_into(shared.launch.home, shared, stack).or_else(|_refused| {
+    let cloned = born::clone_into(shared.launch.home, shared, stack, parent).or_else(|_refused| {
         // An older kernel, a filter of system calls, or a group that takes nobody: the child itself then says which.
         shared.must_go_home.set(true);
         shared.has_no_handlers.set(false);
-        clone_here(shared, stack)
+        shared.is_here.store(1, Ordering::Relaxed);
+        clone_here(shared, stack, parent)
     });
-    set_mask(&before, None).map_err(io::Error::from_raw_os_error)?;
+    // It was in force, so it can be set; and whoever called us must learn of the child.
+    drop_result(set_mask(&before, None));
     cloned
 }
 
+impl Parent {
+    fn flags(self) -> c_int {
+        let stop = if self == Self::Stops { libc::CLONE_VFORK } else { 0 };
+        libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | stop
+    }
+}
+
 /// A child in the groups that we are in.
-fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> {
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+fn clone_here(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Started> {
+    let flags = parent.flags() | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
-    // SAFETY: `stack` is a private mapping with room for `child_main`; `shared` lives until clone returns, and with
-    // CLONE_VFORK clone returns after the child has executed a program or ended; the kernel writes one int to `pidfd`.
-    let pid =
-        unsafe { libc::clone(child_main, stack.top(), flags, ptr::from_ref(shared).cast_mut().cast(), &raw mut pidfd) };
+    let (argument, no_tls) = (ptr::from_ref(shared).cast_mut().cast(), ptr::null_mut::<c_void>());
+    // SAFETY: `stack` is a private mapping with room for `child_main`; it and `shared` live until the child has executed a
+    // program or ended, which CLONE_VFORK or the caller waits for; the kernel writes one int to `pidfd` and one to the word.
+    let pid = unsafe {
+        let (pidfd, word) = (&raw mut pidfd, shared.is_here.as_ptr());
+        libc::clone(child_main, stack.top(), flags, argument, pidfd, no_tls, word)
+    };
     match Pid::from_raw(pid.max(0)) {
         // SAFETY: the kernel made this descriptor for us in the call that made the child.
-        Some(pid) => Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) })),
+        Some(pid) => Ok(Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
         None => Err(io::Error::last_os_error()),
     }
 }
@@ -224,7 +315,14 @@ fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> 
 fn set_mask(mask: &u64, before: Option<&mut u64>) -> Result<usize, c_int> {
     let before = before.map_or(ptr::null_mut(), ptr::from_mut);
     let how = libc::SIG_SETMASK as usize;
-    call(libc::SYS_rt_sigprocmask, [how, address(mask), address(before), MASK_BYTES, 0])
+    call(libc::SYS_rt_sigprocmask, [how, address(mask), address(before), MASK_BYTES, 0, 0])
+}
+
+/// Whether a child has ended, reaped or not.
+fn has_ended(child: &Started) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let found = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), options);
+    matches!(found, Ok(Some(_)) | Err(Errno::CHILD))
 }
 
 /// Takes the status of a child that ended before exec. It is past its last instruction, so this is no wait.
@@ -240,25 +338,9 @@ fn reap(pid: Pid) {
     }
 }
 
-/// A pointer as an argument of [`call`]. The provenance is exposed because the kernel reads and writes through it.
-fn address<T>(pointer: *const T) -> usize {
-    pointer.expose_provenance()
-}
-
-/// One raw system call; the error number is read at once, for the thread's `errno` is shared with the parent.
-fn call(number: c_long, args: [usize; 5]) -> Result<usize, c_int> {
-    let [a, b, c, d, e] = args;
-    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
-    let result = unsafe { libc::syscall(number, a, b, c, d, e) };
-    if result == -1 {
-        // SAFETY: the address of this thread's `errno` is always valid.
-        return Err(unsafe { *libc::__errno_location() });
-    }
-    Ok(result as usize)
-}
-
 extern "C" fn child_main(shared: *mut c_void) -> c_int {
-    // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory; the parent thread is stopped.
+    // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory; nobody else touches it meanwhile, but
+    // for the word, which is atomic.
     let shared = unsafe { &*shared.cast_const().cast::<Shared<'_>>() };
     shared.has_begun.set(true);
     let (stage, errno) = match set_up(shared) {
@@ -267,7 +349,7 @@ extern "C" fn child_main(shared: *mut c_void) -> c_int {
     };
     shared.report.set(Some((stage, errno)));
     // The program never began, so the code is seen by nobody: the parent reads the report and reaps.
-    drop_result(call(libc::SYS_exit_group, [127, 0, 0, 0, 0]));
+    drop_result(call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]));
     127
 }
 
@@ -284,10 +366,10 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     let at = |stage: Stage| move |errno: c_int| (stage, errno);
     let launch = shared.launch;
     enter_cgroups(launch.home.filter(|_| shared.must_go_home.get()), launch.cgroups).map_err(at(Stage::Cgroup))?;
-    call(libc::SYS_setsid, [0; 5]).map_err(at(Stage::Session))?;
+    call(libc::SYS_setsid, [0; 6]).map_err(at(Stage::Session))?;
     place_descriptors(launch).map_err(at(Stage::Descriptors))?;
     if launch.terminal {
-        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0]).map_err(at(Stage::Terminal))?;
+        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0, 0]).map_err(at(Stage::Terminal))?;
     }
     if let Some(sandbox) = launch.sandbox {
         sandbox.enter().map_err(at(Stage::Sandbox))?;
@@ -299,15 +381,15 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     }
     if launch.die_with_parent {
         let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
-        call(libc::SYS_prctl, [option, signal, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
+        call(libc::SYS_prctl, [option, signal, 0, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
         // The parent may have died before the signal was armed.
-        if call(libc::SYS_getppid, [0; 5]) != Ok(shared.parent as usize) {
+        if call(libc::SYS_getppid, [0; 6]) != Ok(shared.parent as usize) {
             return Err((Stage::ParentDeath, libc::ESRCH));
         }
     }
-    call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0]).map_err(at(Stage::Cwd))?;
+    call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0, 0]).map_err(at(Stage::Cwd))?;
     if let Some(umask) = launch.umask {
-        drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0]));
+        drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0, 0]));
     }
     let ignored = launch.ignored.filter(|_| shared.has_no_handlers.get());
     reset_signals(ignored.unwrap_or(Ignored::ANY)).map_err(at(Stage::Signals))?;
@@ -316,11 +398,11 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
 
 /// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.
 fn enter_cgroups(home: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
-    let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0]).map(drop);
+    let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0, 0]).map(drop);
     if let Some(home) = home {
         // Closed with all others.
         let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
-        enter(call(libc::SYS_openat, [home as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0])?)?;
+        enter(call(libc::SYS_openat, [home as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0, 0])?)?;
     }
     groups.iter().try_for_each(|group| enter(*group as usize))
 }
@@ -328,7 +410,7 @@ fn enter_cgroups(home: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
 fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
     let set = |resource: u32, soft: u64, hard: u64| {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
-        call(libc::SYS_prlimit64, [0, resource as usize, address(&raw const limit), 0, 0]).map(drop)
+        call(libc::SYS_prlimit64, [0, resource as usize, address(&raw const limit), 0, 0, 0]).map(drop)
     };
     if let Some((soft, hard)) = launch.nofile {
         set(libc::RLIMIT_NOFILE, soft, hard)?;
@@ -339,21 +421,21 @@ fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
 /// The raw calls change this task alone: the C library's would try to change the parent's threads with it.
 fn become_user(user: &User) -> Result<(), c_int> {
     let (uid, gid) = (user.uid as usize, user.gid as usize);
-    call(libc::SYS_setgroups, [user.groups.len(), address(user.groups.as_ptr()), 0, 0, 0])?;
-    call(libc::SYS_setresgid, [gid, gid, gid, 0, 0])?;
-    call(libc::SYS_setresuid, [uid, uid, uid, 0, 0]).map(drop)
+    call(libc::SYS_setgroups, [user.groups.len(), address(user.groups.as_ptr()), 0, 0, 0, 0])?;
+    call(libc::SYS_setresgid, [gid, gid, gid, 0, 0, 0])?;
+    call(libc::SYS_setresuid, [uid, uid, uid, 0, 0, 0]).map(drop)
 }
 
 fn place_descriptors(launch: &Launch<'_>) -> Result<(), c_int> {
     let place =
-        |source: RawFd, target: RawFd| call(libc::SYS_dup3, [source as usize, target as usize, 0, 0, 0]).map(drop);
+        |source: RawFd, target: RawFd| call(libc::SYS_dup3, [source as usize, target as usize, 0, 0, 0, 0]).map(drop);
     for (target, source) in (0..).zip(launch.stdio) {
         match source {
             Some(source) => place(source, target)?,
             None => {
                 let path = address(c"/dev/null".as_ptr());
                 let flags = libc::O_RDWR as usize;
-                let opened = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0])?;
+                let opened = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0])?;
                 // Where our own 0 is closed the new descriptor is in place already. Any other number is either
                 // overwritten below or closed with the rest.
                 if opened as RawFd != target {
@@ -371,18 +453,18 @@ fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
     for number in keep {
         let number = *number as usize;
         if first < number {
-            call(libc::SYS_close_range, [first, number - 1, 0, 0, 0])?;
+            call(libc::SYS_close_range, [first, number - 1, 0, 0, 0, 0])?;
         }
         first = number + 1;
     }
-    call(libc::SYS_close_range, [first, u32::MAX as usize, 0, 0, 0]).map(drop)
+    call(libc::SYS_close_range, [first, u32::MAX as usize, 0, 0, 0, 0]).map(drop)
 }
 
 /// Sets signals to their default and empties the mask. Asking first would cost the same number of calls.
 fn reset_signals(which: Ignored) -> Result<(), c_int> {
     let default = [0_u64; SIGACTION_BYTES / 8];
     for signal in (1..=64).filter(|signal| which.has(*signal)) {
-        call(libc::SYS_rt_sigaction, [signal as usize, address(default.as_ptr()), 0, MASK_BYTES, 0])?;
+        call(libc::SYS_rt_sigaction, [signal as usize, address(default.as_ptr()), 0, MASK_BYTES, 0, 0])?;
     }
     set_mask(&0, None).map(drop)
 }
@@ -412,7 +494,7 @@ fn execute(shared: &Shared<'_>) -> c_int {
 }
 
 fn exec(path: *const c_char, argv: *const *const c_char, env: usize) -> c_int {
-    match call(libc::SYS_execve, [address(path), address(argv), env, 0, 0]) {
+    match call(libc::SYS_execve, [address(path), address(argv), env, 0, 0, 0]) {
         Err(errno) => errno,
         Ok(_) => 0,
     }

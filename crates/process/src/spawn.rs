@@ -14,12 +14,15 @@ use exec_server_sandbox::{InChild, Kit};
 
 use crate::{
     child::Child,
-    launch::{Failure, Ignored, Launch},
+    launch::{Failure, Ignored, Launch, Started},
     streams::{self, Source},
 };
 
 /// Where a program without a slash is looked for when the child's environment has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
+
+/// Children that may be on their way to exec at the same time: each has a stack.
+const AT_ONCE: usize = 8;
 
 /// The size of a terminal in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,6 +254,35 @@ impl Spawn {
 
     /// Makes the child.
     pub fn spawn(self) -> Result<Child, SpawnError> {
+        self.launch(|launch| launch.run())
+    }
+
+    /// Makes several children, in less time than one by one: they need not wait for each other's exec. The answers are in the
+    /// order of `spawns`; one that fails costs the others nothing.
+    pub fn spawn_all(spawns: Vec<Self>) -> Vec<Result<Child, SpawnError>> {
+        let mut spawns = spawns.into_iter();
+        let mut children = Vec::with_capacity(spawns.len());
+        while spawns.len() > 0 {
+            Self::spawn_nested(&mut spawns.by_ref().take(AT_ONCE), &mut children);
+        }
+        children
+    }
+
+    /// Makes the first with all others inside of its birth, so that what each child reads lives on this stack until it is born.
+    fn spawn_nested(spawns: &mut impl ExactSizeIterator<Item = Self>, children: &mut Vec<Result<Child, SpawnError>>) {
+        let Some(first) = spawns.next() else { return };
+        if spawns.len() == 0 {
+            return children.push(first.spawn());
+        }
+        let mut others = Vec::with_capacity(spawns.len());
+        let child = first.launch(|launch| launch.run_beside(|| Self::spawn_nested(spawns, &mut others)).0);
+        children.push(child);
+        children.append(&mut others);
+        // One whose description was refused had no birth for the others to be in.
+        Self::spawn_nested(spawns, children);
+    }
+
+    fn launch(self, run: impl FnOnce(&Launch<'_>) -> Result<Started, Failure>) -> Result<Child, SpawnError> {
         let program = self.argv.first().ok_or(SpawnError::EmptyArgv)?;
         let keep = kept_numbers(&self.extra_fds)?;
         // A source at or above this number is never overwritten by the placing of another one.
@@ -289,7 +321,7 @@ impl Spawn {
             sandbox: sandbox.as_ref().map(|confined| &confined.in_child),
             ignored: self.ignored,
         };
-        match launch.run() {
+        match run(&launch) {
             Ok(started) => Ok(Child::started(started, streams.into_ours())),
             Err(Failure::Parent { what, source }) => Err(SpawnError::Resources { what, source }),
             Err(Failure::Child { stage: Stage::Cwd, source }) => {

@@ -41,3 +41,4 @@ pub use paths::is_ours;
 pub use policy::{Entry, Place, Policy, PolicyError, Scope};
 pub use rules::{Access, Denied, Rule, Rules};
 pub use script::{Purpose, Script};
+pub use system::{address, call};

@@ -10,20 +10,74 @@ use std::{
 
 use libc::{c_int, c_long};
 
-/// One raw system call; the error number is read at once.
-pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    let [a, b, c, d, e, f] = args;
+/// One raw system call, for a child between clone and exec above all: the C library's would leave its error number in a place that
+/// such a child shares with whoever made it and goes on meanwhile.
+///
+/// For the crates of this workspace: whoever calls it answers for what the call with this number does with its arguments.
+#[doc(hidden)]
+pub fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
     // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
-    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
-    if result == -1 {
-        // SAFETY: the address of this thread's `errno` is always valid.
-        return Err(unsafe { *libc::__errno_location() });
+    let result = unsafe { raw(number, args) };
+    // The kernel's last page of numbers is its errors.
+    match c_int::try_from(result) {
+        Ok(error @ -4095..=-1) => Err(-error),
+        _ => Ok(result.cast_unsigned()),
     }
-    Ok(result as usize)
 }
 
-/// A pointer as an argument of [`call`]. The provenance is exposed because the kernel reads through it.
-pub(crate) fn address<T>(pointer: *const T) -> usize {
+/// # Safety
+///
+/// The arguments must be what the call with this number takes.
+#[cfg(target_arch = "x86_64")]
+unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
+    let result;
+    // SAFETY: the kernel changes these registers and what the caller has promised.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            in("r10") d,
+            in("r8") e,
+            in("r9") f,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// As above.
+///
+/// # Safety
+///
+/// As above.
+#[cfg(target_arch = "aarch64")]
+unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
+    let result;
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            inlateout("x0") a => result,
+            in("x1") b,
+            in("x2") c,
+            in("x3") d,
+            in("x4") e,
+            in("x5") f,
+            in("x8") number,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A pointer as an argument of [`call`]. The provenance is exposed because the kernel reads and writes through it.
+#[doc(hidden)]
+pub fn address<T>(pointer: *const T) -> usize {
     pointer.expose_provenance()
 }
 

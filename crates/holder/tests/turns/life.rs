@@ -41,6 +41,45 @@ fn real_child_delivers_both_streams_its_code_and_usage() {
 }
 
 #[test]
+fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them() {
+    let mut rig = Rig::real();
+    let mut asked = Vec::new();
+    for number in 0..20_u32 {
+        let cwd = if number % 6 == 5 { b"/no/such/directory".to_vec() } else { b"/".to_vec() };
+        let req = rig.server.req();
+        let then = if number == 1 { "exec sleep 1000" } else { "exit 0" };
+        let spec = StartSpec { cwd, ..shell(&format!("echo {number}; {then}")) };
+        rig.server.send(&ToHolder::Start { req, spec });
+        asked.push(req);
+    }
+    // The slot of the second, which is running by the time that the holder comes to this.
+    let end = rig.server.req();
+    rig.server.send(&ToHolder::Terminate { req: end, slot: 1, grace_ms: None });
+    let mut slots = Vec::new();
+    for (number, req) in asked.into_iter().enumerate() {
+        match rig.until_message(|_| true) {
+            FromHolder::Started { req: answered, slot, .. } => slots.push((number, answered == req, slot)),
+            FromHolder::StartFailed { req: answered, stage: Stage::Cwd, .. } => {
+                assert_eq!((answered, number % 6), (req, 5));
+            }
+            other => panic!("start {number}: {other:?}"),
+        }
+    }
+    assert_eq!(rig.until_message(|_| true), FromHolder::Done { req: end, status: Status::Ok });
+    assert_eq!(slots.len(), 17);
+    for (expected, (number, is_its_own, slot)) in (0..).zip(slots) {
+        assert!(is_its_own && slot == expected, "start {number} is in slot {slot}");
+        rig.until(|rig| rig.server.log(slot).closed.is_some());
+        let said = &rig.server.log(slot).bytes;
+        // The second may be ended before it says anything.
+        assert!(
+            *said == format!("{number}\n").as_bytes() || (number == 1 && said.is_empty()),
+            "start {number}: {said:?}"
+        );
+    }
+}
+
+#[test]
 fn large_output_of_a_real_child_arrives_whole() {
     let mut rig = Rig::real();
     let slot = rig.start(shell("head -c 40000000 /dev/zero | tr '\\0' x"));

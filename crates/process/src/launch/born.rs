@@ -14,7 +14,9 @@ use std::{
 use libc::{c_int, c_long, c_void};
 use rustix::process::Pid;
 
-use super::{STACK_BYTES, Shared, Stack, address};
+use exec_server_sandbox::address;
+
+use super::{Parent, STACK_BYTES, Shared, Stack, Started};
 
 /// `CLONE_CLEAR_SIGHAND`, Linux 5.5: handlers become the default, what is ignored stays so.
 const CLEAR_SIGHAND: u64 = 1 << 32;
@@ -43,23 +45,28 @@ struct Args {
 }
 
 /// A child in the group whose directory `home` is, or in those that we are in.
-pub(super) fn clone_into(home: Option<RawFd>, shared: &Shared<'_>, stack: &Stack) -> io::Result<(Pid, OwnedFd)> {
+pub(super) fn clone_into(
+    home: Option<RawFd>,
+    shared: &Shared<'_>,
+    stack: &Stack,
+    parent: Parent,
+) -> io::Result<Started> {
     if IS_MISSING.load(Ordering::Relaxed) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let mut pidfd: c_int = -1;
-    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD).unsigned_abs();
     let args = Args {
-        flags: u64::from(flags) | CLEAR_SIGHAND | home.map_or(0, |_| INTO_CGROUP),
+        flags: u64::from(parent.flags().unsigned_abs()) | CLEAR_SIGHAND | home.map_or(0, |_| INTO_CGROUP),
         pidfd: address(&raw mut pidfd) as u64,
+        child_tid: address(shared.is_here.as_ptr()) as u64,
         exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
         stack: address(stack.base) as u64,
         stack_size: STACK_BYTES as u64,
         cgroup: home.map_or(0, |home| u64::from(home.unsigned_abs())),
         ..Args::default()
     };
-    // SAFETY: `args` describes a private stack with room for `child_main` and an int to write to; `shared` lives until the call
-    // returns, and with CLONE_VFORK it returns after the child has executed a program or ended.
+    // SAFETY: `args` describes a private stack with room for `child_main`, an int to write to, and the word of `shared`; these live
+    // until the child has executed a program or ended, which CLONE_VFORK or the caller waits for.
     let result = unsafe { clone3(&args, ptr::from_ref(shared).cast_mut().cast()) };
     let Some(pid) = i32::try_from(result).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
@@ -67,22 +74,28 @@ pub(super) fn clone_into(home: Option<RawFd>, shared: &Shared<'_>, stack: &Stack
         return Err(io::Error::from_raw_os_error(errno));
     };
     // SAFETY: the kernel made this descriptor for us in the call that made the child.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    if !shared.has_begun.get() {
-        // Some kernels (seen on 6.18) compare how often the child's group was killed with how often ours was, instead
-        // of twice the same, and kill a child where the numbers differ, before its first instruction.
-        IS_MISSING.store(true, Ordering::Relaxed);
+    let child = Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } };
+    // Where we go on, whether it has begun is known later.
+    if parent == Parent::Stops && !shared.has_begun.get() {
+        distrust();
         super::reap(pid);
         return Err(io::ErrorKind::Unsupported.into());
     }
-    Ok((pid, pidfd))
+    Ok(child)
+}
+
+/// A child did not come to its first instruction. Some kernels (seen on 6.18) compare how often the child's group was killed with
+/// how often ours was, instead of twice the same, and kill a child where the numbers differ.
+pub(super) fn distrust() {
+    IS_MISSING.store(true, Ordering::Relaxed);
 }
 
 /// The call; its result is the child's number or a negative error number.
 ///
 /// # Safety
 ///
-/// `args` must ask for `CLONE_VM | CLONE_VFORK` with a stack of its own for the child, and `shared` be what `child_main` takes.
+/// `args` must ask for `CLONE_VM` with a stack of its own for the child, and `shared` be what `child_main` takes; both must live until
+/// the child has left this memory.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
     let result;
@@ -136,14 +149,4 @@ unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
         );
     }
     result
-}
-
-/// Elsewhere the child is moved.
-///
-/// # Safety
-///
-/// None is needed.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn clone3(_args: &Args, _shared: *mut c_void) -> c_long {
-    -c_long::from(libc::ENOSYS)
 }

@@ -1,0 +1,120 @@
+//! Several children that are made together: each gets its own answer, and none waits for another one's exec.
+
+mod common;
+
+use std::{os::fd::OwnedFd, sync::mpsc, thread};
+
+use common::{DEADLINE, PIPE, PTY, finish, run, sh, spawn};
+use exec_server_process::{Child, Spawn, SpawnError};
+
+/// A pipe that takes not one byte more.
+fn full_pipe() -> (OwnedFd, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe opens");
+    let size = rustix::pipe::fcntl_setpipe_size(&write, 4096).expect("its size can be set");
+    assert_eq!(rustix::io::write(&write, &vec![0; size]), Ok(size));
+    (read, write)
+}
+
+/// A child that is kept from its exec until somebody reads the pipe: it writes itself into what it takes for a group.
+fn held_up(pipe: OwnedFd, script: &str) -> Spawn {
+    Spawn { cgroups: vec![pipe], ..sh(PIPE, script) }
+}
+
+/// Makes children on a thread of their own; when they hold each other up for too long the pipe is read, and the test fails.
+fn spawn_all(spawns: impl FnOnce() -> Vec<Spawn> + Send, pipe: &OwnedFd) -> Vec<Result<Child, SpawnError>> {
+    // The first of a process shows that its kernel can do it.
+    assert_eq!(run(spawn(PIPE, &["true"])).code, 0);
+    thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        let births = scope.spawn(move || {
+            let children = Spawn::spawn_all(spawns());
+            done.send(()).ok();
+            children
+        });
+        let in_time = is_done.recv_timeout(DEADLINE);
+        if in_time.is_err() {
+            rustix::io::read(pipe, &mut [0; 4096][..]).expect("the pipe is full");
+        }
+        let children = births.join().expect("births do not panic");
+        in_time.expect("the children did not wait for each other");
+        children
+    })
+}
+
+#[test]
+fn each_has_its_own_answer_in_its_own_place() {
+    for _ in 0..20 {
+        let describe = |number: usize| match number % 7 {
+            3 => spawn(PIPE, &["no-such-program"]),
+            4 => Spawn { cwd: c"/no/such/directory".to_owned(), ..spawn(PIPE, &["true"]) },
+            5 => Spawn::new(Vec::new()),
+            6 => spawn(PTY, &["echo", &number.to_string()]),
+            _ => spawn(PIPE, &["echo", &number.to_string()]),
+        };
+        let children = Spawn::spawn_all((0..30).map(describe).collect());
+        assert_eq!(children.len(), 30);
+        for (number, child) in children.into_iter().enumerate() {
+            match (number % 7, child) {
+                (3, Err(SpawnError::Exec { .. }))
+                | (4, Err(SpawnError::Cwd { .. }))
+                | (5, Err(SpawnError::EmptyArgv)) => {}
+                (0..=2 | 6, Ok(child)) => {
+                    let finished = finish(child);
+                    assert_eq!(format!("{}{}", finished.stdout, finished.pty).trim_end(), number.to_string());
+                }
+                (_, other) => panic!("number {number}: {other:?}"),
+            }
+        }
+    }
+    assert!(Spawn::spawn_all(Vec::new()).is_empty());
+}
+
+#[test]
+fn one_that_is_held_up_does_not_hold_up_the_next() {
+    let (read, write) = full_pipe();
+    let ours = read.try_clone().expect("a descriptor is free");
+    let spawns = move || {
+        let mut reader = sh(PIPE, "head -c 4096 <&9 >/dev/null; echo read");
+        reader.extra_fds = vec![(read, 9)];
+        vec![held_up(write, "echo written"), reader]
+    };
+    let children = spawn_all(spawns, &ours);
+    let said: Vec<String> = children.into_iter().map(|child| finish(child.expect("both are born")).stdout).collect();
+    assert_eq!(said, ["written\n", "read\n"]);
+}
+
+#[test]
+fn one_that_is_killed_before_its_exec_is_a_child_that_was_killed() {
+    let (read, write) = full_pipe();
+    let spawns = move || {
+        let thread = rustix::thread::gettid().as_raw_nonzero();
+        // The first child of this thread, once it waits.
+        let script = format!(
+            "read -r first others </proc/$PPID/task/{thread}/children
+            until grep -q '^State:.S' /proc/$first/status; do :; done
+            kill -9 $first && echo killed"
+        );
+        vec![held_up(write, "echo never"), sh(PIPE, &script)]
+    };
+    let children = spawn_all(spawns, &read);
+    let mut children = children.into_iter().map(|child| finish(child.expect("both are born")));
+    let first = children.next().expect("the one that was held up");
+    assert_eq!((first.stdout.as_str(), first.signal), ("", Some(9)));
+    assert_eq!(children.next().expect("the one that kills").stdout, "killed\n");
+}
+
+#[test]
+fn one_that_fails_late_says_so_and_the_others_are_born() {
+    let (read, write) = full_pipe();
+    let ours = read.try_clone().expect("a descriptor is free");
+    let spawns = move || {
+        let fails = Spawn { cwd: c"/no/such/directory".to_owned(), ..held_up(write, "echo never") };
+        let mut reader = sh(PIPE, "head -c 4096 <&9 >/dev/null; echo read");
+        reader.extra_fds = vec![(read, 9)];
+        vec![fails, sh(PIPE, "echo second"), reader]
+    };
+    let mut children = spawn_all(spawns, &ours).into_iter();
+    assert!(matches!(children.next(), Some(Err(SpawnError::Cwd { .. }))));
+    let said: Vec<String> = children.map(|child| finish(child.expect("it is born")).stdout).collect();
+    assert_eq!(said, ["second\n", "read\n"]);
+}
