@@ -20,7 +20,8 @@ use crate::holder::Holder;
 use crate::process::{self, Process, StartFailure};
 use crate::wire::{FromHolder, StartSpec};
 
-/// Starts that are made together. While they are, nothing else is done: eight take about a millisecond.
+/// Starts that are made together. While they are, nothing else is done: eight take two or three milliseconds, unless a program lies
+/// on a disk that does not answer.
 const TOGETHER_MAX: usize = 8;
 
 /// Descriptors that a start takes: three pipes with both ends, the pidfd, two groups, a segment.
@@ -47,6 +48,10 @@ struct Expected {
 impl<S: Spawner> Holder<S> {
     /// Makes a process soon: with those that are asked for next, and before anything else is done.
     pub(crate) fn want(&mut self, wanted: Wanted) {
+        // Where descriptors are scarce one must not be refused for those that others would take for a moment.
+        if !self.wanted.is_empty() && !has_free_fds(&self.cx, self.wanted.len()) {
+            self.give_birth();
+        }
         self.wanted.push(wanted);
         if self.wanted.len() >= TOGETHER_MAX {
             self.give_birth();
@@ -97,7 +102,7 @@ impl<S: Spawner> Holder<S> {
         if self.processes.len() + others >= SLOTS as usize {
             return Err(StartFailure::exhausted("slots"));
         }
-        if !has_free_fds(&self.cx, others) {
+        if !has_free_fds(&self.cx, 0) {
             return Err(StartFailure::exhausted("descriptors"));
         }
         let mut spawn = process::describe(spec, self.nofile, &self.confine, self.cx.is_exclusive)?;

@@ -23,10 +23,11 @@ use crate::wire::{FromHolder, Status, ToHolder, WriteStatus};
 impl<S: Spawner> Holder<S> {
     /// Obeys one message.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
-        let Ok(message) = ToHolder::decode(message) else { return self.cx.controller.refuse() };
-        if !matches!(message, ToHolder::Start { .. } | ToHolder::StartConfined { .. }) {
+        let message = ToHolder::decode(message);
+        if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. })) {
             self.give_birth();
         }
+        let Ok(message) = message else { return self.cx.controller.refuse() };
         match message {
             ToHolder::Hello { .. } => self.cx.controller.refuse(),
             ToHolder::Attach => self.attach(),
@@ -39,7 +40,10 @@ impl<S: Spawner> Holder<S> {
             ToHolder::Start { req, spec } => self.want(Wanted { req, spec, sandbox: None }),
             ToHolder::StartConfined { req, kit, spec } => match Kit::from_parts(kit, fds) {
                 Some(kit) => self.want(Wanted { req, spec, sandbox: Some(kit) }),
-                None => self.cx.controller.lose(),
+                None => {
+                    self.give_birth();
+                    self.cx.controller.lose();
+                }
             },
             ToHolder::Write { req, slot, key, total, offset, data } => {
                 let part = Part { req: Some(req), key, total, offset, data: data.to_vec(), at: 0 };

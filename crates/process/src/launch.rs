@@ -20,8 +20,8 @@ use std::{
     },
 };
 
-use exec_server_sandbox::{InChild, address, call};
-use libc::{c_char, c_int, c_void};
+use exec_server_sandbox::{InChild, address, system_call};
+use libc::{c_char, c_int, c_long, c_void};
 use rustix::{
     io::Errno,
     process::{Pid, WaitId, WaitIdOptions},
@@ -32,15 +32,14 @@ use crate::spawn::{Stage, User};
 
 mod born;
 
-/// Bytes of the child's stack, guard page included. The deepest path is some hundred bytes; debug builds need more.
+/// Bytes of the child's stack, beside its guard page. The deepest path is some hundred bytes; debug builds need more.
 const STACK_BYTES: usize = 64 * 1024;
-const GUARD_BYTES: usize = 4096;
 /// Bytes of a signal mask as the kernel takes it: one bit for each of 64 signals.
 const MASK_BYTES: usize = 8;
 /// The largest kernel `sigaction` of our targets; all zero means the default action.
 const SIGACTION_BYTES: usize = 32;
 
-/// How long to believe that a child is in our memory before it is looked at: a kernel that dumps it does not clear the word.
+/// How long to believe that a child is in our memory before it is looked at: of one that dumps core, older kernels leave the word.
 const LOOK_AGAIN_NS: i64 = 50_000_000;
 
 /// The last stack that went out of use; where several are used at the same time, the others are mapped.
@@ -237,22 +236,28 @@ impl Stack {
     fn map() -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let base = unsafe {
+            libc::mmap(ptr::null_mut(), Self::mapped_bytes(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let stack = Self { base };
         // SAFETY: the range is the lowest page of the mapping just made and holds no data.
-        if unsafe { libc::mprotect(base, GUARD_BYTES, libc::PROT_NONE) } != 0 {
+        if unsafe { libc::mprotect(base, rustix::param::page_size(), libc::PROT_NONE) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(stack)
     }
 
+    /// The guard page and the stack above it. Pages of arm64 may be as large as the stack.
+    fn mapped_bytes() -> usize {
+        rustix::param::page_size().saturating_add(STACK_BYTES)
+    }
+
     /// The address where the stack begins; it grows down. Aligned to 16 because the mapping is aligned to a page.
     fn top(&self) -> *mut c_void {
-        self.base.wrapping_byte_add(STACK_BYTES)
+        self.base.wrapping_byte_add(Self::mapped_bytes())
     }
 
     fn give_back(self) {
@@ -265,7 +270,7 @@ impl Stack {
 impl Drop for Stack {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, of this size, and no child runs on it any more.
-        unsafe { libc::munmap(self.base, STACK_BYTES) };
+        unsafe { libc::munmap(self.base, Self::mapped_bytes()) };
     }
 }
 
@@ -279,32 +284,24 @@ fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Start
         // An older kernel, a filter of system calls, or a group that takes nobody: the child itself then says which.
         shared.must_go_home.set(true);
         shared.has_no_handlers.set(false);
-        shared.is_here.store(1, Ordering::Relaxed);
-        clone_here(shared, stack, parent)
+        match parent {
+            Parent::Stops => clone_here(shared, stack),
+            Parent::GoesOn => Err(io::ErrorKind::Unsupported.into()),
+        }
     });
     // It was in force, so it can be set; and whoever called us must learn of the child.
     drop_result(set_mask(&before, None));
     cloned
 }
 
-impl Parent {
-    fn flags(self) -> c_int {
-        let stop = if self == Self::Stops { libc::CLONE_VFORK } else { 0 };
-        libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | stop
-    }
-}
-
-/// A child in the groups that we are in.
-fn clone_here(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Started> {
-    let flags = parent.flags() | libc::SIGCHLD;
+/// A child in the groups that we are in; we stop, for not every C library's `clone` knows the word.
+fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<Started> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
-    let (argument, no_tls) = (ptr::from_ref(shared).cast_mut().cast(), ptr::null_mut::<c_void>());
-    // SAFETY: `stack` is a private mapping with room for `child_main`; it and `shared` live until the child has executed a
-    // program or ended, which CLONE_VFORK or the caller waits for; the kernel writes one int to `pidfd` and one to the word.
-    let pid = unsafe {
-        let (pidfd, word) = (&raw mut pidfd, shared.is_here.as_ptr());
-        libc::clone(child_main, stack.top(), flags, argument, pidfd, no_tls, word)
-    };
+    // SAFETY: `stack` is a private mapping with room for `child_main`; `shared` lives until clone returns, and with
+    // CLONE_VFORK clone returns after the child has executed a program or ended; the kernel writes one int to `pidfd`.
+    let pid =
+        unsafe { libc::clone(child_main, stack.top(), flags, ptr::from_ref(shared).cast_mut().cast(), &raw mut pidfd) };
     match Pid::from_raw(pid.max(0)) {
         // SAFETY: the kernel made this descriptor for us in the call that made the child.
         Some(pid) => Ok(Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
@@ -336,6 +333,12 @@ fn reap(pid: Pid) {
             return;
         }
     }
+}
+
+/// One raw system call.
+fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
+    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+    unsafe { system_call(number, args) }
 }
 
 extern "C" fn child_main(shared: *mut c_void) -> c_int {

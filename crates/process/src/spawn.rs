@@ -96,6 +96,9 @@ pub struct Spawn {
     /// The signals that this process ignores, where it knows and changes nothing about it: only these are then set to their default,
     /// not each of them.
     pub ignored: Option<Ignored>,
+    /// [`Spawn::spawn_all`] makes no other one while this one is on its way to exec. Needed where it is born in a group with a memory
+    /// limit: at the limit the kernel ends everybody who shares the child's memory, us among them, unless we are stopped.
+    pub alone: bool,
 }
 
 /// The user that a child runs as.
@@ -243,6 +246,7 @@ impl Spawn {
             limits: Vec::new(),
             sandbox: None,
             ignored: None,
+            alone: false,
         }
     }
 
@@ -271,8 +275,9 @@ impl Spawn {
     /// Makes the first with all others inside of its birth, so that what each child reads lives on this stack until it is born.
     fn spawn_nested(spawns: &mut impl ExactSizeIterator<Item = Self>, children: &mut Vec<Result<Child, SpawnError>>) {
         let Some(first) = spawns.next() else { return };
-        if spawns.len() == 0 {
-            return children.push(first.spawn());
+        if first.alone || spawns.len() == 0 {
+            children.push(first.spawn());
+            return Self::spawn_nested(spawns, children);
         }
         let mut others = Vec::with_capacity(spawns.len());
         let child = first.launch(|launch| launch.run_beside(|| Self::spawn_nested(spawns, &mut others)).0);

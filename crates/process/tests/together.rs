@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::{os::fd::OwnedFd, sync::mpsc, thread};
+use std::{fs, os::fd::OwnedFd, sync::mpsc, thread};
 
-use common::{DEADLINE, PIPE, PTY, finish, run, sh, spawn};
+use common::{DEADLINE, PIPE, PTY, finish, run, sh, spawn, wait_until};
 use exec_server_process::{Child, Spawn, SpawnError};
 
 /// A pipe that takes not one byte more.
@@ -81,6 +81,33 @@ fn one_that_is_held_up_does_not_hold_up_the_next() {
     let children = spawn_all(spawns, &ours);
     let said: Vec<String> = children.into_iter().map(|child| finish(child.expect("both are born")).stdout).collect();
     assert_eq!(said, ["written\n", "read\n"]);
+}
+
+#[test]
+fn one_that_is_to_be_alone_holds_up_the_next() {
+    let (read, write) = full_pipe();
+    let (tell, thread) = mpsc::channel();
+    let births = thread::spawn(move || {
+        tell.send(rustix::thread::gettid().as_raw_nonzero()).expect("the test waits for it");
+        assert_eq!(run(spawn(PIPE, &["true"])).code, 0);
+        let held_up = Spawn { alone: true, ..held_up(write, "echo first") };
+        Spawn::spawn_all(vec![held_up, sh(PIPE, "echo second")])
+    });
+    let thread = thread.recv_timeout(DEADLINE).expect("it tells");
+    let children = || fs::read_to_string(format!("/proc/self/task/{thread}/children")).expect("proc is mounted");
+    let is_waiting = |child: &str| {
+        let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+        // It is not yet the shell.
+        status.contains("State:\tS") && !status.contains("Name:\tsh") && !status.contains("Name:\ttrue")
+    };
+    wait_until("the first one waits", || children().split(' ').any(|child| !child.is_empty() && is_waiting(child)));
+    // The next one would be there in less than a millisecond, and these looks take some tens.
+    let most = (0..2000).map(|_| children().split_whitespace().count()).max();
+    rustix::io::read(&read, &mut [0; 4096][..]).expect("the pipe is full");
+    assert_eq!(most, Some(1));
+    let said = births.join().expect("births do not panic").into_iter();
+    let said: Vec<String> = said.map(|child| finish(child.expect("both are born")).stdout).collect();
+    assert_eq!(said, ["first\n", "second\n"]);
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn drop_capabilities() -> Result<(), c_int> {
     // Version and process; then effective, permitted and inheritable of the lower and the upper half.
     let header: [u32; 2] = [CAPABILITY_VERSION, 0];
     let mut sets = [0_u32; 6];
-    call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0])?;
+    call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_mut_ptr()), 0, 0, 0, 0])?;
     let kept = [KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32];
     for (half, kept) in sets.chunks_exact_mut(3).zip(kept) {
         half[0] &= kept;

@@ -41,4 +41,4 @@ pub use paths::is_ours;
 pub use policy::{Entry, Place, Policy, PolicyError, Scope};
 pub use rules::{Access, Denied, Rule, Rules};
 pub use script::{Purpose, Script};
-pub use system::{address, call};
+pub use system::{address, system_call};

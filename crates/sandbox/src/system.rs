@@ -10,13 +10,20 @@ use std::{
 
 use libc::{c_int, c_long};
 
+/// One raw system call.
+pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
+    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+    unsafe { system_call(number, args) }
+}
+
 /// One raw system call, for a child between clone and exec above all: the C library's would leave its error number in a place that
 /// such a child shares with whoever made it and goes on meanwhile.
 ///
-/// For the crates of this workspace: whoever calls it answers for what the call with this number does with its arguments.
-#[doc(hidden)]
-pub fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+/// # Safety
+///
+/// The arguments must be what the call with this number takes.
+pub unsafe fn system_call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
+    // SAFETY: the caller's.
     let result = unsafe { raw(number, args) };
     // The kernel's last page of numbers is its errors.
     match c_int::try_from(result) {
@@ -75,8 +82,7 @@ unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     result
 }
 
-/// A pointer as an argument of [`call`]. The provenance is exposed because the kernel reads and writes through it.
-#[doc(hidden)]
+/// A pointer as an argument of a system call. The provenance is exposed because the kernel reads and writes through it.
 pub fn address<T>(pointer: *const T) -> usize {
     pointer.expose_provenance()
 }

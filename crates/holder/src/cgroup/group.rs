@@ -34,6 +34,7 @@ pub(crate) struct Groups {
 #[derive(Debug)]
 pub(crate) struct Group {
     dirs: Vec<(Hierarchy, PathBuf)>,
+    has_memory_limit: bool,
     /// The files that count refused forks and kills for want of memory, where there are such.
     pids_events: Option<PathBuf>,
     memory_events: Option<PathBuf>,
@@ -108,6 +109,7 @@ impl Groups {
 impl Group {
     /// Has a child begin in it.
     pub(crate) fn let_in(&self, spawn: &mut Spawn) -> io::Result<()> {
+        spawn.alone = self.has_memory_limit;
         for (hierarchy, dir) in &self.dirs {
             match hierarchy {
                 Hierarchy::Unified => {
@@ -147,8 +149,14 @@ impl Group {
     }
 
     fn make(dirs: Vec<(Hierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
-        let mut group =
-            Self { dirs, pids_events: None, memory_events: None, was_killed: Cell::default(), seen: Counts::default() };
+        let mut group = Self {
+            dirs,
+            has_memory_limit: limits.memory_max.is_some(),
+            pids_events: None,
+            memory_events: None,
+            was_killed: Cell::default(),
+            seen: Counts::default(),
+        };
         if let Err(error) = group.set_up(limits) {
             group.remove();
             return Err(error);
@@ -259,7 +267,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("pids.max"), "max").expect("write");
         let dirs = vec![(Hierarchy::Unified, dir.path().to_owned())];
-        Group::make(dirs, Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() }).expect("set");
+        let limits = Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() };
+        let group = Group::make(dirs, limits).expect("set");
+        let mut spawn = Spawn::new(Vec::new());
+        group.let_in(&mut spawn).expect("the directory opens");
+        assert!(spawn.alone, "where its memory is limited nobody else may be in ours");
         assert!(fs::read_to_string(dir.path().join("pids.max")).expect("read").starts_with('7'));
         assert!(!dir.path().join("memory.max").exists());
     }

@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use exec_server_sandbox::address;
 
-use super::{Parent, STACK_BYTES, Shared, Stack, Started};
+use super::{Parent, Shared, Stack, Started};
 
 /// `CLONE_CLEAR_SIGHAND`, Linux 5.5: handlers become the default, what is ignored stays so.
 const CLEAR_SIGHAND: u64 = 1 << 32;
@@ -55,13 +55,15 @@ pub(super) fn clone_into(
         return Err(io::ErrorKind::Unsupported.into());
     }
     let mut pidfd: c_int = -1;
+    let stop = if parent == Parent::Stops { libc::CLONE_VFORK } else { 0 };
+    let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | stop;
     let args = Args {
-        flags: u64::from(parent.flags().unsigned_abs()) | CLEAR_SIGHAND | home.map_or(0, |_| INTO_CGROUP),
+        flags: u64::from(flags.unsigned_abs()) | CLEAR_SIGHAND | home.map_or(0, |_| INTO_CGROUP),
         pidfd: address(&raw mut pidfd) as u64,
         child_tid: address(shared.is_here.as_ptr()) as u64,
         exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
         stack: address(stack.base) as u64,
-        stack_size: STACK_BYTES as u64,
+        stack_size: Stack::mapped_bytes() as u64,
         cgroup: home.map_or(0, |home| u64::from(home.unsigned_abs())),
         ..Args::default()
     };
