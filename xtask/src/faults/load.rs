@@ -38,12 +38,22 @@ struct Lane {
     exit: Option<i64>,
 }
 
+/// A producer that ended, until the answer says that it is forgotten: a cut may eat the request alone, and nobody else asks again.
+struct Leaving {
+    process: String,
+    /// Its last number.
+    seq: u64,
+    /// The request on the present connection.
+    request: Option<i64>,
+}
+
 /// The lanes and their session.
 pub(super) struct Load {
     random: Random,
     program: String,
     session: Option<String>,
     lanes: Vec<Lane>,
+    leaving: Vec<Leaving>,
     next_id: u64,
     /// Whether a lane whose producer ended gets another.
     refill: bool,
@@ -63,16 +73,14 @@ impl Load {
             program: children::program()?,
             session: None,
             lanes: Vec::new(),
+            leaving: Vec::new(),
             next_id: 1,
             refill: true,
             starting: HashMap::new(),
             bytes: 0,
             ended: 0,
         };
-        for _ in 0..lanes {
-            let lane = load.new_lane();
-            load.lanes.push(lane);
-        }
+        load.lanes = (0..lanes).map(|_| load.new_lane()).collect();
         Ok(load)
     }
 
@@ -92,13 +100,18 @@ impl Load {
         }
     }
 
-    /// Opens the session, or resumes it and takes it over; producers whose start was not answered are started again.
+    /// Opens the session, or resumes it and takes it over; producers whose start was not answered are started again, and those
+    /// that are not known to be forgotten are forgotten again.
     pub(super) fn attach(&mut self, address: &Address) -> Result<Wire> {
         let (mut wire, answer) = Wire::open(address, &hello(self.session.as_deref()))?;
         let id = answer["sessionId"].as_str().context("`initialize` gave no session id")?;
         let known = self.session.get_or_insert_with(|| id.to_owned());
         ensure!(known == id, "resumed session `{known}` and got `{id}`");
         self.starting.clear();
+        self.leaving.iter_mut().for_each(|leaving| leaving.request = None);
+        for leaving in &mut self.leaving {
+            leaving.forget(&mut wire)?;
+        }
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].started {
                 self.start(lane, &mut wire)?;
@@ -189,7 +202,7 @@ impl Load {
 
     fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut Wire) -> Result<()> {
         let Some(at) = self.lane(process, seq)? else {
-            return forget(wire, process, seq); // It ended before, and a cut ate that we said so.
+            return Ok(()); // It ended before; it was forgotten again with the new link.
         };
         let lane = &self.lanes[at];
         ensure!(lane.exit.is_some(), "`{process}` closed before it exited");
@@ -201,20 +214,28 @@ impl Load {
         );
         self.ended += 1;
         // The lane is replaced before anything is sent: if the link breaks here, the end has been taken all the same.
+        self.leaving.push(Leaving { process: process.to_owned(), seq, request: None });
         if self.refill {
             self.lanes[at] = self.new_lane();
-            forget(wire, process, seq)?;
-            self.start(at, wire)
         } else {
             self.lanes.remove(at);
-            forget(wire, process, seq)
         }
+        self.leaving.last_mut().expect("just pushed").forget(wire)?;
+        if self.refill { self.start(at, wire) } else { Ok(()) }
     }
 
     fn answered(&mut self, id: i64, outcome: Result<Value, Fault>) -> Result<()> {
+        if let Some(at) = self.leaving.iter().position(|leaving| leaving.request == Some(id)) {
+            let Leaving { process, .. } = self.leaving.swap_remove(at);
+            return match outcome {
+                Ok(_) => Ok(()),
+                // A cut has eaten the first answer.
+                Err(Fault::Refused { kind, .. }) if kind == "unknownProcess" => Ok(()),
+                Err(fault) => Err(anyhow!("forgetting `{process}`: {fault}")),
+            };
+        }
         let Some(lane) = self.starting.remove(&id) else {
-            // The answer of `process/forget`: unknown is fine, a cut may have eaten the first answer.
-            return Ok(());
+            bail!("an answer to request {id}, which was not made");
         };
         let Some(lane) = self.lanes.iter_mut().find(|candidate| candidate.id == lane) else {
             return Ok(()); // Already ended.
@@ -250,20 +271,30 @@ impl Load {
         self.refill = false;
     }
 
+    /// Producers again, after all have run out.
+    pub(super) fn begin_again(&mut self, lanes: usize, wire: &mut Wire) -> Result<()> {
+        self.refill = true;
+        self.lanes = (0..lanes).map(|_| self.new_lane()).collect();
+        (0..lanes).try_for_each(|lane| self.start(lane, wire))
+    }
+
+    /// Every producer has ended and is forgotten.
     pub(super) fn is_done(&self) -> bool {
-        self.lanes.is_empty()
+        self.lanes.is_empty() && self.leaving.is_empty()
+    }
+}
+
+impl Leaving {
+    /// Takes the last event of the process and lets it go.
+    fn forget(&mut self, wire: &mut Wire) -> Result<()> {
+        acknowledge(wire, &self.process, self.seq)?;
+        self.request = Some(wire.send("process/forget", &json!({ "processId": self.process }))?);
+        Ok(())
     }
 }
 
 fn acknowledge(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
     Ok(wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
-}
-
-/// Takes the last event of a process and lets it go.
-fn forget(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
-    acknowledge(wire, process, seq)?;
-    wire.send("process/forget", &json!({ "processId": process }))?;
-    Ok(())
 }
 
 /// Whether a new connection may mend the error.

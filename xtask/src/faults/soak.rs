@@ -1,15 +1,15 @@
 //! F25: mixed load for many minutes with faults at a low rate, and what memory and descriptors do meanwhile.
 //!
 //! Two servers beside each other. The first is never ended: its link is cut (F1), its clients are killed while they write (F3)
-//! and go silent (F6), and what it holds is weighed all the time. The second is killed (F2) and drained (F5); weighed are its
-//! holders, which outlive it. What a load holds comes and goes, and what leaks stays: a line through the least of each half minute tells
-//! the growth; the first fifth is left out as warming up.
+//! and go silent (F6). The second is killed (F2) and drained (F5); weighed are its holders, which outlive it. What a load holds comes
+//! and goes by tens of megabytes, and what leaks stays: so the load pauses now and then, when every producer has ended and is forgotten,
+//! and what is there then is weighed. A line through it tells the growth; the first fifth is left out as warming up.
 
 use std::{
     collections::BTreeMap,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -36,30 +36,23 @@ const LANES: usize = 4;
 const RISE_KIB: f64 = 4096.0;
 const RISE_DESCRIPTORS: f64 = 2.0;
 
+/// How long there is a load before it pauses.
+const LULL_EVERY: Duration = Duration::from_secs(15);
+
+/// How long it pauses: more than the time after which a holder lets go of free memory.
+const SETTLED: Duration = Duration::from_secs(3);
+
 /// Carries it out for so many minutes.
 pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
     let until = Instant::now() + Duration::from_secs(minutes * 60);
     let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
-    let (over, samples) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+    let samples = Mutex::new(BTreeMap::new());
     let (bytes, faults) = (AtomicU64::new(0), AtomicU64::new(0));
+    let tally = Tally { bytes: &bytes, faults: &faults, samples: &samples };
     thread::scope(|scope| {
-        let links = scope.spawn(|| links(setting, &steady, until, (&bytes, &faults)));
-        let ends = scope.spawn(|| ends(setting, &ended, until, (&bytes, &faults)));
-        let weighing = scope.spawn(|| {
-            // Not while the load runs out: that would look like less and less.
-            while !over.load(Ordering::Relaxed) && Instant::now() < until {
-                let mut samples = samples.lock().expect("no panic under the lock");
-                weigh("steady", &steady, &mut samples);
-                weigh("ended", &ended, &mut samples);
-                drop(samples);
-                thread::sleep(Duration::from_secs(1));
-            }
-        });
-        let outcome =
-            links.join().expect("no panic").context("links").and(ends.join().expect("no panic").context("ends"));
-        over.store(true, Ordering::Relaxed);
-        weighing.join().expect("no panic");
-        outcome
+        let links = scope.spawn(|| links(setting, &steady, until, tally));
+        let ends = scope.spawn(|| ends(setting, &ended, until, tally));
+        links.join().expect("no panic").context("links").and(ends.join().expect("no panic").context("ends"))
     })
     .with_context(|| format!("the servers say: {} / {}", steady.log_tail(), ended.log_tail()))?;
     steady.ensure_no_panic()?;
@@ -72,6 +65,7 @@ pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
         if name.starts_with("ended") && !name.ends_with("holder") {
             continue;
         }
+        ensure!(series.len() > 1, "{name}: weighed once, which tells no growth; soak for longer");
         let (memory, descriptors) = (Line::fit(series, |s| s.kib), Line::fit(series, |s| s.descriptors));
         println!(
             "F25 {name}: memory {:.0} KiB {:+.2} MiB/h, descriptors {:.1} {:+.2}/h, {} samples",
@@ -94,8 +88,11 @@ struct Sample {
     descriptors: f64,
 }
 
+/// By server and kind of process.
+type Samples = BTreeMap<String, Vec<Sample>>;
+
 /// Server, spawner and holders apart; those of one kind together.
-fn weigh(setup_name: &str, setup: &Setup, samples: &mut BTreeMap<String, Vec<Sample>>) {
+fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<Samples>) {
     let at = Instant::now();
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let at = at.duration_since(*BEGUN.get_or_init(|| at)).as_secs_f64();
@@ -106,15 +103,13 @@ fn weigh(setup_name: &str, setup: &Setup, samples: &mut BTreeMap<String, Vec<Sam
         entry.0 += server::own_memory_kib(pid) as f64;
         entry.1 += server::descriptors(pid) as f64;
     }
+    let mut samples = samples.lock().expect("no panic under the lock");
     for (kind, (kib, descriptors)) in kinds {
         samples.entry(format!("{setup_name} {kind}")).or_default().push(Sample { at, kib, descriptors });
     }
 }
 
-/// Within such a time every load has a low point.
-const WINDOW_SECONDS: f64 = 30.0;
-
-/// A straight line through the low points of samples, without their first fifth.
+/// A straight line through samples, without their first fifth.
 struct Line {
     mean: f64,
     per_hour: f64,
@@ -125,26 +120,27 @@ struct Line {
 impl Line {
     fn fit(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Self {
         let samples = &samples[samples.len() / 5..];
-        let mut lows: Vec<(f64, f64)> = Vec::new();
-        for window in samples.chunk_by(|a, b| (a.at / WINDOW_SECONDS).floor() == (b.at / WINDOW_SECONDS).floor()) {
-            let low = window.iter().map(|sample| (sample.at, value(sample))).min_by(|a, b| a.1.total_cmp(&b.1));
-            lows.extend(low);
-        }
-        let count = lows.len().max(1) as f64;
-        let mean_at = lows.iter().map(|(at, _)| at).sum::<f64>() / count;
-        let mean = lows.iter().map(|(_, value)| value).sum::<f64>() / count;
-        let square = lows.iter().map(|(at, _)| (at - mean_at).powi(2)).sum::<f64>();
-        let product = lows.iter().map(|(at, value)| (at - mean_at) * (value - mean)).sum::<f64>();
+        let count = samples.len().max(1) as f64;
+        let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
+        let mean = samples.iter().map(&value).sum::<f64>() / count;
+        let square = samples.iter().map(|sample| (sample.at - mean_at).powi(2)).sum::<f64>();
+        let product = samples.iter().map(|sample| (sample.at - mean_at) * (value(sample) - mean)).sum::<f64>();
         let slope = if square > 0.0 { product / square } else { 0.0 };
-        let long = lows.last().map_or(0.0, |last| last.0) - lows.first().map_or(0.0, |first| first.0);
+        let long = samples.last().map_or(0.0, |last| last.at) - samples.first().map_or(0.0, |first| first.at);
         Self { mean, per_hour: slope * 3600.0, rise: slope * long }
     }
 }
 
-type Tally<'a> = (&'a AtomicU64, &'a AtomicU64);
+/// What both sides count and weigh.
+#[derive(Clone, Copy)]
+struct Tally<'a> {
+    bytes: &'a AtomicU64,
+    faults: &'a AtomicU64,
+    samples: &'a Mutex<Samples>,
+}
 
 /// Cuts, silences and killed writers at a server that stays.
-fn links(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tally<'_>) -> Result<()> {
+fn links(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
     let mut random = setting.random("F25 links");
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), |random| {
@@ -155,7 +151,9 @@ fn links(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tall
     let mut wire = load.attach(&address)?;
     let mut silent = 0;
     let mut next = Instant::now() + Duration::from_secs(5);
+    let mut lulls = Lulls { name: "steady", setup, samples: tally.samples, next: Instant::now() + LULL_EVERY };
     while Instant::now() < until {
+        lulls.weigh_if_due(&mut load, &mut wire, &address)?;
         calm(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
         if Instant::now() >= next {
             next = Instant::now() + Duration::from_secs(random.between(5, 20));
@@ -165,25 +163,29 @@ fn links(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tall
                 wire = cuts::resume(&mut load, &address, Instant::now())?.0;
             } else {
                 let file = setup.scratch().join(format!("sink-{silent}-{}", random.next()));
-                faults.fetch_add(stdin::kill_writers(random.fork(), &server.address, &file, 2)?, Ordering::Relaxed);
+                tally
+                    .faults
+                    .fetch_add(stdin::kill_writers(random.fork(), &server.address, &file, 2)?, Ordering::Relaxed);
                 std::fs::remove_file(&file)?;
             }
         }
     }
     finish(&mut load, &mut wire, &address)?;
-    bytes.fetch_add(load.bytes, Ordering::Relaxed);
-    faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
+    tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    tally.faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))
 }
 
 /// Kills and drains of a server that comes back.
-fn ends(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tally<'_>) -> Result<()> {
+fn ends(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
     let mut random = setting.random("F25 ends");
     let mut server = setup.start()?;
     let mut load = Load::new(random.fork(), LANES)?;
     let mut wire = load.attach(&server.address)?;
+    let mut lulls = Lulls { name: "ended", setup, samples: tally.samples, next: Instant::now() + LULL_EVERY };
     while Instant::now() < until {
+        lulls.weigh_if_due(&mut load, &mut wire, &server.address)?;
         let pause = Duration::from_secs(random.between(5, 15));
         calm(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
         if random.one_in(2) {
@@ -191,12 +193,12 @@ fn ends(setting: &Setting, setup: &Setup, until: Instant, (bytes, faults): Tally
         } else {
             drains::drain(server, Some((&mut load, &mut wire)))?;
         }
-        faults.fetch_add(1, Ordering::Relaxed);
+        tally.faults.fetch_add(1, Ordering::Relaxed);
         server = setup.start()?;
         wire = cuts::resume(&mut load, &server.address, Instant::now())?.0;
     }
     finish(&mut load, &mut wire, &server.address)?;
-    bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))
 }
@@ -209,17 +211,53 @@ fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> 
     Ok(())
 }
 
-fn finish(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+/// The pauses of one side's load.
+struct Lulls<'a> {
+    name: &'static str,
+    setup: &'a Setup,
+    samples: &'a Mutex<Samples>,
+    next: Instant,
+}
+
+impl Lulls<'_> {
+    fn weigh_if_due(&mut self, load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        calm_down(load, wire, address)?;
+        weigh(self.name, self.setup, self.samples);
+        self.next = Instant::now() + LULL_EVERY;
+        let begun = load.begin_again(LANES, wire);
+        mend(begun, load, wire, address)
+    }
+}
+
+/// Lets the load end, and waits until what was kept for it is let go of.
+fn calm_down(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
     load.let_run_out();
     while !load.is_done() {
         step(load, wire, address)?;
     }
+    let left = wire.call("process/list", &json!({})).context("list what is left")?;
+    ensure!(left["processes"] == json!([]), "forgotten, and still there: {left}");
+    thread::sleep(SETTLED);
+    Ok(())
+}
+
+fn finish(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+    calm_down(load, wire, address)?;
     wire.call("session/end", &json!({})).context("end the session")?;
     Ok(())
 }
 
 fn step(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
-    match load.step(wire) {
+    let stepped = load.step(wire);
+    mend(stepped, load, wire, address)
+}
+
+/// Resumes where the link was lost.
+fn mend(outcome: Result<()>, load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+    match outcome {
         Err(error) if is_lost(&error) => *wire = cuts::resume(load, address, Instant::now())?.0,
         other => other?,
     }
