@@ -21,7 +21,7 @@ use crate::{
     Links, Result, Stat, Trouble, Type, View,
     metadata::{self, ABSENT},
     read::{refuse_proc, require_regular},
-    view::{LINKS, link_leads_to},
+    view::{LINKS, link_leads_to, mount_of},
 };
 
 /// Locks for names. Two writers of one name share one; so do, rarely, two of different names, which costs them a wait.
@@ -114,6 +114,10 @@ impl Target {
             Err(Errno::LOOP) => return Err(Trouble::Symlink),
             Err(errno) => return Err(errno.into()),
         };
+        if is_busy && mount_of(fd.as_fd())? != mount_of(self.dir.as_fd())? {
+            // It could only be replaced, and with its name would go the mount by which a sandbox keeps it as it is.
+            return Err(Errno::TXTBSY.into());
+        }
         let stat = Stat::of(fd.as_fd())?;
         require_regular(&stat)?;
         refuse_proc(fd.as_fd())?;

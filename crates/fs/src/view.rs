@@ -182,13 +182,9 @@ impl View {
         if self.tree.is_none() {
             return Ok(());
         }
-        let mount = |name: &OsStr, flags: AtFlags| -> Result<u64, Trouble> {
-            Ok(rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?.stx_mnt_id)
-        };
-        let own = mount(OsStr::new(""), AtFlags::EMPTY_PATH)?;
-        match mount(name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(mount) if mount != own => Err(Errno::BUSY.into()),
-            Err(trouble) if !trouble.is(Errno::NOENT) => Err(trouble),
+        match mount(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(mount) if mount != mount_of(dir)? => Err(Errno::BUSY.into()),
+            Err(errno) if errno != Errno::NOENT => Err(errno.into()),
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -281,4 +277,13 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
 pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, Trouble> {
     let target = Path::new(OsStr::from_bytes(target));
     if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }
+}
+
+/// The mount that something lies on.
+pub(crate) fn mount_of(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    mount(fd, OsStr::new(""), AtFlags::EMPTY_PATH)
+}
+
+fn mount(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<u64, Errno> {
+    Ok(rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?.stx_mnt_id)
 }

@@ -7,7 +7,7 @@ use std::{fs, net::TcpListener};
 use serde_json::{Value, json};
 
 use crate::{
-    common::{Client, TestServer, encode_base64, wait_for},
+    common::{Client, TestServer, encode_base64, start_params, wait_for},
     promises::{
         boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
         host::{compile, modern, sh},
@@ -191,7 +191,7 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     params["cwd"] = json!(ground.at("work"));
     let error = client.call("process/start", params).expect_err("it is refused");
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
-    let mut params = crate::common::start_params("program", &[&ground.text("work/inner")]);
+    let mut params = start_params("program", &[&ground.text("work/inner")]);
     params["sandbox"] = minimal;
     let error = client.call("process/start", params).expect_err("it is refused");
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
@@ -303,6 +303,29 @@ fn a_single_file_that_is_granted_is_written_in_place() {
     let both = sandbox(vec![path(ground.at("outside"), "write"), path(&file, "write")], "restricted");
     let written = client.ok("fs/writeFile", json!({"path": file, "dataBase64": "eA==", "sandbox": both}));
     assert_eq!(written["atomic"], true, "{written}");
+}
+
+// A program that runs cannot be written, and was replaced instead: with its name went the mount that kept it as it was.
+#[test]
+fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
+    for user in USERS {
+        let server = server_of(user);
+        let ground = Ground::new();
+        let (mut client, _) = modern(&server);
+        let tool = ground.text("work/tool");
+        fs::copy("/bin/sleep", &tool).expect("copy a program");
+        ground.open_to_all(tool.as_ref());
+        client.ok("process/start", start_params("tool", &[&tool, "1000"]));
+        let policy = sandbox(vec![path(ground.at("work"), "write"), path(&tool, "read")], "restricted");
+        let write = |path: &str| json!({"path": path, "dataBase64": "eA==", "sandbox": policy});
+        client.call("fs/writeFile", write(&tool)).expect_err("it is to be read only");
+        let copy = json!({"sourcePath": ground.text("work/inner"), "destinationPath": tool, "recursive": false, "sandbox": policy});
+        client.call("fs/copy", copy).expect_err("it is to be read only");
+        assert_eq!(fs::read(&tool).expect("read it"), fs::read("/bin/sleep").expect("read it"), "by {user}");
+        // Beside it everything may be written, and without the sandbox it may be replaced.
+        client.ok("fs/writeFile", write(&ground.text("work/inner")));
+        client.ok("fs/writeFile", json!({"path": tool, "dataBase64": "eA=="}));
+    }
 }
 
 #[test]
