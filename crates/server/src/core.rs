@@ -127,6 +127,8 @@ pub enum Found {
         /// The secret it expects in the first message.
         secret: [u8; 32],
     },
+    /// A holder that lives and takes no connection now: stopped, or drowned. It is asked again.
+    Silent,
     /// A session that had no process when the last server ended: its record.
     Record(Vec<u8>),
     /// A session whose time ran out: what its holder wrote about it.
@@ -151,6 +153,8 @@ pub trait Holders: Send + Sync + 'static {
     fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
     /// Everything that earlier servers left under this state directory.
     fn scan(&self) -> io::Result<Vec<(String, Found)>>;
+    /// What is there of one session; `None` where nothing is left.
+    fn look(&self, session: &str) -> io::Result<Option<Found>>;
     /// Keeps the record of a session that has no holder yet.
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
     /// Reads a spilled segment (blocking; called off the runtime's threads).
@@ -297,6 +301,11 @@ impl Core {
                     self.adopt_later(id);
                 }
             }
+            Found::Silent => {
+                tracing::error!(session = short(&id), "its holder takes no connection now");
+                self.metrics.adoption_failures.inc();
+                self.adopt_later(id);
+            }
             left => self.adopt_left(id, left).await,
         }
     }
@@ -344,7 +353,7 @@ impl Core {
                 self.discard(&id, "its holder is gone");
             }
             // Lives, and is asked by whoever found it.
-            Found::Holder { .. } => {}
+            Found::Holder { .. } | Found::Silent => {}
         }
     }
 
@@ -370,19 +379,20 @@ impl Core {
             loop {
                 tokio::time::sleep(ADOPT_WITHIN).await;
                 let Some(core) = core.upgrade() else { return };
-                let holders = core.holders.clone();
-                let scan = tokio::task::spawn_blocking(move || holders.scan()).await;
-                // A directory that cannot be read now says nothing about the holder.
-                let Ok(found) = scan.map_err(io::Error::other).flatten() else { continue };
-                match found.into_iter().find(|(found, _)| *found == id) {
-                    Some((_, Found::Holder { controller, secret })) => {
+                let (holders, session) = (core.holders.clone(), id.clone());
+                // Only this one: each look at a holder that stands still leaves a connection in its backlog.
+                let look = tokio::task::spawn_blocking(move || holders.look(&session)).await;
+                match look.map_err(io::Error::other).flatten() {
+                    Ok(Some(Found::Holder { controller, secret })) => {
                         if core.adopt_holder(&id, controller, secret).await.is_ok() {
                             return;
                         }
                     }
+                    // A directory that cannot be read now says nothing about the holder.
+                    Ok(Some(Found::Silent)) | Err(_) => {}
                     // It has ended meanwhile, by its own clock or by somebody's hand.
-                    Some((_, left)) => return core.adopt_left(id, left).await,
-                    None => return,
+                    Ok(Some(left)) => return core.adopt_left(id, left).await,
+                    Ok(None) => return,
                 }
             }
         });

@@ -236,6 +236,12 @@ impl core::Holders for Holders {
         Ok(found.filter_map(Result::ok).collect())
     }
 
+    fn look(&self, session: &str) -> io::Result<Option<Found>> {
+        self.gate.pass();
+        let entry = self.lock().sessions.get(session).cloned();
+        Ok(entry.and_then(|entry| Self::find(&entry).ok()))
+    }
+
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
         self.gate.pass();
         self.entry(session)?;

@@ -91,7 +91,7 @@ impl Spawned {
         text.ok().flatten().map_or_else(SessionGroup::default, |text| SessionGroup::decode(&text))
     }
 
-    fn look(&self, session: &str) -> io::Result<Found> {
+    fn find(&self, session: &str) -> io::Result<Found> {
         let dir = self.state.open_session_dir(session)?;
         if let Some(text) = sessions::read_small(dir.as_fd(), "expired")? {
             return Ok(Found::Expired(String::from_utf8_lossy(&text).into_owned()));
@@ -105,6 +105,7 @@ impl Spawned {
         };
         match connect(&dir)? {
             Reached::Holder(controller) => Ok(Found::Holder { controller, secret }),
+            Reached::Nobody => Ok(Found::Silent),
             Reached::Remains => remains(dir.as_fd()),
             // The server died after it wrote the secret and before a holder was there: nothing was started, so nothing is lost.
             Reached::Nothing => {
@@ -169,16 +170,26 @@ impl Holders for Spawned {
         let mut all = Vec::new();
         for session in self.state.session_ids()? {
             match self.look(&session) {
-                Ok(found) => all.push((session, found)),
-                // A holder whose clock just ran out, or that ended: it removed its directory.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Ok(found) => all.extend(found.map(|found| (session, found))),
                 // One unreadable session must not keep the others from being adopted.
-                Err(error) => {
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read and is left alone");
+                }
+                Err(error) => {
+                    tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read now");
+                    all.push((session, Found::Silent));
                 }
             }
         }
         Ok(all)
+    }
+
+    fn look(&self, session: &str) -> io::Result<Option<Found>> {
+        match self.find(session) {
+            // A holder whose clock just ran out, or that ended: it removed its directory.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
@@ -240,6 +251,8 @@ impl Holders for Spawned {
 /// What answers where a holder should be.
 enum Reached {
     Holder(OwnedFd),
+    /// It lives and does not answer: never called dead, its children run.
+    Nobody,
     /// Nobody listens on its socket any more.
     Remains,
     /// There is no socket: it never was.
@@ -248,20 +261,18 @@ enum Reached {
 
 fn connect(dir: &OwnedFd) -> io::Result<Reached> {
     let (times, apart) = LOOK_AGAIN;
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    let mut last = Reached::Nothing;
     for _ in 0..times {
         match spawner::connect(dir.as_fd()) {
             Ok(controller) => return Ok(Reached::Holder(controller)),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(Reached::Remains),
-            // Not bound yet, or alive with a full backlog.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => last = error,
+            // Not bound yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => last = Reached::Nothing,
+            // A full backlog.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => last = Reached::Nobody,
             Err(error) => return Err(error),
         }
         thread::sleep(apart);
     }
-    match last.kind() {
-        io::ErrorKind::NotFound => Ok(Reached::Nothing),
-        // Alive but not answering: never called dead, its children run.
-        _ => Err(last),
-    }
+    Ok(last)
 }
