@@ -159,13 +159,13 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             "the connection is dropped and its session waits",
         ),
         Limit {
-            name: "requests of a connection that run at once",
+            name: "starts of a connection that run at once",
             flag: Some("concurrent-requests"),
-            default: Count(wire::REQUESTS_RUNNING as u64),
+            default: Count(wire::STARTS_RUNNING as u64),
             range: None,
             at: "others wait; requests that steer (terminate, signal, end) never do",
         },
-        fixed("requests of a connection that wait", Count(wire::REQUESTS_WAITING as u64), "`overloaded`"),
+        fixed("starts of a connection that wait", Count(wire::STARTS_WAITING as u64), "`overloaded`"),
         fixed("bytes of requests that wait", Bytes(wire::REQUESTS_WAITING_BYTES as u64), "`overloaded`"),
         fixed(
             "requests of a connection that are not answered",
@@ -173,7 +173,6 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             "`overloaded`; requests that steer have as many again",
         ),
         fixed("reads of a connection that wait", Count(wire::READS_WAITING as u64), "`overloaded`"),
-        fixed("bytes of writes that stdin has not taken", Bytes(wire::PARKED_BYTES as u64), "`overloaded`"),
         fixed(
             "bytes of answers that a peer does not read",
             Bytes(wire::ANSWERS_WAITING_BYTES as u64),

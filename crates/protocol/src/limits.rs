@@ -35,13 +35,13 @@ pub const FRAME_OUT_BYTES: usize = 8 * MIB;
 /// segments. The log of a process is let go by whole segments, so that less would not free more.
 pub const ACK_WINDOW_BYTES: u64 = 4 * MIB as u64;
 
-/// Requests of one connection that run at once.
-pub const REQUESTS_RUNNING: usize = 64;
+/// Starts of one connection that run at once.
+pub const STARTS_RUNNING: usize = 64;
 
-/// Requests of one connection that wait for a slot; beyond it the answer is `overloaded`.
-pub const REQUESTS_WAITING: usize = 1024;
+/// Starts of one connection that wait for others; beyond it the answer is `overloaded`.
+pub const STARTS_WAITING: usize = 1024;
 
-/// Bytes of the requests of one connection that wait for a slot; beyond it the answer is `overloaded`.
+/// Bytes of the requests of one connection that wait: for a slot, a full stdin, a slow disk. Beyond it the answer is `overloaded`.
 pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
 
 /// Write ids remembered per process.
@@ -94,9 +94,6 @@ pub const READ_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Reads of one connection that wait for output.
 pub const READS_WAITING: usize = 1024;
 
-/// Bytes of stdin writes of one connection that their processes have not taken yet.
-pub const PARKED_BYTES: usize = 64 * MIB;
-
 /// Answers that wait for a peer that does not read them; beyond it the peer is not read either.
 pub const ANSWERS_WAITING: usize = 8192;
 
@@ -105,7 +102,7 @@ pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;
 
 /// Requests of one connection that have not been answered; beyond it the answer is `overloaded`. Those that steer (terminate,
 /// signal, close, status) have as many again.
-pub const REQUESTS_UNANSWERED: usize = 8 * REQUESTS_WAITING;
+pub const REQUESTS_UNANSWERED: usize = 8 * STARTS_WAITING;
 
 /// Raw bytes of a file that one `fs/readFile` or `fs/writeFile` carries: what fits a message of [`MESSAGE_BYTES`] in base64.
 pub const FILE_BYTES: usize = 64 * MIB;

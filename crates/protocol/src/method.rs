@@ -130,26 +130,24 @@ impl Family {
 pub enum Class {
     /// Before the next message is looked at.
     Inline,
-    /// In a slot; its effect begins in arrival order unless the client announced `concurrent`.
+    /// Its effect begins in arrival order unless the client announced `concurrent`; what it then waits for holds up no other.
     Ordered,
-    /// Begins in order like the others, but may wait long and then holds no slot.
-    Parked,
-    /// At once; never waits for a slot or behind others.
+    /// At once; never behind others, and refused only where nobody could bear more.
     Control,
 }
 
 /// The method that a frame of input stands for.
-pub const PROCESS_WRITE: Method = reference("process/write", Family::Exec, Class::Parked, Some(Scope::Stdin));
+pub const PROCESS_WRITE: Method = reference("process/write", Family::Exec, Class::Ordered, Some(Scope::Stdin));
 
 /// Every method this server serves. A new one is not written without saying which scope it needs.
 pub const METHODS: &[Method] = &[
     reference("initialize", Family::Handshake, Class::Inline, None),
     reference("process/start", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    reference("process/read", Family::Exec, Class::Parked, Some(Scope::Exec)),
+    reference("process/read", Family::Exec, Class::Ordered, Some(Scope::Exec)),
     PROCESS_WRITE,
     reference("process/signal", Family::Exec, Class::Control, Some(Scope::Signal)),
     reference("process/terminate", Family::Exec, Class::Control, Some(Scope::Signal)),
-    addition("process/closeStdin", Family::Exec, Class::Parked, Some(Scope::Stdin)),
+    addition("process/closeStdin", Family::Exec, Class::Ordered, Some(Scope::Stdin)),
     addition("process/resize", Family::Exec, Class::Control, Some(Scope::Stdin)),
     addition("process/list", Family::Exec, Class::Ordered, Some(Scope::Exec)),
     addition("process/subscribe", Family::Exec, Class::Ordered, Some(Scope::Exec)),
@@ -158,32 +156,32 @@ pub const METHODS: &[Method] = &[
     addition("session/end", Family::Session, Class::Control, Some(Scope::Exec)),
     reference("environment/info", Family::EnvironmentInfo, Class::Control, None),
     reference("environment/status", Family::EnvironmentStatus, Class::Control, None),
-    reference("fs/readFile", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/writeFile", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    reference("fs/createDirectory", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    reference("fs/getMetadata", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/canonicalize", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/readDirectory", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/walk", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/remove", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    reference("fs/copy", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    reference("fs/open", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("fs/readBlock", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
+    reference("fs/readFile", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/writeFile", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    reference("fs/createDirectory", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    reference("fs/getMetadata", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/canonicalize", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/readDirectory", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/walk", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/remove", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    reference("fs/copy", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    reference("fs/open", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("fs/readBlock", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
     reference("fs/close", Family::Filesystem, Class::Control, None),
-    addition("fs/create", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    addition("fs/writeBlock", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    addition("fs/commit", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    addition("fs/setMetadata", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    addition("fs/createSymlink", Family::Filesystem, Class::Parked, Some(Scope::FsWrite)),
-    addition("fs/search", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    addition("fs/searchNext", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    addition("fs/glob", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    addition("fs/watch", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    addition("fs/watchNext", Family::Filesystem, Class::Parked, Some(Scope::FsRead)),
-    reference("http/request", Family::Http, Class::Parked, Some(Scope::Http)),
+    addition("fs/create", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    addition("fs/writeBlock", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    addition("fs/commit", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    addition("fs/setMetadata", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    addition("fs/createSymlink", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
+    addition("fs/search", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    addition("fs/searchNext", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    addition("fs/glob", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    addition("fs/watch", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    addition("fs/watchNext", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
+    reference("http/request", Family::Http, Class::Ordered, Some(Scope::Http)),
     addition("http/cancel", Family::Http, Class::Control, Some(Scope::Http)),
     reference("command/exec", Family::Command, Class::Ordered, Some(Scope::Exec)),
-    reference("command/exec/write", Family::Command, Class::Parked, Some(Scope::Stdin)),
+    reference("command/exec/write", Family::Command, Class::Ordered, Some(Scope::Stdin)),
     reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
 ];
 

@@ -4,7 +4,6 @@
 //! a task of its own that this one owns. What a request waits for is never waited for here, except `initialize`, which nothing may overtake.
 
 use std::{
-    collections::VecDeque,
     future::poll_fn,
     io,
     sync::{
@@ -42,7 +41,7 @@ use crate::{
     error::Failure,
     fetch::Fetches,
     handlers,
-    incoming::Share,
+    incoming::{Incoming as Budget, Share},
     process::lock,
     pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
     seekers::Seekers,
@@ -68,6 +67,9 @@ const TRY_AGAIN_LATER: u16 = 1013;
 
 /// How long a peer that was told goodbye may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// Requests up to this size, 4 KiB, are not counted by their bytes.
+const SMALL_BYTES: usize = 4 << 10;
 
 /// Input up to this size, 64 KiB, is copied out of what was read with it: it may wait long for its process, and what it keeps is not counted.
 const COPIED_BYTES: usize = 64 << 10;
@@ -158,9 +160,6 @@ pub(crate) struct Connection {
     /// process, a machine that slept) has not listened, and must not take that for the peer's silence.
     watched: (Instant, Instant),
     tasks: FuturesUnordered<Call>,
-    /// Requests that wait for a slot, and their bytes.
-    waiting: VecDeque<Bytes>,
-    waiting_bytes: usize,
     /// What it holds of the server's budget.
     share: Arc<Share>,
 }
@@ -171,7 +170,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let peer = Arc::new(Peer {
         id,
         label: label.as_str().into(),
-        mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone()),
+        mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
         seekers: Seekers::default(),
         fetches: Arc::default(),
         manners: Mutex::default(),
@@ -205,8 +204,6 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         pings: matches!(framing, Framing::WebSocket { .. }),
         watched: (Instant::now(), Instant::now()),
         tasks: FuturesUnordered::new(),
-        waiting: VecDeque::new(),
-        waiting_bytes: 0,
         share,
     };
     let code = connection.run(&mut receiver, &mut pump, stream.probe).await;
@@ -228,7 +225,7 @@ impl Connection {
         let peer = self.peer.clone();
         let (mut grant, share) = (self.grant.clone(), self.share.clone());
         loop {
-            self.core.incoming.settle(&share, receiver.buffered() + self.waiting_bytes);
+            self.core.incoming.settle(&share, receiver.buffered());
             let inbound = async {
                 peer.mailbox.room_for_answers().await;
                 receiver.recv().await
@@ -236,7 +233,6 @@ impl Connection {
             tokio::select! {
                 biased;
                 Some(()) = self.tasks.next(), if !self.tasks.is_empty() => {}
-                () = peer.mailbox.slot_freed.notified(), if !self.waiting.is_empty() => self.begin_waiting().await,
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
                 why = grant.ended() => return self.cut(why),
@@ -314,9 +310,9 @@ impl Connection {
             tokio::select! {
                 biased;
                 _ = pump.join_next() => {}
-                () = discard(&mut receiver, &self.share) => drop(pump.join_next().await),
+                () = discard(&mut receiver, &self.core.incoming, &self.share) => drop(pump.join_next().await),
             }
-            tokio::time::timeout(LINGER, discard(&mut receiver, &self.share)).await.unwrap_or(());
+            tokio::time::timeout(LINGER, discard(&mut receiver, &self.core.incoming, &self.share)).await.unwrap_or(());
         };
         // A peer that does not listen does not keep us.
         if tokio::time::timeout(self.goodbye, farewell).await.is_err() {
@@ -373,13 +369,8 @@ impl Connection {
                     let span = reply.span().clone();
                     return handlers::initialize(self, params, reply).instrument(span).await;
                 }
-                if let Err(failure) = self.admit(found, bytes.len()) {
+                if let Err(failure) = self.admit(found) {
                     return self.fail(&id, &failure);
-                }
-                // Behind those that wait, or it would overtake them.
-                if found.class == Class::Ordered && !(self.has_slot() && self.waiting.is_empty()) {
-                    self.waiting_bytes += bytes.len();
-                    return self.waiting.push_back(bytes);
                 }
                 let reply = self.reply(found, id, trace.as_ref());
                 let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
@@ -405,7 +396,7 @@ impl Connection {
             }
         };
         let (id, method) = (RequestId::Number(head.id), &method::PROCESS_WRITE);
-        if let Err(failure) = self.admit(method, bytes.len()) {
+        if let Err(failure) = self.admit(method) {
             return self.fail(&id, &failure);
         }
         let reply = self.reply(method, id, None);
@@ -440,19 +431,16 @@ impl Connection {
     }
 
     /// Bounds what a connection may have waiting. Control requests get through where others do not any more.
-    fn admit(&self, method: &Method, bytes: usize) -> Result<(), Failure> {
-        let outstanding = self.peer.mailbox.outstanding();
-        // One large message alone is no crowd.
-        let full = self.waiting.len() >= limits::REQUESTS_WAITING
-            || (self.waiting_bytes > 0 && self.waiting_bytes + bytes > limits::REQUESTS_WAITING_BYTES)
-            || outstanding >= limits::REQUESTS_UNANSWERED;
-        match method.class {
-            Class::Control if outstanding >= 2 * limits::REQUESTS_UNANSWERED => {
-                Err(Failure::Overloaded { what: "requests" })
-            }
-            Class::Ordered | Class::Parked if full => Err(Failure::Overloaded { what: "requests" }),
-            Class::Ordered | Class::Parked | Class::Control | Class::Inline => Ok(()),
+    fn admit(&self, method: &Method) -> Result<(), Failure> {
+        let most = match method.class {
+            Class::Inline => return Ok(()),
+            Class::Ordered => limits::REQUESTS_UNANSWERED,
+            Class::Control => 2 * limits::REQUESTS_UNANSWERED,
+        };
+        if self.peer.mailbox.outstanding() >= most {
+            return Err(Failure::Overloaded { what: "requests" });
         }
+        Ok(())
     }
 
     /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
@@ -463,13 +451,13 @@ impl Connection {
         bytes: usize,
         call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
     ) {
-        // A start is in other hands until it is answered, with all that it carries; a write counts its own bytes.
+        // Until it is answered it may keep all that it carries. Small ones are bounded by their number, and cost nobody a look.
         let reply = match method.class {
-            Class::Ordered => match reply.hold_slot().park(bytes) {
+            Class::Ordered if bytes > SMALL_BYTES => match reply.park(bytes) {
                 Ok(reply) => reply,
                 Err((reply, failure)) => return reply.fail(&failure),
             },
-            Class::Parked | Class::Control | Class::Inline => reply,
+            Class::Ordered | Class::Control | Class::Inline => reply,
         };
         let context = match self.context(method) {
             Ok(context) => context,
@@ -500,28 +488,6 @@ impl Connection {
         };
         let span = trace::request(self.peer.id, self.grant.principal(), session, method.name, &id, trace);
         Reply::new(id, self.peer.mailbox.clone(), method, span)
-    }
-
-    fn has_slot(&self) -> bool {
-        self.peer.mailbox.running() < self.core.config.concurrent_requests
-    }
-
-    /// Begins those that waited for a slot; one that is answered at once leaves its slot to the next.
-    async fn begin_waiting(&mut self) {
-        while self.has_slot()
-            && let Some(bytes) = self.waiting.pop_front()
-        {
-            self.waiting_bytes -= bytes.len();
-            // Decoded a second time: waiting is rare, and keeping borrowed params beside their bytes is not worth it.
-            let (json, attached) = self.detach(&bytes);
-            if let Ok(Incoming::Request { id, method, params, trace }) = message::decode(json)
-                && let Some(found) = Method::find(&method)
-            {
-                let reply = self.reply(found, id, trace.as_ref());
-                let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
-                self.begin(found, reply, bytes.len(), call).await;
-            }
-        }
     }
 
     /// What a handler may use, after the gates: initialize seen, session still ours, initialized seen.
@@ -586,9 +552,56 @@ impl Connection {
 }
 
 /// Reads until the peer has closed. Where memory is short, nothing of it is kept in the meantime.
-async fn discard(receiver: &mut Receiver, share: &Share) {
+async fn discard(receiver: &mut Receiver, budget: &Budget, share: &Share) {
     if share.is_shed() {
         return receiver.drain().await;
     }
-    while receiver.recv().await.is_ok() {}
+    while receiver.recv().await.is_ok() {
+        budget.settle(share, receiver.buffered());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use bytes::BytesMut;
+    use tokio::io::{AsyncRead, ReadBuf};
+
+    use super::*;
+
+    /// Lines without end, counted as they are read.
+    struct Lines {
+        left: usize,
+        budget: Arc<Budget>,
+        share: Arc<Share>,
+    }
+
+    impl AsyncRead for Lines {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let len = buf.remaining().min(self.left).min(64 << 10);
+            if len > 0 {
+                buf.put_slice(&vec![b'x'; len - 1]);
+                buf.put_slice(b"\n");
+            }
+            self.left -= len;
+            self.budget.grow(&self.share, len);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    // All of it was counted until the connection had gone: meanwhile nobody else could ask for much.
+    #[tokio::test]
+    async fn what_comes_behind_a_goodbye_takes_no_room_from_others() {
+        let budget = Arc::new(Budget::new(8 << 20));
+        let share = budget.join(1);
+        let lines = Lines { left: 64 << 20, budget: budget.clone(), share: share.clone() };
+        let mut receiver = Receiver::new(Framing::Lines { max: 1 << 20 }, Box::new(lines), BytesMut::new());
+        discard(&mut receiver, &budget, &share).await;
+        assert!(!share.is_shed() && budget.park(4 << 20));
+    }
 }

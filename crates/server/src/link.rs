@@ -123,7 +123,7 @@ pub(crate) enum Shortage {
 }
 
 /// An error that goes away by itself.
-fn passes(error: &io::Error) -> bool {
+pub(crate) fn passes(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
     error.kind() == io::ErrorKind::WouldBlock
         || errno.is_some_and(|errno| {

@@ -343,11 +343,13 @@ impl Process {
         }
     }
 
-    /// A position of the owner to the byte, where that is known: what was acknowledged is known by its number.
-    pub(crate) fn exact(&self, position: Position) -> Option<Position> {
-        let is_exact = position.seq == 0 || *lock(&self.owner_mark) == position;
-        let offset = self.offset_behind(position.seq).or(is_exact.then_some(position.offset))?;
-        Some(Position { offset, ..position })
+    /// The same, also where nothing follows that tells: at the beginning, and where the owner is known to be.
+    pub(crate) fn offset_at(&self, seq: u64) -> Option<u64> {
+        if seq == 0 {
+            return Some(0);
+        }
+        let mark = *lock(&self.owner_mark);
+        self.offset_behind(seq).or((mark.seq == seq).then_some(mark.offset))
     }
 
     /// The owner has everything up to there, to the byte.

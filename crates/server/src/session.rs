@@ -96,8 +96,12 @@ pub(crate) struct Launch {
     pub(crate) confinement: Option<Confinement>,
     /// Who asked, for the record.
     pub(crate) peer: Arc<str>,
-    /// The descriptor by which its end will be seen.
-    pub(crate) reserved: Reserved,
+}
+
+impl Launch {
+    fn program(&self) -> String {
+        self.meta.argv.first().cloned().unwrap_or_default()
+    }
 }
 
 impl Session {
@@ -292,10 +296,7 @@ impl Session {
         session.recall_ends(&core.config.audit, &found);
         {
             let mut state = lock(&session.state);
-            for process in found {
-                state.by_slot.insert(process.slot(), process.clone());
-                state.processes.insert(process.id().to_owned(), Entry::Live(process));
-            }
+            found.into_iter().for_each(|process| state.adopt(process));
             state.link = Some(link.clone());
         }
         core.spawn(link.run(session.clone(), welcome));
@@ -321,8 +322,7 @@ impl Session {
                 counted: [u64::MAX; 2],
             };
             let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
-            state.by_slot.insert(process.slot(), process.clone());
-            state.processes.insert(process.id().to_owned(), Entry::Live(process));
+            state.adopt(process);
         }
         state.link = Some(link);
         drop(state);
@@ -368,7 +368,12 @@ impl Session {
     }
 
     async fn hand_over(self: &Arc<Self>, mut launch: Launch, gate: Gate, reply: Reply) {
+        // Behind the name, which is reserved: whoever asks for it meanwhile waits for this start.
+        let reply = reply.take_slot().await;
         let prepared = async {
+            // Those that wait for a slot need none yet.
+            let reserved =
+                Reserved::new().map_err(|source| Failure::Resources { program: launch.program(), source })?;
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;
             let link = self.link().await?;
@@ -376,9 +381,9 @@ impl Session {
                 let what = "the holder of this session is of an earlier release; open a new session".to_owned();
                 return Err(Failure::NotEnforceable { what });
             }
-            Ok((link, turn, confined))
+            Ok((link, turn, confined, reserved))
         };
-        let (link, _turn, confined) = match prepared.await {
+        let (link, _turn, confined, reserved) = match prepared.await {
             Ok(prepared) => prepared,
             Err(failure) => {
                 self.record_failed(&launch.meta.process_id, &failure);
@@ -386,14 +391,14 @@ impl Session {
                 return reply.fail(&failure);
             }
         };
-        let Launch { meta, spec, reserved, .. } = launch;
+        let program = launch.program();
+        let Launch { meta, spec, .. } = launch;
         let (confining, session) = (confined.clone(), Arc::downgrade(self));
         let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
         if let Err(unsent) = link.start(waiter, spec, confined)
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
         {
             self.handle_start_failed(&meta.process_id, &gate);
-            let program = meta.argv.first().cloned().unwrap_or_default();
             reply.fail(&match error.kind() {
                 io::ErrorKind::BrokenPipe => self.holder_lost(),
                 _ => Failure::Resources { program, source: error },

@@ -253,6 +253,41 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
 }
 
+// Only writes and starts were counted: whoever asked with names as long as messages could have the server keep thousands of them.
+#[test]
+fn requests_that_wait_are_counted_whatever_they_ask_for() {
+    let server = TestServer::start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", "exec sleep 1000"));
+    let before = resident(&server);
+    let name = "x".repeat(MIB as usize);
+    for i in 0..80 {
+        client.send_text(&format!(
+            r#"{{"id":"{i}-{name}","method":"process/read","params":{{"processId":"p","waitMs":600000}}}}"#
+        ));
+    }
+    for i in 63..80 {
+        let answer = client.next();
+        let id = answer["id"].as_str().expect("an id");
+        assert!(id.starts_with(&format!("{i}-")), "{}", &id[..8]);
+        assert_eq!(answer["error"]["data"]["kind"], "overloaded");
+    }
+    assert!(resident(&server) < before + 160 * MIB, "from {before} to {}", resident(&server));
+    client.send_text(r#"{"id":"end","method":"process/terminate","params":{"processId":"p"}}"#);
+    let answer = |client: &mut Client| loop {
+        let message = client.next();
+        if message["id"].is_string() {
+            return message["result"].clone();
+        }
+    };
+    let (reads, ended): (Vec<_>, Vec<_>) =
+        (0..64).map(|_| answer(&mut client)).partition(|result| result["exited"] == true);
+    assert_eq!((reads.len(), &ended[0]["running"]), (63, &json!(true)));
+    // With their answers they are counted no more.
+    client.send_text(&format!(r#"{{"id":"{name}","method":"process/read","params":{{"processId":"p"}}}}"#));
+    assert_eq!(answer(&mut client)["exited"], true);
+}
+
 #[test]
 fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
     let server = TestServer::start();

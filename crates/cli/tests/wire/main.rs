@@ -33,6 +33,7 @@ mod read;
 mod readers;
 mod regressions;
 mod regressions_again;
+mod regressions_overlooked;
 mod replay;
 mod resume;
 mod signals;

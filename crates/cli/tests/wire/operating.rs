@@ -118,7 +118,7 @@ fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
 
 /// A page of metrics, read strictly: families with their type, samples under their family.
 #[derive(Default)]
-struct Page {
+pub(crate) struct Page {
     types: BTreeMap<String, String>,
     samples: BTreeMap<(String, Vec<(String, String)>), f64>,
 }
@@ -165,13 +165,13 @@ impl Page {
         assert!(self.samples.insert((name.to_owned(), labels.collect()), value).is_none(), "twice: {line}");
     }
 
-    fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         *self.samples.get(&(name.to_owned(), labels)).unwrap_or_else(|| panic!("no {name}"))
     }
 }
 
-fn metrics(server: &TestServer) -> Page {
+pub(crate) fn metrics(server: &TestServer) -> Page {
     let token = server.token();
     let request =
         format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n", server.address());

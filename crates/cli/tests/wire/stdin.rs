@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     GENERATIONS, assert_error,
-    common::{Client, TestServer, encode_base64},
+    common::{Client, TestServer, encode_base64, start_params},
     piped, process, sh, start_cat, tty, with,
 };
 
@@ -216,4 +216,27 @@ fn a_large_write_goes_in_whole_and_once() {
     std::fs::write(&file, &bytes).expect("write a file");
     let sum = client.run_params(sh("sum", &format!("md5sum <{}", file.display())));
     assert_eq!(client.collect("p").stdout, sum.stdout);
+}
+
+// More of them than the runtime looks at in one go: those that were put off must not come behind later ones.
+#[test]
+fn many_writes_to_a_process_that_is_being_started_keep_their_order() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let expected: String = (0..600).map(|i| format!("{i}\n")).collect();
+    for round in 0..5 {
+        let id = format!("p{round}");
+        let start = client.send_request("process/start", with(start_params(&id, &["cat"]), json!({"pipeStdin": true})));
+        let writes: Vec<i64> = (0..600)
+            .map(|i| {
+                let chunk = encode_base64(format!("{i}\n").as_bytes());
+                client.send_request("process/write", json!({"processId": id, "chunk": chunk}))
+            })
+            .collect();
+        let close = client.send_request("process/closeStdin", process(&id));
+        for id in [start].into_iter().chain(writes).chain([close]) {
+            client.answer(id).expect("all of it is done");
+        }
+        assert_eq!(String::from_utf8_lossy(&client.collect(&id).stdout), expected);
+    }
 }

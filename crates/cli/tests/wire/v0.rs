@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 
 use crate::{
     assert_error,
-    common::{Client, TestServer, decode_base64, encode_base64, start_params},
-    fifo, pid_of, process, release, sh, tty, wait_pid_gone, with,
+    common::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for},
+    fifo,
+    operating::metrics,
+    pid_of, process, release, sh, tty, wait_pid_gone, with,
 };
 
 /// Everything a V0 process said, up to `command/exec/exited`.
@@ -146,6 +148,18 @@ fn an_output_cap_changes_nothing_that_can_be_seen() {
         client.ok("command/exec", with(sh(id, "head -c 300000 /dev/zero"), json!({"outputBytesCap": cap})));
         assert_eq!(collect(&mut client, id).stdout.len(), 300_000, "{id}");
     }
+}
+
+// A cap that a client asks for was granted, whatever the operator's limit: all memory of the host, for a client that does not read.
+#[test]
+fn an_output_cap_lifts_no_limit_of_the_operator() {
+    let server = TestServer::builder().arg("--memory-per-process").arg("3MiB").start();
+    let mut client = server.connect();
+    client.ok("command/exec", with(start_params("c", &["cat", "/dev/zero"]), json!({"outputBytesCap": u64::MAX})));
+    // Nobody reads from here on.
+    wait_for("the child to wait", || {
+        metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]) == 1.0
+    });
 }
 
 #[test]

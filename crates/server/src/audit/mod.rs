@@ -186,25 +186,29 @@ impl Record {
         self
     }
 
-    /// Text that others made up, as far as it fits.
-    pub(crate) fn text(text: &str) -> Option<String> {
-        Some(text[..text.floor_char_boundary(TEXT_MAX_BYTES)].to_owned())
-    }
-
-    fn size(&self) -> usize {
+    /// Cuts every text to what a line holds of it, whoever made it up: a longer line could not be verified. Returns what it takes
+    /// in memory.
+    fn bound(&mut self) -> usize {
         let texts = [
-            &self.principal,
-            &self.peer,
-            &self.session,
-            &self.process,
-            &self.cwd,
-            &self.target,
-            &self.signal,
-            &self.cause,
-            &self.reason,
+            &mut self.principal,
+            &mut self.peer,
+            &mut self.session,
+            &mut self.process,
+            &mut self.cwd,
+            &mut self.target,
+            &mut self.signal,
+            &mut self.cause,
+            &mut self.reason,
         ];
-        let argv = self.argv.iter().flatten();
-        256 + texts.into_iter().flatten().chain(argv).map(|text| text.len() + 8).sum::<usize>()
+        let mut size = 256;
+        for text in texts.into_iter().flatten() {
+            if text.len() > TEXT_MAX_BYTES {
+                text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
+                text.shrink_to_fit();
+            }
+            size += text.len() + 8;
+        }
+        size + self.argv.iter().flatten().map(|arg| arg.len() + 8).sum::<usize>()
     }
 }
 

@@ -25,6 +25,23 @@ fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
     verify(&[&other], Expected::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
 }
 
+// Reasons of refusals were written whole: a name of two megabytes made a line that no verifier takes, and a longer one hid the end of the chain.
+#[test]
+fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let long = "\u{1}".repeat(7 << 20);
+    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    let [principal, peer, session, process, cwd, target, signal, cause, reason] = [(); 9].map(|()| Some(long.clone()));
+    let record = Record { principal, peer, session, process, cwd, target, signal, cause, reason, ..Record::of("test") };
+    audit.record(record);
+    audit.close();
+    write(&path, &["behind it"]);
+    assert_eq!(check(&path).unwrap().lines, 2);
+    let kept = fs::read_to_string(&path).unwrap();
+    assert_eq!(kept.matches(&"\\u0001".repeat(TEXT_MAX_BYTES)).count(), 9);
+}
+
 #[test]
 fn a_removed_a_changed_and_a_moved_line_are_named() {
     let dir = tempfile::tempdir().unwrap();

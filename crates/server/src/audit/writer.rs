@@ -64,9 +64,9 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Queues a record; never waits. Full means lost.
-    pub(super) fn push(&self, record: Record, done: Option<oneshot::Sender<bool>>) {
+    pub(super) fn push(&self, mut record: Record, done: Option<oneshot::Sender<bool>>) {
+        let bytes = record.bound();
         let mut queue = lock(&self.queue);
-        let bytes = record.size();
         if queue.is_closed || queue.bytes + bytes > QUEUE_MAX_BYTES {
             queue.lost += 1;
             queue.lost_ever += 1;

@@ -12,7 +12,7 @@ use crate::audit::Audit;
 pub struct Config {
     /// No session lives longer than this without a connection; `None` = no upper bound.
     pub session_ttl_max: Option<Duration>,
-    /// Requests of one connection that run at once.
+    /// Starts of one connection that run at once.
     pub concurrent_requests: usize,
     /// How often an idle peer is pinged.
     pub ping_every: Duration,
@@ -71,7 +71,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             session_ttl_max: Some(limits::SESSION_TTL_MAX),
-            concurrent_requests: limits::REQUESTS_RUNNING,
+            concurrent_requests: limits::STARTS_RUNNING,
             ping_every: Duration::from_secs(15),
             dead_after: Duration::from_secs(30),
             takeover_after: limits::TAKEOVER_SILENCE,

@@ -17,11 +17,10 @@ use crate::{
     pump::Reply,
 };
 
-/// `command/exec`: its `outputBytesCap` becomes the cap of the log.
+/// `command/exec`. Its `outputBytesCap` changes nothing: a lower one would let the child wait for ever behind a client that cannot
+/// acknowledge, and a higher one is the operator's to grant.
 pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
     let config = &context.core.config;
-    // Never below what a client that cannot acknowledge needs, or its child would wait for ever.
-    let cap_bytes = params.output_bytes_cap.unwrap_or(0).max(config.reference_cap_bytes());
     let env = child_environment(&config.environment, None, &params.env);
     let parts = Parts {
         process_id: params.process_id.as_str().to_owned(),
@@ -36,7 +35,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
             env,
             tty: params.tty.then_some(DEFAULT_SIZE),
             overflow: Overflow::Block,
-            cap_bytes,
+            cap_bytes: config.reference_cap_bytes(),
             ..StartSpec::default()
         },
     };

@@ -136,10 +136,6 @@ fn name(text: &str) -> Result<HeaderName, Failure> {
 
 /// `http/request`: answered when the answer of the target is there, all of it or its head.
 pub(crate) async fn request(context: Context, mut request: Request, reply: Reply) {
-    let reply = match reply.park(request.body.len()) {
-        Ok(reply) => reply,
-        Err((reply, failure)) => return reply.fail(&failure),
-    };
     let (under_way, errand) = match begin(&context, &mut request) {
         Ok(begun) => begun,
         Err(failure) => return refuse(&context, &request, &failure, reply),
@@ -250,7 +246,7 @@ fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply)
         _ => failure.to_string(),
     };
     if kind == exec_server_protocol::failure::Kind::Forbidden {
-        let (method, reason) = (Some("http/request"), Record::text(&reason));
+        let (method, reason) = (Some("http/request"), Some(reason.clone()));
         let record = Record { method, reason, target: Some(target(&request.url)), ..Record::of("request.deny") };
         context.record(&context.session, None, record);
     }

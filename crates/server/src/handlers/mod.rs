@@ -68,7 +68,7 @@ impl Context {
             principal: Some(self.grant.principal().to_string()),
             peer: Some(self.peer.label.to_string()),
             session: session.about("").session,
-            process: process.and_then(Record::text),
+            process: process.map(str::to_owned),
             ..record
         }
     }

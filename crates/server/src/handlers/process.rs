@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use super::{Context, permitted};
 use crate::{
     audit::Record,
-    descriptors::Reserved,
     environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Meta, Process},
@@ -44,20 +43,22 @@ pub(super) struct Parts {
     pub(super) spec: StartSpec,
 }
 
-/// Checks what can be checked before the id is looked at: the path, then argv, then whether there is room for it.
+/// Checks what can be checked before the id is looked at: the path, then argv, then whether one more may wait.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
     permitted::sandbox(&context.grant, confinement.as_ref())?;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
-    let program = argv.first().ok_or(Failure::EmptyArgv)?;
-    let reserved = Reserved::new().map_err(|source| Failure::Resources { program: program.clone(), source })?;
+    if argv.is_empty() {
+        return Err(Failure::EmptyArgv);
+    }
+    context.peer.mailbox.admit_start()?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
     let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
-    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone(), reserved })
+    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
 
 /// For people only; nothing is timed by it.

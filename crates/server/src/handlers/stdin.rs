@@ -65,10 +65,7 @@ fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Re
     if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
         return reply.write(process.id(), wire::WriteStatus::StdinClosed);
     }
-    match reply.park(data.len()) {
-        Ok(reply) => process.input(Input::Write { key, data, done: 0, reply }),
-        Err((reply, failure)) => reply.fail(&failure),
-    }
+    process.input(Input::Write { key, data, done: 0, reply });
 }
 
 /// A write that came as a frame, to a process that is followed on its connection.

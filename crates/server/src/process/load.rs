@@ -3,15 +3,20 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
-use exec_server_log::Loaded;
+use exec_server_log::{Loaded, RecoverError};
 
 use super::{Process, lock};
-use crate::session::short;
+use crate::{link::passes, session::short};
 
 /// Spilled segments of one process kept in memory at once, 1 MiB each: a few readers at different places, and no more.
 const LOADED_SEGMENTS: usize = 2;
+
+/// How long a host that is short of something is left alone before its disk is asked again.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Spilled segments on their way into memory, and those that are there, oldest first.
 #[derive(Default)]
@@ -31,10 +36,16 @@ impl Load {
     pub(crate) fn run(self) {
         let Self { process, segment } = &self;
         let name = exec_server_log::disk_name(process.slot, *segment);
-        let file = process.link.open_segment(&name).map_err(exec_server_log::RecoverError::from);
+        let file = process.link.open_segment(&name).map_err(RecoverError::from);
         match file.and_then(|file| Loaded::read(&file)) {
             // False: the segment was taken while it was read.
             Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
+            // The next reader tries again: a host that is short of something just now has not lost the file.
+            Err(RecoverError::Os(error)) if passes(&error) => {
+                tracing::warn!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
+                thread::sleep(PAUSE);
+                return;
+            }
             Err(error) => {
                 tracing::error!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
                 process.chain().remove(*segment);

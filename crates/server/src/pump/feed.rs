@@ -132,7 +132,10 @@ impl Feed {
     pub(super) fn new(follow: Follow, watch: Arc<Watch>, channel: Option<u32>) -> Self {
         let Follow { process, role, start, manners, hold } = follow;
         let (sent, exact, awaiting) = match start {
-            Start::After(position) => (position, process.exact(position), None),
+            Start::After(position) => {
+                let offset = process.offset_at(position.seq);
+                (position, offset.map(|offset| Position { offset, ..position }), None)
+            }
             Start::AfterSeq(seq) => (Position { seq, offset: 0 }, (seq == 0).then(Position::default), None),
             Start::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
         };
@@ -292,17 +295,19 @@ impl Feed {
     }
 
     /// A read of the owner was answered: what lay below its `after` is taken, and `last` is the last number it has now.
-    pub(super) fn handle_read_answered(&mut self, after: Position, last: Position) {
+    pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: Position) {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         match self.mode {
             Mode::Awaiting { .. } => {
                 self.cursor = self.process.cursor(last);
                 self.sent = last;
-                self.mode = if self.reads > 1 { Mode::Polled { base: after, held_since: None } } else { Mode::Pushed };
+                let base = Position { seq, offset: offset.unwrap_or(last.offset) };
+                self.mode = if self.reads > 1 { Mode::Polled { base, held_since: None } } else { Mode::Pushed };
             }
-            Mode::Polled { base, .. } if after.seq > base.seq => {
-                self.mode = Mode::Polled { base: after, held_since: None };
-                self.took(after);
+            Mode::Polled { base, .. } if seq > base.seq => {
+                let base = Position { seq, offset: offset.unwrap_or(base.offset) };
+                self.mode = Mode::Polled { base, held_since: None };
+                self.took(base);
             }
             Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => {}
         }

@@ -22,7 +22,8 @@ use exec_server_protocol::{
 use exec_server_rpc::Message;
 use serde::Serialize;
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+    task::unconstrained,
     time::Instant,
 };
 use tracing::Span;
@@ -42,16 +43,16 @@ pub(crate) struct Mailbox {
     pub(super) bell: Notify,
     /// Told whenever answers have left, for a connection that paused reading.
     drained: Notify,
-    /// Bytes of requests that wait for their turn (writes to a full stdin), shared by all of this connection.
+    /// Bytes of this connection's requests that wait.
     parked: AtomicUsize,
     /// The same of all connections.
     incoming: Arc<Incoming>,
     /// Requests that have not been answered.
     outstanding: AtomicUsize,
-    /// Requests that hold one of the connection's slots until they are answered.
-    running: AtomicUsize,
-    /// Told when a slot has become free.
-    pub(crate) slot_freed: Notify,
+    /// A slot for each start that may run at once; the others wait in the order in which they came.
+    slots: Semaphore,
+    /// Starts that wait for a slot.
+    starts_waiting: AtomicUsize,
     /// The pump is writing to the socket: a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
     /// Places for pieces of HTTP bodies.
@@ -70,8 +71,8 @@ impl Default for Mailbox {
             parked: AtomicUsize::new(0),
             incoming: Arc::default(),
             outstanding: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
-            slot_freed: Notify::new(),
+            slots: Semaphore::new(limits::STARTS_RUNNING),
+            starts_waiting: AtomicUsize::new(0),
             flushing: AtomicBool::new(false),
             deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
             channels: Channels::default(),
@@ -124,9 +125,9 @@ pub(crate) enum Order {
 const PONGS_WAITING: usize = 16;
 
 impl Mailbox {
-    /// A mailbox whose waiting requests count in the server's budget.
-    pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { incoming, metrics, ..Self::default() })
+    /// A mailbox whose waiting requests count in the server's budget, and how many starts may run at once.
+    pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
+        Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
     }
 
     pub(crate) fn answer(&self, message: Message) {
@@ -239,9 +240,12 @@ impl Mailbox {
         self.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Requests that hold a slot.
-    pub(crate) fn running(&self) -> usize {
-        self.running.load(Ordering::Relaxed)
+    /// Refuses a start where too many wait already.
+    pub(crate) fn admit_start(&self) -> Result<(), Failure> {
+        match self.starts_waiting.load(Ordering::Relaxed) {
+            limits::STARTS_WAITING.. => Err(Failure::Overloaded { what: "requests" }),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn is_flushing(&self) -> bool {
@@ -289,14 +293,22 @@ struct Asked {
     span: Span,
     /// Bytes that count as waiting.
     parked: usize,
-    holds_slot: bool,
+    slot: Slot,
+}
+
+/// What a request has of its connection's slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    None,
+    Awaited,
+    Held,
 }
 
 impl Reply {
     pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, method: &'static Method, span: Span) -> Self {
         mailbox.outstanding.fetch_add(1, Ordering::Relaxed);
         let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
-        let asked = Asked { method, at: Instant::now(), span, parked: 0, holds_slot: false };
+        let asked = Asked { method, at: Instant::now(), span, parked: 0, slot: Slot::None };
         Self { id, mailbox, dialect, asked: Box::new(asked) }
     }
 
@@ -305,14 +317,21 @@ impl Reply {
         &self.asked.span
     }
 
-    /// Takes one of the connection's slots until this request is answered.
-    pub(crate) fn hold_slot(mut self) -> Self {
-        self.mailbox.running.fetch_add(1, Ordering::Relaxed);
-        self.asked.holds_slot = true;
+    /// Waits for one of the connection's slots, behind those that came before, and keeps it until this request is answered.
+    pub(crate) async fn take_slot(mut self) -> Self {
+        if self.mailbox.slots.try_acquire().map(SemaphorePermit::forget).is_err() {
+            self.asked.slot = Slot::Awaited;
+            self.mailbox.starts_waiting.fetch_add(1, Ordering::Relaxed);
+            // Not subject to the runtime's budget: a look that is put off for it would lose its place in the line.
+            let acquired = unconstrained(self.mailbox.slots.acquire()).await;
+            acquired.map(SemaphorePermit::forget).unwrap_or(()); // It is never closed.
+            self.mailbox.starts_waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.asked.slot = Slot::Held;
         self
     }
 
-    /// Counts `bytes` as waiting until this request is answered; refused beyond the connection's bound.
+    /// Counts `bytes` as waiting until this request is answered; refused beyond the bounds of the connection and of the server.
     pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
         if !self.mailbox.incoming.park(bytes) {
             return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
@@ -320,7 +339,7 @@ impl Reply {
         let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
         self.asked.parked += bytes;
         // One large request alone is no crowd.
-        if before > 0 && before + bytes > limits::PARKED_BYTES {
+        if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests" }));
         }
         Ok(self)
@@ -374,16 +393,19 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        let Asked { method, at, span, parked, holds_slot } = &*self.asked;
+        let Asked { method, at, span, parked, slot } = &*self.asked;
         let took = at.elapsed();
         self.mailbox.metrics.answered(method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
         self.mailbox.parked.fetch_sub(*parked, Ordering::Relaxed);
         self.mailbox.incoming.unpark(*parked);
         self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
-        if *holds_slot {
-            self.mailbox.running.fetch_sub(1, Ordering::Relaxed);
-            self.mailbox.slot_freed.notify_one();
+        match slot {
+            Slot::None => {}
+            Slot::Awaited => {
+                self.mailbox.starts_waiting.fetch_sub(1, Ordering::Relaxed);
+            }
+            Slot::Held => self.mailbox.slots.add_permits(1),
         }
     }
 }

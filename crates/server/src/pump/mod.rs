@@ -178,7 +178,8 @@ impl Pump {
         }
         self.run_timers(now);
         // Reads before feeds, for somebody waits; but no more than a batch of either, or many large answers would pile up here.
-        while self.outbox.len() < BATCH_BYTES
+        let batch = self.batch();
+        while self.outbox.len() < batch
             && let Some(key) = self.news.pop_front()
         {
             if let Some(job) = self.reads.remove(&key) {
@@ -186,7 +187,8 @@ impl Pump {
             }
         }
         self.deltas.extend(mail.deltas);
-        while self.outbox.len() < BATCH_BYTES && !(self.turns.is_empty() && self.deltas.is_empty()) {
+        let batch = self.batch();
+        while self.outbox.len() < batch && !(self.turns.is_empty() && self.deltas.is_empty()) {
             if let Some(key) = self.turns.pop_front() {
                 self.take_turn(key, now);
             }
@@ -200,6 +202,12 @@ impl Pump {
             self.close = Some((code, reason));
             self.outbox.close(code, reason);
         }
+    }
+
+    /// Up to where the next kind may fill the outbox. Whatever was before it, it gets a turn: somebody who downloads without a break
+    /// still hears what his processes say.
+    fn batch(&self) -> usize {
+        BATCH_BYTES.max(self.outbox.len() + QUANTUM_BYTES)
     }
 
     fn obey(&mut self, order: Order, now: Instant) {
@@ -278,6 +286,15 @@ impl Pump {
             self.give_turn(key);
         } else if let Some(job) = self.reads.get(&key) {
             job.watch.heard();
+            self.note_news(key);
+        }
+    }
+
+    /// A read may be answered now; it stands in the line once.
+    fn note_news(&mut self, key: u64) {
+        if let Some(job) = self.reads.get_mut(&key)
+            && !std::mem::replace(&mut job.is_news, true)
+        {
             self.news.push_back(key);
         }
     }
@@ -338,7 +355,7 @@ impl Pump {
             .filter(|(_, job)| job.deadline.is_some_and(|at| at <= now))
             .map(|(key, _)| *key)
             .collect();
-        self.news.extend(due);
+        due.into_iter().for_each(|key| self.note_news(key));
     }
 
     fn read(&mut self, order: ReadOrder, now: Instant) {
@@ -355,11 +372,12 @@ impl Pump {
         let watch = Watch::new(key, self.mailbox.clone());
         order.process.watch(watch.clone());
         self.reads.insert(key, ReadJob::new(order, watch, now));
-        self.news.push_back(key);
+        self.note_news(key);
     }
 
     /// Answers a read if it can be answered now, else keeps it.
     fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
+        job.is_news = false;
         match job.attempt(&mut self.outbox, now) {
             Outcome::Answered(last) => {
                 job.process.unwatch(&job.watch);
@@ -367,7 +385,7 @@ impl Pump {
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
                     && job.own
                 {
-                    feed.handle_read_answered(job.after, last);
+                    feed.handle_read_answered(job.after_seq, job.after_offset, last);
                     self.note_timer(feed_key);
                     self.give_turn(feed_key);
                 }
@@ -413,5 +431,29 @@ impl Drop for Pump {
             job.process.unwatch(&job.watch);
         }
         self.mailbox.shut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use exec_server_rpc::Message;
+
+    use super::*;
+
+    // Answers that filled a batch left nothing to the rest: whoever downloaded without a break heard of no process meanwhile.
+    #[tokio::test]
+    async fn answers_without_a_break_leave_the_rest_its_turn() {
+        let mailbox = Mailbox::new(Arc::default(), Arc::default(), 1);
+        let writer = Box::new(tokio::io::sink());
+        let mut pump = Pump::new(Framing::Lines { max: 1 << 20 }, writer, mailbox.clone());
+        for _ in 0..3 {
+            mailbox.delta(vec![b'd'; QUANTUM_BYTES], mailbox.place_for_delta().await);
+        }
+        for left in [2, 1, 0] {
+            mailbox.answer(Message::text(vec![b'a'; 2 * BATCH_BYTES]));
+            pump.fill(Instant::now());
+            assert_eq!(pump.deltas.len(), left);
+            pump.outbox.flush_to(&mut pump.writer).await.unwrap();
+        }
     }
 }

@@ -36,8 +36,12 @@ pub(super) struct ReadJob {
     pub(super) watch: Arc<Watch>,
     pub(super) deadline: Option<Instant>,
     pub(super) own: bool,
+    /// In the pump's list of reads that may be answered.
+    pub(super) is_news: bool,
     /// What the reader has already, as far as it said.
-    pub(super) after: Position,
+    pub(super) after_seq: u64,
+    /// How many output bytes that makes, where anything here tells.
+    pub(super) after_offset: Option<u64>,
     cursor: Cursor,
     max_bytes: Option<u64>,
 }
@@ -61,15 +65,16 @@ enum Look {
 impl ReadJob {
     pub(super) fn new(order: ReadOrder, watch: Arc<Watch>, now: Instant) -> Self {
         let deadline = order.waits().then(|| now + order.wait.min(limits::READ_WAIT));
-        let known = order.process.owner_position();
-        // The usual poller asks for what follows its last answer: there the offset is known, and a gap can be told to the byte.
-        let cursor = match order.after_seq {
-            0 => Cursor::start(),
-            seq if seq == known.seq => order.process.cursor(known),
-            seq => Cursor::after(seq),
+        // Where the offset is known a gap can be told to the byte.
+        let after_offset = order.process.offset_at(order.after_seq);
+        let cursor = match after_offset {
+            Some(offset) => Cursor::after_with_offset(order.after_seq, offset),
+            None => Cursor::after(order.after_seq),
         };
         Self {
-            after: Position { seq: order.after_seq, offset: cursor.offset().unwrap_or(0) },
+            is_news: false,
+            after_seq: order.after_seq,
+            after_offset,
             reply: order.reply,
             process: order.process,
             watch,
@@ -89,7 +94,7 @@ impl ReadJob {
         // Looks again after arming, so that nothing slips between the look and the sleep. What is new then makes the next look an answer.
         loop {
             let status = self.process.status();
-            let exit_news = status.exited.is_some() && self.after.seq.saturating_add(1) < status.next_seq;
+            let exit_news = status.exited.is_some() && self.after_seq.saturating_add(1) < status.next_seq;
             let look = self.look(status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             // The state is shared memory and may be ahead of the segments, which come as messages: theirs will ring.

@@ -26,7 +26,7 @@ impl Session {
 
     /// A record about a process of this session.
     fn about_process(&self, event: &'static str, process: &str) -> Record {
-        Record { process: Record::text(process), ..self.about(event) }
+        Record { process: Some(process.to_owned()), ..self.about(event) }
     }
 
     /// Puts a start on record before it happens. Where nothing may start unrecorded it waits for the disk; the guard keeps the order of
@@ -37,7 +37,7 @@ impl Session {
         let record = Record {
             peer: Some(launch.peer.to_string()),
             method: Some(meta.dialect.start_method()),
-            cwd: Record::text(&meta.cwd),
+            cwd: Some(meta.cwd.clone()),
             tty: Some(meta.tty),
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.about_process("process.start", &meta.process_id).argv(&meta.argv)

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use exec_server_protocol::limits;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 
 use crate::{connection::Peer, link::Link, process::Process, pump::Order};
 
@@ -49,7 +49,8 @@ impl Gate {
 
     /// Returns when the start is decided. Waiters go on in the order in which they came.
     pub(super) async fn passed(&self) {
-        drop(self.0.acquire().await); // It never has a permit; closing it is what ends the wait.
+        // Not subject to the runtime's budget: a look that is put off for it would come behind those that came later.
+        drop(unconstrained(self.0.acquire()).await); // It never has a permit; closing it is what ends the wait.
     }
 }
 
@@ -77,6 +78,24 @@ impl Entry {
 }
 
 impl State {
+    /// Takes in a process that an earlier server left. Two of one name: the one that was forgotten while others held its log has no name any
+    /// more, and the sweep comes back for it.
+    pub(super) fn adopt(&mut self, process: Arc<Process>) {
+        self.by_slot.insert(process.slot(), process.clone());
+        let age = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
+        let named = self.processes.get(process.id()).and_then(Entry::live);
+        let (named, forgotten) = match named {
+            Some(named) if age(named) > age(&process) => (None, Some(process)),
+            other => (Some(process), other.cloned()),
+        };
+        if let Some(forgotten) = forgotten {
+            forgotten.abandon();
+        }
+        if let Some(named) = named {
+            self.processes.insert(named.id().to_owned(), Entry::Live(named));
+        }
+    }
+
     /// For a reference client an id is free again 30 s after `closed`, if its output was taken.
     pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
         self.reference

@@ -155,10 +155,6 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 
 /// `fs/writeBlock`: some bytes of a draft.
 pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
-    let reply = match reply.park(params.bytes.len()) {
-        Ok(reply) => reply,
-        Err((reply, failure)) => return reply.fail(&failure),
-    };
     let errand = Errand::begin(context, "fs/writeBlock").await;
     let written = async {
         let writing = writing(&errand, &params.handle_id)?;

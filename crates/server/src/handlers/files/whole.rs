@@ -119,10 +119,6 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 
 /// `fs/writeFile`: replaces a file in one step where that can be done, or writes into it.
 pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
-    let reply = match reply.park(params.bytes.len()) {
-        Ok(reply) => reply,
-        Err((reply, failure)) => return reply.fail(&failure),
-    };
     let errand = Errand::begin(context, "fs/writeFile").await;
     let Write { path, links, sandbox, bytes, place, finish } = params;
     let written = errand
