@@ -147,7 +147,10 @@ pub(super) fn read_roll(dir: BorrowedFd<'_>) -> io::Result<Option<Vec<Enrolled>>
         Err(error) => return Err(error),
     };
     let mut text = String::new();
-    file.take(ROLL_MAX_BYTES).read_to_string(&mut text)?;
+    // A part of it would be none, and what it names would be thrown away with the session: better left alone.
+    if file.take(ROLL_MAX_BYTES).read_to_string(&mut text)? as u64 == ROLL_MAX_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
+    }
     Ok(roll::decode(&text))
 }
 
