@@ -6,17 +6,22 @@
 //!
 //! Must not know connections: it is told events and asked what may be acknowledged. Failure paths: a number that is skipped
 //! by a server that promises order, or more than the window allows, is a [`Breach`], which fails this process and no other.
+//! However small the pieces are, a window is never a reason to stop reading the link: whoever takes events may be waiting
+//! for the answer to a call, which would then lie behind what nobody reads.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
 };
 
 use tokio::sync::{Notify, watch};
 
+use self::kept::Kept;
 use super::event::{Event, Exit, Totals};
 use crate::error::Error;
+
+mod kept;
 
 /// Output kept behind the last cursor, for those who come late: 1 MiB, as much as a server keeps at least.
 const HISTORY_BYTES: u64 = 1 << 20;
@@ -28,8 +33,9 @@ const HISTORY_EVENTS: usize = 4096;
 const EARLY_EVENTS: usize = 256;
 const EARLY_BYTES: u64 = 1 << 20;
 
-/// Events not taken, whatever their size: about what a server's log of 16 MiB can hold.
-const EVENTS: usize = 1 << 20;
+/// Events without output that are kept of a server with a window, which does not count them. An honest one has hardly any: an
+/// exit, a close, a gap here and there. Those with output are as many as there are bytes, and kept small.
+const EMPTY_EVENTS: usize = 1 << 16;
 
 /// How much a server may send before it is acknowledged, and whether it promises order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +83,7 @@ pub(crate) struct Log {
 struct State {
     discipline: Discipline,
     /// Published, in order, without holes.
-    events: VecDeque<Event>,
-    /// Output bytes in `events`.
-    bytes: u64,
+    events: Kept,
     /// The number that is published next.
     next: u64,
     /// Output bytes of the process before `next`, where that is known.
@@ -130,8 +134,7 @@ impl Log {
     pub(crate) fn new(discipline: Discipline, after: u64) -> Self {
         let state = State {
             discipline,
-            events: VecDeque::new(),
-            bytes: 0,
+            events: Kept::default(),
             next: after.saturating_add(1),
             offset: (after == 0).then_some(0),
             early: BTreeMap::new(),
@@ -363,7 +366,6 @@ impl State {
             Event::Closed { totals, .. } => self.closed = Some(*totals),
             Event::Output { .. } | Event::Gap { .. } | Event::Failed(_) => {}
         }
-        self.bytes += event.weight();
         self.untaken_bytes += event.weight();
         self.next = to + 1;
         let begins = match &event {
@@ -371,7 +373,7 @@ impl State {
             _ => self.offset,
         };
         self.offset = begins.zip(event.output_bytes()).and_then(|(begins, bytes)| begins.checked_add(bytes));
-        self.events.push_back(event);
+        self.events.push(event);
     }
 
     /// The part of an event that was not told: only a gap can reach back.
@@ -394,16 +396,7 @@ impl State {
         if from == 1 {
             return self.offset;
         }
-        let mut bytes = 0;
-        for event in self.events.iter().rev() {
-            bytes += event.output_bytes()?;
-            match event.span() {
-                Some((first, _)) if first > from => {}
-                Some((first, _)) => return (first == from).then_some(bytes),
-                None => return None,
-            }
-        }
-        None
+        self.events.told_from(from)
     }
 
     fn publish_early(&mut self) {
@@ -444,7 +437,7 @@ impl State {
             Discipline::Acked { window } => {
                 // Twice, because acknowledgements travel; and what is behind the last cursor is history.
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
-                let is_within = self.untaken_bytes <= most && self.events.len() <= EVENTS;
+                let is_within = self.untaken_bytes <= most && self.events.empty() <= EMPTY_EVENTS;
                 is_within.then_some(Heard::Fine).ok_or(OVERRUN)
             }
             Discipline::Polled { .. } => Ok(Heard::Fine),
@@ -453,11 +446,11 @@ impl State {
             Discipline::Observed | Discipline::Reference => {
                 // Nobody reads, or nobody waits for the reader: the oldest go, and whoever comes later finds a gap.
                 while self.is_full()
-                    && let Some((_, to)) = self.events.front().and_then(Event::span)
+                    && let Some((_, to)) = self.events.front()
                 {
                     // Taken before it goes: what is gone can no longer be counted.
                     self.take(to);
-                    self.pop();
+                    self.events.pop();
                 }
                 Ok(Heard::Fine)
             }
@@ -477,12 +470,6 @@ impl State {
             && (self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS)
     }
 
-    fn pop(&mut self) -> Option<Event> {
-        let event = self.events.pop_front()?;
-        self.bytes -= event.weight();
-        Some(event)
-    }
-
     /// Moves what is taken to the lowest reader, or to the end where callers only wait; then forgets what is old.
     fn let_go(&mut self) {
         match self.cursors.values().map(|slot| slot.position).min() {
@@ -490,11 +477,11 @@ impl State {
             None if self.waiting > 0 => self.take(self.next - 1),
             None => {}
         }
-        while self.bytes - self.untaken_bytes > HISTORY_BYTES || self.events.len() > HISTORY_EVENTS {
-            match self.events.front().and_then(Event::span) {
-                Some((_, to)) if to <= self.taken => self.pop(),
+        while self.events.bytes() - self.untaken_bytes > HISTORY_BYTES || self.events.len() > HISTORY_EVENTS {
+            match self.events.front() {
+                Some((_, to)) if to <= self.taken => self.events.pop(),
                 _ => break,
-            };
+            }
         }
     }
 
@@ -504,23 +491,21 @@ impl State {
         if position <= self.taken {
             return;
         }
-        let first = self.events.partition_point(|event| event.span().is_some_and(|(_, to)| to <= self.taken));
-        let taken = self.events.iter().skip(first);
-        let bytes: u64 =
-            taken.take_while(|event| event.span().is_some_and(|(_, to)| to <= position)).map(Event::weight).sum();
+        let bytes = self.events.bytes_between(self.taken, position);
         self.untaken_bytes = self.untaken_bytes.saturating_sub(bytes);
         self.unacked_bytes = self.unacked_bytes.saturating_add(bytes);
         self.taken = position;
     }
 
     fn find(&self, position: u64) -> Poll<Found> {
-        let at = self.events.partition_point(|event| event.span().is_some_and(|(_, to)| to <= position));
-        if let Some(event) = self.events.get(at) {
+        if let Some(event) = self.events.after(position) {
             let from = event.span().map_or(0, |(from, _)| from);
-            return Poll::Ready(if from > position.saturating_add(1) && at == 0 {
+            // There are no holes, so this is the first of all.
+            let is_before = from > position.saturating_add(1);
+            return Poll::Ready(if is_before {
                 Found::Before(from)
             } else {
-                Found::Event(trimmed(event.clone(), position + 1))
+                Found::Event(trimmed(event, position + 1))
             });
         }
         if position < self.next - 1 {

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    Kind, collect, connect, is_pending, named, next,
+    Kind, both, collect, connect, is_pending, named, next,
     peer::{CURRENT, read_result},
     settle, spell, start, take, within,
 };
@@ -171,6 +171,38 @@ async fn more_than_the_window_fails_its_process_alone_in_bounded_memory() {
     // Twice the window and the history, in pieces of 64 KiB: 48 of them, and the one that was too much.
     assert!((32..=49).contains(&kept), "{kept}");
     assert_eq!(story[kept], "failed Protocol: the server sent more than its window allows");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_of_single_bytes_is_no_breach_and_holds_up_no_call() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let mut events = process.events();
+    // A quarter of the window in bytes, and more events than anybody would keep one by one.
+    let count = (1 << 20) + 1000;
+    for batch in 0..=count / 1000 {
+        let mut lines = String::new();
+        for seq in batch * 1000 + 1..=count.min(batch * 1000 + 1000) {
+            let params = format!(r#"{{"processId":"p","seq":{seq},"stream":"stdout","chunk":"eA=="}}"#);
+            lines.push_str(&format!("{{\"method\":\"process/output\",\"params\":{params}}}\n"));
+        }
+        peer.raw(lines).await;
+    }
+    // Who reads may ask something in between: the answer comes, behind all that was not taken.
+    let (signalled, _) = both(process.signal("INT"), peer.serve("process/signal", json!({}))).await;
+    signalled.unwrap();
+    peer.output("q", 1, "fine").await;
+    assert_eq!(next(&mut other.events()).await, "out 1 fine");
+    let taking = async {
+        for number in 1..=count {
+            let event = events.next().await;
+            assert!(matches!(event, Some(Event::Output { seq, .. }) if seq == number), "{number}: {event:?}");
+        }
+    };
+    within(taking).await;
+    peer.exited("p", count + 1, 0).await;
+    peer.closed("p", count + 2).await;
+    assert_eq!(collect(&mut events).await, [format!("exit {}=0", count + 1), format!("close {}", count + 2)]);
 }
 
 #[tokio::test(start_paused = true)]

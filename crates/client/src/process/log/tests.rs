@@ -1,4 +1,4 @@
-//! The log by itself: gaps that reach back, and what lies before its beginning.
+//! The log by itself: gaps that reach back, what lies before its beginning, and how much it holds.
 
 use super::*;
 
@@ -17,8 +17,9 @@ fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
 
 /// The numbers and the bytes of the last event, which is a gap.
 fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
-    match log.lock().events.back() {
-        Some(Event::Gap { from_seq, to_seq, bytes }) => (*from_seq, *to_seq, *bytes),
+    let state = log.lock();
+    match state.events.after(state.next - 2) {
+        Some(Event::Gap { from_seq, to_seq, bytes }) => (from_seq, to_seq, bytes),
         other => panic!("the last event is a gap, not {other:?}"),
     }
 }
@@ -45,7 +46,8 @@ fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
     let log = Log::new(Discipline::Observed, 4);
     log.hear(at(5, 10, 100)).and_then(|_| log.hear(gap(1, 9, 170))).expect("in order");
     assert_eq!(last_gap(&log), (6, 9, Some(60)));
-    log.lock().events.clear();
+    log.lock().take(9);
+    log.lock().events = Kept::default();
     log.hear(gap(1, 20, 300)).expect("in order");
     assert_eq!(last_gap(&log), (10, 20, Some(130)));
 }
@@ -69,4 +71,33 @@ fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
     assert!(matches!(log.lock().find(9), Poll::Pending));
     log.learn_closed(Totals::default());
     assert!(matches!(log.lock().find(9), Poll::Ready(Found::End)));
+}
+
+#[test]
+fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
+    let (window, count) = (4 << 20, 5 << 18);
+    let log = Log::new(Discipline::Acked { window }, 0);
+    let reader = log.add_cursor(0);
+    for seq in 1..=count {
+        assert_eq!(log.hear(output(seq, 1)), Ok(Heard::Fine), "{seq}");
+    }
+    let cx = Context::from_waker(Waker::noop());
+    for position in 0..count {
+        let found = log.poll(reader, position, &cx);
+        assert!(matches!(found, Poll::Ready(Found::Event(Event::Output { seq, .. })) if seq == position + 1));
+        // The reader alone makes it due: nothing has to be heard for that.
+        assert_eq!(log.is_ack_due(), position >= window / 4, "{position}");
+    }
+    assert_eq!(log.due_ack(), Some(count - 1));
+    assert!(log.lock().events.len() <= HISTORY_EVENTS + 1);
+}
+
+#[test]
+fn events_that_no_window_counts_are_bounded() {
+    for empty in [|seq| output(seq, 0), |seq| gap(seq, seq, 0)] {
+        let log = Log::new(Discipline::Acked { window: 4 << 20 }, 0);
+        let breach = (1..1 << 20).find_map(|seq| log.hear(empty(seq)).err());
+        assert_eq!(breach, Some(OVERRUN));
+        assert_eq!(log.lock().events.len(), EMPTY_EVENTS + 1);
+    }
 }

@@ -1,0 +1,305 @@
+//! The published events of a log: in order, without holes, and small.
+//!
+//! A server's window counts bytes, and a program that writes a byte at a time makes an event of each: millions of them may
+//! come before the first is taken. Each as an [`Event`] would take a hundred times what it tells, so small pieces that
+//! follow each other are kept as one run, with five bytes beside those of a piece or little more. That way the window bounds
+//! memory too, and nobody has to count events that hold something.
+//!
+//! Must not know readers, nor what was taken.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use exec_server_protocol::process::Stream;
+
+use crate::process::event::Event;
+
+/// The largest piece that joins a run: 64 bytes. An event of its own is no great waste for a larger one.
+const SMALL_BYTES: usize = 64;
+
+/// Pieces of one run, at most. It goes when its last piece does, so this bounds what is held for nothing; and with the size
+/// of a piece it keeps the place of each within 16 bits.
+const RUN_PIECES: usize = 1000;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    parts: VecDeque<Part>,
+    len: usize,
+    bytes: u64,
+    /// Events that hold no output.
+    empty: usize,
+}
+
+#[derive(Debug)]
+enum Part {
+    One(Event),
+    Run(Run),
+}
+
+/// Small pieces of output that follow each other.
+#[derive(Debug)]
+struct Run {
+    /// The number of the first piece.
+    first: u64,
+    /// Output bytes of the process before the first piece, where the server says so: then of every piece.
+    offset: Option<u64>,
+    bytes: Vec<u8>,
+    pieces: Vec<Piece>,
+    /// Pieces at the front that are gone.
+    gone: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    /// Where it ends among the bytes of its run.
+    end: u16,
+    stream: Stream,
+}
+
+impl Kept {
+    /// How many events are here.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Their output bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many of them hold no output, and so are bounded by no window.
+    pub(super) fn empty(&self) -> usize {
+        self.empty
+    }
+
+    /// The numbers of the first event.
+    pub(super) fn front(&self) -> Option<(u64, u64)> {
+        match self.parts.front()? {
+            Part::One(event) => event.span(),
+            Part::Run(run) => Some((run.from(), run.from())),
+        }
+    }
+
+    /// Adds the event whose number is next.
+    pub(super) fn push(&mut self, event: Event) {
+        self.len += 1;
+        self.bytes += event.weight();
+        self.empty += usize::from(event.weight() == 0);
+        let Event::Output { seq, stream, bytes, offset } = &event else {
+            return self.parts.push_back(Part::One(event));
+        };
+        if bytes.is_empty() || bytes.len() > SMALL_BYTES {
+            return self.parts.push_back(Part::One(event));
+        }
+        if let Some(Part::Run(run)) = self.parts.back_mut()
+            && run.is_continued_by(*seq, *offset)
+        {
+            return run.push(bytes, *stream);
+        }
+        let mut run = Run { first: *seq, offset: *offset, bytes: Vec::new(), pieces: Vec::new(), gone: 0 };
+        run.push(bytes, *stream);
+        self.parts.push_back(Part::Run(run));
+    }
+
+    /// Removes the first event.
+    pub(super) fn pop(&mut self) {
+        let weight = match self.parts.front_mut() {
+            None => return,
+            Some(Part::One(event)) => event.weight(),
+            Some(Part::Run(run)) => run.pop(),
+        };
+        if !matches!(self.parts.front(), Some(Part::Run(run)) if run.gone < run.pieces.len()) {
+            self.parts.pop_front();
+        }
+        self.len -= 1;
+        self.bytes -= weight;
+        self.empty -= usize::from(weight == 0);
+    }
+
+    /// The first event that reaches beyond number `position`.
+    pub(super) fn after(&self, position: u64) -> Option<Event> {
+        match self.parts.get(self.part_after(position))? {
+            Part::One(event) => Some(event.clone()),
+            Part::Run(run) => run.event(position.saturating_add(1).max(run.from())),
+        }
+    }
+
+    /// Output bytes in the events that end after number `after`, and not after number `to`.
+    pub(super) fn bytes_between(&self, after: u64, to: u64) -> u64 {
+        let mut bytes = 0;
+        for part in self.parts.iter().skip(self.part_after(after)) {
+            match part {
+                Part::One(event) if event.span().is_some_and(|(_, last)| last <= to) => bytes += event.weight(),
+                Part::Run(run) if run.from() <= to => bytes += run.bytes_between(after, to),
+                Part::One(_) | Part::Run(_) => break,
+            }
+        }
+        bytes
+    }
+
+    /// Output bytes that were told from number `from` on; none where an event began before it, is gone, or was not counted.
+    pub(super) fn told_from(&self, from: u64) -> Option<u64> {
+        let mut bytes = 0;
+        for part in self.parts.iter().rev() {
+            let first = match part {
+                Part::One(event) => {
+                    bytes += event.output_bytes()?;
+                    event.span()?.0
+                }
+                Part::Run(run) => {
+                    bytes += run.bytes_between(from.saturating_sub(1), u64::MAX);
+                    run.from().max(from.min(run.last()))
+                }
+            };
+            if first <= from {
+                return (first == from).then_some(bytes);
+            }
+        }
+        None
+    }
+
+    /// The place of the first part that reaches beyond number `position`.
+    fn part_after(&self, position: u64) -> usize {
+        self.parts.partition_point(|part| match part {
+            Part::One(event) => event.span().is_some_and(|(_, to)| to <= position),
+            Part::Run(run) => run.last() <= position,
+        })
+    }
+}
+
+impl Run {
+    /// The number of the first piece that is here.
+    fn from(&self) -> u64 {
+        self.first + self.gone as u64
+    }
+
+    /// The number of the last piece.
+    fn last(&self) -> u64 {
+        self.first + self.pieces.len() as u64 - 1
+    }
+
+    fn is_continued_by(&self, seq: u64, offset: Option<u64>) -> bool {
+        let is_behind = match (self.offset, offset) {
+            (Some(begins), Some(offset)) => begins.checked_add(self.bytes.len() as u64) == Some(offset),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        is_behind && seq == self.last() + 1 && self.pieces.len() < RUN_PIECES
+    }
+
+    fn push(&mut self, bytes: &[u8], stream: Stream) {
+        self.bytes.extend_from_slice(bytes);
+        let end = u16::try_from(self.bytes.len()).expect("the pieces of a run are few and small");
+        self.pieces.push(Piece { end, stream });
+    }
+
+    /// Forgets the first piece; returns its bytes.
+    fn pop(&mut self) -> u64 {
+        let bytes = self.end(self.gone + 1) - self.end(self.gone);
+        self.gone += 1;
+        bytes as u64
+    }
+
+    /// Where the first `count` pieces end.
+    fn end(&self, count: usize) -> usize {
+        count.checked_sub(1).and_then(|at| self.pieces.get(at)).map_or(0, |piece| usize::from(piece.end))
+    }
+
+    /// The place of a number among the pieces, between those that are gone and the end.
+    fn place(&self, seq: u64) -> usize {
+        let place = usize::try_from(seq.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        place.clamp(self.gone, self.pieces.len())
+    }
+
+    /// The piece with this number.
+    fn event(&self, seq: u64) -> Option<Event> {
+        let at = self.place(seq);
+        let (from, piece) = (self.end(at), self.pieces.get(at)?);
+        let bytes = Bytes::copy_from_slice(self.bytes.get(from..usize::from(piece.end))?);
+        let offset = self.offset.map(|begins| begins + from as u64);
+        Some(Event::Output { seq, stream: piece.stream, bytes, offset })
+    }
+
+    /// Bytes of the pieces behind number `after`, up to number `to`.
+    fn bytes_between(&self, after: u64, to: u64) -> u64 {
+        let (from, to) = (self.place(after.saturating_add(1)), self.place(to.saturating_add(1)));
+        self.end(to.max(from)) as u64 - self.end(from) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(seq: u64, stream: Stream, bytes: &str, offset: Option<u64>) -> Event {
+        Event::Output { seq, stream, bytes: bytes.to_owned().into(), offset }
+    }
+
+    /// Everything that can be asked of it, by the events themselves.
+    fn check(kept: &Kept, events: &[Event]) {
+        let weight = |events: &[Event]| events.iter().map(Event::weight).sum::<u64>();
+        let spans: Vec<_> = events.iter().map(|event| event.span().unwrap()).collect();
+        assert_eq!((kept.len(), kept.bytes(), kept.front()), (events.len(), weight(events), spans.first().copied()));
+        assert_eq!(kept.empty(), events.iter().filter(|event| event.weight() == 0).count());
+        for (at, (from, to)) in spans.iter().copied().enumerate() {
+            for position in from - 1..to {
+                assert_eq!(format!("{:?}", kept.after(position)), format!("{:?}", Some(&events[at])));
+            }
+            let told = events[at..].iter().map(Event::output_bytes).sum::<Option<u64>>();
+            assert_eq!(kept.told_from(from), told, "from {from}");
+            for end in at..events.len() {
+                assert_eq!(kept.bytes_between(from - 1, spans[end].1), weight(&events[at..=end]), "{from} to {end}");
+            }
+        }
+        let last = spans.last().map_or(0, |span| span.1);
+        assert!(kept.after(last).is_none() && kept.told_from(last + 1).is_none());
+        assert_eq!(kept.bytes_between(0, u64::MAX), weight(events));
+    }
+
+    #[test]
+    fn what_is_kept_together_is_told_apart() {
+        let large = "x".repeat(SMALL_BYTES + 1);
+        let mut events = vec![
+            output(1, Stream::Stdout, "a", Some(0)),
+            output(2, Stream::Stderr, "bc", Some(1)),
+            output(3, Stream::Stdout, "", Some(3)),
+            output(4, Stream::Stdout, &large, Some(3)),
+            output(5, Stream::Stdout, "d", Some(68)),
+            output(6, Stream::Pty, "e", Some(69)),
+            // Neither counted on nor counted at all: each begins a run of its own.
+            output(7, Stream::Pty, "f", Some(7)),
+            output(8, Stream::Pty, "g", None),
+            output(9, Stream::Pty, "h", None),
+            output(10, Stream::Pty, "i", Some(u64::MAX)),
+            output(11, Stream::Pty, "j", Some(0)),
+            Event::Gap { from_seq: 12, to_seq: 15, bytes: Some(9) },
+            output(16, Stream::Stderr, "k", None),
+        ];
+        let mut kept = Kept::default();
+        for at in 0..events.len() {
+            kept.push(events[at].clone());
+            check(&kept, &events[..=at]);
+        }
+        while !events.is_empty() {
+            kept.pop();
+            events.remove(0);
+            check(&kept, &events);
+        }
+        kept.pop();
+        assert_eq!((kept.len(), kept.parts.len()), (0, 0));
+        // A number inside of a gap, or one that is gone, cannot be counted from.
+        kept.push(Event::Gap { from_seq: 17, to_seq: 20, bytes: Some(9) });
+        assert_eq!((kept.told_from(18), kept.told_from(16)), (None, None));
+    }
+
+    #[test]
+    fn a_million_bytes_one_by_one_are_a_thousand_parts() {
+        let mut kept = Kept::default();
+        for seq in 1..=1_000_000 {
+            kept.push(output(seq, if seq % 2 == 0 { Stream::Stdout } else { Stream::Stderr }, "x", None));
+        }
+        assert_eq!((kept.len(), kept.bytes(), kept.parts.len()), (1_000_000, 1_000_000, 1000));
+        assert_eq!(size_of::<Piece>(), 4);
+    }
+}
