@@ -37,7 +37,7 @@ pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 const ATTACHED: &str = "is already attached to another connection";
 
 /// How often a peer over TCP is pinged, and after how long without a sign of life of its machine the link counts as cut.
-pub(crate) const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// One connection that has done its handshake.
@@ -142,6 +142,21 @@ impl Link {
         }
     }
 
+    /// Waits for something on a link that nobody attends yet, and looks meanwhile whether its other end lives: a link that is
+    /// given up ends the calls on it, and so what is waited for.
+    pub(crate) async fn watched<T>(&self, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let mut look = looks();
+        loop {
+            // Both are cancel safe: the work stays where it is.
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                _ = look.tick(), if self.raw.silent_for().is_some() => self.look_alive(),
+            }
+        }
+    }
+
     /// Ends the connection in order, and what carries it.
     pub(crate) async fn end(&self) {
         // A server that does not answer a close must not hold its client.
@@ -199,6 +214,13 @@ impl Link {
             }
         }
     }
+}
+
+/// When to look whether the other end of a link lives.
+pub(crate) fn looks() -> time::Interval {
+    let mut look = time::interval(PING_EVERY);
+    look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    look
 }
 
 /// Opens a link and does the handshake, but for the last word.

@@ -39,7 +39,7 @@ use crate::{
     error::{Error, chain},
     hearing::Ear,
     http::Streams,
-    link::{self, Link, PING_EVERY, Plain, Refused, Sending, WithBytes},
+    link::{self, Link, Plain, Refused, Sending, WithBytes},
     links::{Links, Standing, Status},
     process::{log::Discipline, recovery},
     requests::{self, Again, Method},
@@ -403,8 +403,7 @@ impl Session {
     async fn attend(&self, link: &Link) -> Arc<Closed> {
         let closed = link.raw.closed();
         tokio::pin!(closed);
-        let mut look = time::interval(PING_EVERY);
-        look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut look = link::looks();
         loop {
             // All are cancel safe: a wake-up that is not taken stays. What is rare comes first, so that much output does not starve it.
             tokio::select! {
@@ -504,7 +503,7 @@ impl Session {
     /// The last word of the handshake, and what was missed. An error means that the link is gone again.
     async fn take_up(&self, link: &Link) -> Result<(), Error> {
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
-        recovery::catch_up(self, link).await
+        link.watched(recovery::catch_up(self, link)).await
     }
 
     /// How long a cut may last: what the caller says, else what the session lives without us.

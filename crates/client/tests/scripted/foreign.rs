@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use exec_server_client::{Attach, Client, Error, Event, Process, State, protocol::failure::Kind as Word};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     Kind, Peer, SESSION, both, collect, connect, connect_with, named, next,
@@ -91,6 +92,29 @@ async fn a_subscription_is_renewed_after_a_cut_where_it_stood() {
         push(&mut peer, 4, "y").await;
         assert_eq!(next(&mut events).await, "tty 4 y");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_dies_while_a_subscription_is_renewed_is_given_up_and_a_slow_one_is_not() {
+    let (way, mut door) = crate::probed();
+    let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
+    let client = client.unwrap();
+    let (process, _) = attach(&client, &mut peer, other(true, 0)).await;
+    peer.cut();
+    // Answers `initialize`, and is not heard of again.
+    let (mut dead, _) = door.welcome(CURRENT).await;
+    dead.request("process/subscribe").await;
+    dead.go_dead();
+    let began = Instant::now();
+    let (mut peer, _) = door.welcome(CURRENT).await;
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    // Takes its time, on a machine that lives.
+    let request = peer.request("process/subscribe").await;
+    assert!(tokio::time::timeout(Duration::from_secs(600), door.accept()).await.is_err());
+    peer.answer(&request, json!({"firstSeq": 1, "nextSeq": 8})).await;
+    is_connected(&client).await;
+    push(&mut peer, 1, "x").await;
+    assert_eq!(next(&mut process.events()).await, "tty 1 x");
 }
 
 #[tokio::test(start_paused = true)]

@@ -66,6 +66,8 @@ struct Shared {
     capacity: usize,
     near: Framing,
     far: Framing,
+    /// Links know how long the other end has been silent, as over TCP.
+    has_probe: bool,
 }
 
 /// The way to the scripted server.
@@ -94,8 +96,10 @@ impl Connect for Scripted {
                 }
                 Mode::Hang => pending().await,
             }
-            let (near, far) = memory(self.shared.capacity);
-            if self.peers.send(Peer::new(far, self.shared.far)).await.is_err() {
+            let (mut near, far) = memory(self.shared.capacity);
+            let peer = Peer::new(far, self.shared.far);
+            near.probe = self.shared.has_probe.then(|| peer.probe());
+            if self.peers.send(peer).await.is_err() {
                 return Err(Error::Connect { address: self.address(), reason: "the test is over".to_owned() });
             }
             Ok(Connection { stream: near, framing: self.shared.near, carrier: None })
@@ -157,9 +161,20 @@ pub(crate) fn websocket() -> (Scripted, Door) {
     with_framing(1 << 20, framing(Role::Client), framing(Role::Server))
 }
 
+/// A server behind links that can go dead without a word.
+pub(crate) fn probed() -> (Scripted, Door) {
+    let framing = Framing::Lines { max: LINE_MAX };
+    let (mode, attempts) = (Mutex::new(Mode::Accept), AtomicUsize::new(0));
+    behind(Shared { mode, attempts, capacity: 1 << 20, near: framing, far: framing, has_probe: true })
+}
+
 fn with_framing(capacity: usize, near: Framing, far: Framing) -> (Scripted, Door) {
-    let shared =
-        Arc::new(Shared { mode: Mutex::new(Mode::Accept), attempts: AtomicUsize::new(0), capacity, near, far });
+    let (mode, attempts) = (Mutex::new(Mode::Accept), AtomicUsize::new(0));
+    behind(Shared { mode, attempts, capacity, near, far, has_probe: false })
+}
+
+fn behind(shared: Shared) -> (Scripted, Door) {
+    let shared = Arc::new(shared);
     let (peers_tx, peers_rx) = mpsc::channel(64);
     (Scripted { shared: Arc::clone(&shared), peers: peers_tx }, Door { shared, peers: peers_rx })
 }

@@ -1,14 +1,18 @@
 //! One connection as the scripted server has it: reads what the client says, answers, or misbehaves.
 //! It must not know processes beyond their names.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use exec_server_client::protocol::{base64, capabilities::ServerCapabilities, message};
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Stream};
+use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Stream, TcpProbe};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{SESSION, within};
@@ -59,6 +63,8 @@ pub(crate) struct Peer {
     kind: Kind,
     /// Acknowledgements that were passed over on the way to something else.
     acks: VecDeque<(String, u64)>,
+    /// Since when the client's machine hears nothing of ours.
+    dead_since: Arc<Mutex<Option<Instant>>>,
 }
 
 impl std::fmt::Debug for Peer {
@@ -71,7 +77,22 @@ impl Peer {
     pub(super) fn new(stream: Stream, framing: Framing) -> Self {
         let receiver = Receiver::new(framing, stream.reader, stream.leftover);
         let outbox = Outbox::new(framing);
-        Self { receiver, outbox, writer: stream.writer, kind: super::peer::CURRENT, acks: VecDeque::new() }
+        let (kind, acks, dead_since) = (super::peer::CURRENT, VecDeque::new(), Arc::default());
+        Self { receiver, outbox, writer: stream.writer, kind, acks, dead_since }
+    }
+
+    /// What the client's machine knows of ours.
+    pub(super) fn probe(&self) -> TcpProbe {
+        let dead_since = Arc::clone(&self.dead_since);
+        TcpProbe::from_fn(move || {
+            let silent = dead_since.lock().unwrap().map_or(Duration::ZERO, |since| since.elapsed());
+            u32::try_from(silent.as_millis()).ok()
+        })
+    }
+
+    /// From now on the link is dead, and nobody is told; only on one with a probe.
+    pub(crate) fn go_dead(&self) {
+        *self.dead_since.lock().unwrap() = Some(Instant::now());
     }
 
     /// The next message, acknowledgements too; `None` when the client has closed.
