@@ -76,6 +76,12 @@ pub enum Error {
         /// Why the connection broke.
         reason: Option<String>,
     },
+    /// A write to a process did not go in and one behind it did, so its input has a hole: nothing more is written to it.
+    #[error("an earlier write to the process was refused and its bytes are missing: {reason}")]
+    InputBroken {
+        /// What the server said to the write that is missing.
+        reason: String,
+    },
     /// The server's answer does not have the shape that the method promises.
     #[error("{method}: the answer cannot be read: {reason}")]
     Decode {
@@ -119,6 +125,8 @@ pub enum ErrorKind {
     SessionLost,
     /// See [`Error::UnknownOutcome`].
     UnknownOutcome,
+    /// See [`Error::InputBroken`].
+    InputBroken,
     /// See [`Error::Decode`].
     Decode,
     /// See [`Error::Protocol`].
@@ -140,6 +148,7 @@ impl Error {
             Self::Disconnected { .. } => ErrorKind::Disconnected,
             Self::SessionLost { .. } => ErrorKind::SessionLost,
             Self::UnknownOutcome { .. } => ErrorKind::UnknownOutcome,
+            Self::InputBroken { .. } => ErrorKind::InputBroken,
             Self::Decode { .. } => ErrorKind::Decode,
             Self::Protocol(_) => ErrorKind::Protocol,
             Self::Server { .. } => ErrorKind::Server,
@@ -164,7 +173,7 @@ impl From<Error> for io::Error {
             Error::Disconnected { .. } | Error::SessionLost { .. } | Error::UnknownOutcome { .. } => {
                 io::ErrorKind::BrokenPipe
             }
-            Error::Decode { .. } | Error::Protocol(_) => io::ErrorKind::InvalidData,
+            Error::InputBroken { .. } | Error::Decode { .. } | Error::Protocol(_) => io::ErrorKind::InvalidData,
             Error::Spawn { .. } | Error::Connect { .. } | Error::Server { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)

@@ -2,7 +2,14 @@
 //!
 //! Knows which failures are worth another attempt. It must not know what becomes of the session between two links.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use exec_server_protocol::{
@@ -11,7 +18,7 @@ use exec_server_protocol::{
     failure::{self, Kind},
     frame::{self, WriteFrame},
     initialize::{InitializeParams, InitializeResult},
-    message,
+    limits, message,
 };
 use exec_server_rpc::{
     Closed, Framing,
@@ -40,6 +47,10 @@ const ATTACHED: &str = "is already attached to another connection";
 const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
+/// Bytes of stdin on their way to all processes of a link, beyond which none sends a second write ahead: half of what a server
+/// holds for a connection before it refuses more, 32 MiB. Its refusals could put writes out of order that were sent ahead.
+const WRITING_BYTES: usize = limits::PARKED_BYTES / 2;
+
 /// One connection that has done its handshake.
 pub(crate) struct Link {
     pub(crate) raw: RawClient,
@@ -50,6 +61,8 @@ pub(crate) struct Link {
     takes_blocks: bool,
     /// The numbers of processes in binary frames, as the server gave them.
     channels: Arc<Channels>,
+    /// Bytes of stdin that were sent and not answered.
+    writing: AtomicUsize,
     /// Ends with the link.
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
@@ -120,6 +133,21 @@ impl Link {
             debug_assert!(is_short, "our own write ids are short");
         };
         Some(self.raw.send_frame(head, bytes.clone()).await)
+    }
+
+    /// Whether a process that has a write on its way may send another.
+    pub(crate) fn has_room_for_write(&self, bytes: usize) -> bool {
+        self.writing.load(Ordering::Relaxed) + bytes <= WRITING_BYTES
+    }
+
+    /// Counts a write that was sent.
+    pub(crate) fn begin_write(&self, bytes: usize) {
+        self.writing.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The counterpart of [`begin_write`](Self::begin_write): it was answered.
+    pub(crate) fn end_write(&self, bytes: usize) {
+        self.writing.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Sends a request, in the order of the calls to this function.
@@ -247,7 +275,8 @@ pub(crate) async fn dial(
     let channels = ear.channels();
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
     let carrier = Mutex::new(connection.carrier);
-    let mut link = Link { raw, epoch, is_binary: false, takes_blocks: false, channels, carrier };
+    let mut link =
+        Link { raw, epoch, is_binary: false, takes_blocks: false, channels, writing: AtomicUsize::new(0), carrier };
     let params = InitializeParams {
         client_name: options.name.clone(),
         resume_session_id: resume.clone(),

@@ -179,6 +179,8 @@ impl Process {
     /// Writes to standard input; returns when the process's pipe or terminal has every byte.
     ///
     /// Exactly once and in order, through reconnects and restarts of the server. Dropping the future takes nothing back.
+    /// What the server has no room for is sent again until it has. Where a write did not go in and one that was made behind
+    /// it did, this one fails with the server's reason and every later one with [`Error::InputBroken`].
     /// On a reference server of generation S, which knows no write ids, a write that a cut interrupted ends with
     /// [`Error::UnknownOutcome`].
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<wire::WriteStatus, Error> {

@@ -1,5 +1,7 @@
-//! Standard input through cuts: exactly once and in order where the server keeps ids, an honest error where it does not.
+//! Standard input through cuts and refusals: exactly once and in order where the server keeps ids, an honest error where it does not.
 //! Also starts, which are made once whatever becomes of the link, and ends of handles.
+
+use std::time::Duration;
 
 use exec_server_client::{
     Client, Error, ErrorKind,
@@ -13,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
-    peer::{CURRENT, read_result},
+    peer::{CURRENT, Request, read_result},
     settle, start, within,
 };
 
@@ -22,7 +24,7 @@ fn accepted() -> Value {
 }
 
 /// Id and text of the next write, and its request.
-async fn write(peer: &mut Peer) -> (String, String, crate::peer::Request) {
+async fn write(peer: &mut Peer) -> (String, String, Request) {
     let request = peer.request("process/write").await;
     let text = base64::decode(request.params["chunk"].as_str().unwrap()).unwrap();
     let id = request.params["writeId"].as_str().unwrap().to_owned();
@@ -127,7 +129,6 @@ async fn statuses_and_errors_settle_their_own_write() {
         peer.answer(&requests[0], accepted()).await;
     })
     .await;
-    let kinds: Vec<_> = results.iter().map(|result| result.as_ref().map_err(Error::kind).copied()).collect();
     let expected = [
         Ok(WriteStatus::Accepted),
         Ok(WriteStatus::StdinClosed),
@@ -135,7 +136,177 @@ async fn statuses_and_errors_settle_their_own_write() {
         Err(ErrorKind::Decode),
         Err(ErrorKind::Server),
     ];
-    assert_eq!(kinds, expected);
+    assert_eq!(kinds(&results), expected);
+}
+
+async fn refuse(peer: &mut Peer, request: &Request) {
+    peer.refuse(request, -32600, Some("overloaded"), "too many bytes of requests").await;
+}
+
+/// The next writes, which must say this.
+async fn writes(peer: &mut Peer, texts: &[&str]) -> Vec<(String, Request)> {
+    let mut requests = Vec::new();
+    for text in texts {
+        let (id, found, request) = write(peer).await;
+        assert_eq!(found, *text);
+        requests.push((id, request));
+    }
+    requests
+}
+
+/// What became of writes, in short.
+fn kinds(results: &[Result<WriteStatus, Error>]) -> Vec<Result<WriteStatus, ErrorKind>> {
+    results.iter().map(|result| result.as_ref().copied().map_err(Error::kind)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_a_server_has_no_room_for_are_sent_again_in_order() {
+    for kind in [CURRENT, Kind::S] {
+        let (client, mut peer, _door) = connect(kind).await;
+        let process = start(&client, &mut peer, named("p")).await;
+        let writing = join_all(["0", "1", "2", "3"].map(|text| process.write(text)));
+        let (results, ()) = both(writing, async {
+            let first = writes(&mut peer, &["0", "1", "2", "3"]).await;
+            peer.answer(&first[0].1, accepted()).await;
+            refuse(&mut peer, &first[1].1).await;
+            refuse(&mut peer, &first[3].1).await;
+            // As long as one of them is not answered it may go in, and nothing is sent.
+            assert!(tokio::time::timeout(Duration::from_secs(600), peer.recv()).await.is_err());
+            refuse(&mut peer, &first[2].1).await;
+            for _ in 0..20 {
+                let again = writes(&mut peer, &["1", "2", "3"]).await;
+                for ((id, request), (earlier, _)) in again.iter().zip(&first[1..]) {
+                    assert_eq!(id, earlier);
+                    refuse(&mut peer, request).await;
+                }
+            }
+            for (_, request) in writes(&mut peer, &["1", "2", "3"]).await {
+                peer.answer(&request, accepted()).await;
+            }
+        })
+        .await;
+        assert_eq!(kinds(&results), [Ok(WriteStatus::Accepted); 4], "{kind:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_went_in_before_a_refused_one_is_the_last() {
+    // For now, or for good; as the first of those that are on their way, or behind another.
+    for word in ["overloaded", "writeIdReused"] {
+        let (client, mut peer, _door) = connect(CURRENT).await;
+        let process = start(&client, &mut peer, named("p")).await;
+        let writing = join_all((0..20).map(|n| process.write(n.to_string())));
+        let (results, ()) = both(writing, async {
+            let mut requests = Vec::new();
+            for _ in 0..16 {
+                requests.push(write(&mut peer).await.2);
+            }
+            peer.refuse(&requests[0], -32600, Some(word), "no").await;
+            peer.refuse(&requests[1], -32600, Some(word), "no").await;
+            peer.answer(&requests[2], accepted()).await;
+        })
+        .await;
+        let (first, rest) = results.split_at(if word == "overloaded" { 1 } else { 2 });
+        assert!(first.iter().all(|result| matches!(result, Err(Error::Server { message, .. }) if message == "no")));
+        for result in rest {
+            let error = result.as_ref().unwrap_err();
+            let text = "an earlier write to the process was refused and its bytes are missing: no";
+            assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InputBroken, text));
+        }
+        // Nobody goes on writing to it, and it is not closed as if it were whole. Some had been sent before that was known.
+        assert_eq!(within(process.write("more")).await.unwrap_err().kind(), ErrorKind::InputBroken);
+        assert_eq!(within(process.close_stdin()).await.unwrap_err().kind(), ErrorKind::InputBroken);
+        while let Some(message) = tokio::time::timeout(Duration::from_millis(1), peer.recv()).await.ok().flatten() {
+            assert_eq!(message["method"], "process/write");
+        }
+        // All else of the process goes on.
+        peer.output("p", 1, "one").await;
+        assert_eq!(next(&mut process.events()).await, "out 1 one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_outlives_a_cut_unless_one_behind_it_may_have_gone_in() {
+    for is_alone in [true, false] {
+        let (client, mut peer, mut door) = connect(CURRENT).await;
+        let process = start(&client, &mut peer, named("p")).await;
+        let texts = if is_alone { &["0"][..] } else { &["0", "1"][..] };
+        let writing = join_all(texts.iter().map(|text| process.write(*text)));
+        let (results, mut peer) = both(writing, async {
+            let sent = writes(&mut peer, texts).await;
+            refuse(&mut peer, &sent[0].1).await;
+            peer.cut();
+            let (mut peer, _) = door.welcome(CURRENT).await;
+            if is_alone {
+                let again = writes(&mut peer, texts).await;
+                assert_eq!(again[0].0, sent[0].0);
+                peer.answer(&again[0].1, accepted()).await;
+            }
+            peer
+        })
+        .await;
+        assert!(peer.is_silent().await);
+        let expected = if is_alone {
+            vec![Ok(WriteStatus::Accepted)]
+        } else {
+            vec![Err(ErrorKind::Server), Err(ErrorKind::InputBroken)]
+        };
+        assert_eq!(kinds(&results), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_much_is_on_its_way_nothing_is_sent_ahead() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let (full, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    // Half of what a server holds for a connection.
+    let (large, writing) = (vec![b'x'; 32 << 20], async { tokio::join!(other.write("0"), other.write("1")) });
+    assert!(is_pending(full.write(large)).await);
+    let large = peer.request("process/write").await;
+    tokio::pin!(writing);
+    assert!(is_pending(&mut writing).await);
+    let first = writes(&mut peer, &["0"]).await;
+    assert!(peer.is_silent().await);
+    refuse(&mut peer, &first[0].1).await;
+    let ((zero, one), ()) = both(writing, async {
+        // By itself it can be refused without harm.
+        for text in ["0", "1"] {
+            let sent = writes(&mut peer, &[text]).await;
+            assert!(peer.is_silent().await);
+            peer.answer(&sent[0].1, accepted()).await;
+        }
+    })
+    .await;
+    assert_eq!((zero.unwrap(), one.unwrap()), (WriteStatus::Accepted, WriteStatus::Accepted));
+    peer.answer(&large, accepted()).await;
+    settle().await;
+    // There is room again.
+    assert!(is_pending(async { tokio::join!(other.write("2"), other.write("3")) }).await);
+    writes(&mut peer, &["2", "3"]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_waits_where_too_many_calls_do() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    let reads = join_all((0..1024).map(|_| process.read(0, None, Duration::from_secs(60))));
+    tokio::pin!(reads);
+    assert!(is_pending(&mut reads).await);
+    let writing = join_all(["0", "1"].map(|text| process.write(text)));
+    let (results, ()) = both(writing, async {
+        for _ in 0..2 {
+            let read = peer.request("process/read").await;
+            peer.answer(&read, read_result(&[], 1, None, false)).await;
+        }
+        for _ in 2..1024 {
+            peer.request("process/read").await;
+        }
+        for (_, request) in writes(&mut peer, &["0", "1"]).await {
+            peer.answer(&request, accepted()).await;
+        }
+    })
+    .await;
+    assert_eq!(kinds(&results), [Ok(WriteStatus::Accepted); 2]);
 }
 
 #[tokio::test(start_paused = true)]
