@@ -49,7 +49,7 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Bytes of stdin on their way to all processes of a link, beyond which none sends a second write ahead: half of what a server
 /// holds for a connection before it refuses more, 32 MiB. Its refusals could put writes out of order that were sent ahead.
-const WRITING_BYTES: usize = limits::PARKED_BYTES / 2;
+const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
 /// One connection that has done its handshake.
 pub(crate) struct Link {

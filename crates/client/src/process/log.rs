@@ -15,6 +15,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use exec_server_protocol::process as wire;
 use tokio::sync::{Notify, watch};
 
 use self::kept::Kept;
@@ -157,6 +158,7 @@ impl Log {
     /// Hears an event: publishes it, and what waited for it; keeps it when it is early; ignores it when it is known.
     pub(crate) fn hear(&self, event: Event) -> Result<Heard, Breach> {
         let mut state = self.lock();
+        let event = state.late_end(event);
         let Some((from, to)) = event.span() else { return Ok(Heard::Fine) };
         if from > to || to == u64::MAX {
             return Err(Breach("a number is impossible"));
@@ -359,6 +361,21 @@ impl Log {
 }
 
 impl State {
+    /// Numbers an end that was made up for a lost process behind all that was heard. A server whose holder died has only the disk to go
+    /// by, and may number it below what was in memory and told; it would seem to be known, and nobody would ever hear the end.
+    fn late_end(&self, event: Event) -> Event {
+        let is_late = |seq: u64| seq < self.next && self.closed.is_none();
+        match event {
+            Event::Exited { seq, exit }
+                if is_late(seq) && self.exit.is_none() && exit.cause == Some(wire::Cause::Lost) =>
+            {
+                Event::Exited { seq: self.next, exit }
+            }
+            Event::Closed { seq, totals } if is_late(seq) => Event::Closed { seq: self.next, totals },
+            other => other,
+        }
+    }
+
     fn publish(&mut self, event: Event) {
         let Some((_, to)) = event.span() else { return };
         match &event {

@@ -74,6 +74,24 @@ fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
 }
 
 #[test]
+fn the_end_of_a_lost_process_comes_behind_what_its_server_has_forgotten() {
+    let log = Log::new(Discipline::Acked { window: 4 << 20 }, 0);
+    for seq in 1..=9 {
+        log.hear(output(seq, 10)).expect("in order");
+    }
+    // Sent again, and known.
+    log.hear(output(5, 10)).expect("known");
+    log.hear(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that something else had");
+    assert_eq!((log.exit(), log.next()), (None, 10));
+    // All that the server knows after its holder died.
+    let exit = Exit { cause: Some(wire::Cause::Lost), ..Exit::of_code(-1) };
+    log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("the exit");
+    log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("sent again");
+    log.hear(Event::Closed { seq: 7, totals: Totals::default() }).expect("the close");
+    assert_eq!((log.exit_at(), log.closed(), log.next()), (Some((10, exit)), Some(Totals::default()), 12));
+}
+
+#[test]
 fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
     let (window, count) = (4 << 20, 5 << 18);
     let log = Log::new(Discipline::Acked { window }, 0);
