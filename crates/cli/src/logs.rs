@@ -1,20 +1,21 @@
 //! `exec-server logs`: what a process has written, from the beginning or a number on; with `-f` until it is complete.
 //!
 //! Without `-f` the log is read in pieces up to what it was when we came, and nothing is held. With it we are a reader that
-//! holds the process back when our own reader does not read. Must not know how a server is reached.
+//! holds the process back when our own reader does not read. Failure paths: what was read is printed first, and only a log that
+//! was printed to its end is a success. Must not know how a server is reached.
 
 use std::{io, process::ExitCode, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use exec_server_client::{
-    Attach, Client, Event, Events, Exit, Process, Totals,
+    Attach, Chunk, Client, Event, Events, Exit, Process, Totals,
     protocol::{
         base64,
-        process::{ProcessInfo, Stream},
+        process::{Gap, ProcessInfo, Stream},
     },
 };
 use serde_json::json;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr};
 
 use crate::{
     args, codes,
@@ -49,7 +50,7 @@ async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
     let (after, hold) = if args.follow { (args.since, true) } else { (info.next_seq.saturating_sub(1), false) };
     let process = attach(client, info, after, hold).await?;
     match (args.follow, args.json) {
-        (false, as_json) => read(&process, info, args.since, as_json).await,
+        (false, _) => read(&process, info, args).await,
         (true, true) => follow_as_json(process.events_after(after)).await,
         (true, false) => {
             let stdio = exec_server_rpc::stdio();
@@ -60,37 +61,90 @@ async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
     }
 }
 
-/// Everything that was there when we came.
-async fn read(process: &Process, info: &ProcessInfo, since: u64, as_json: bool) -> anyhow::Result<()> {
-    let mut stdout = exec_server_rpc::stdio().writer;
-    let mut stderr = tokio::io::stderr();
+/// Everything that was there when we came. What was read is the reader's, also where the rest cannot be had.
+async fn read(process: &Process, info: &ProcessInfo, args: &args::Logs) -> anyhow::Result<()> {
+    let mut to = Printed { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
+    let read = read_to(&mut to, process, info, args.since).await;
+    let flushed = to.flush().await;
+    read?;
+    Ok(flushed?)
+}
+
+/// Reads it piece by piece. Without an error all was printed that there is.
+async fn read_to<W: AsyncWrite + Unpin>(
+    to: &mut Printed<W>,
+    process: &Process,
+    info: &ProcessInfo,
+    since: u64,
+) -> anyhow::Result<()> {
+    let name = ids::clean(info.process_id.as_str());
     let (mut after, last) = (since, info.next_seq.saturating_sub(1));
+    let mut failure = None;
     while after < last {
-        let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await.context("read the log")?;
+        let part = || {
+            format!(
+                "the log of `{name}` was printed up to number {after} of {last}; \
+                 `exec-server logs --since {after} {name}` prints the rest"
+            )
+        };
+        let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await.with_context(part)?;
         if let Some(gap) = read.gap {
-            if as_json {
-                let line = json!({"event": "gap", "fromSeq": gap.from_seq, "toSeq": gap.to_seq, "bytes": gap.bytes});
-                stdout.write_all(format!("{line}\n").as_bytes()).await?;
-            } else {
-                say_gap(gap.from_seq, gap.to_seq, Some(gap.bytes));
-            }
+            to.gap(gap).await?;
         }
         for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
-            match (as_json, chunk.stream) {
-                (true, stream) => stdout.write_all(output(chunk.seq, stream, &chunk.bytes).as_bytes()).await?,
-                (false, Stream::Stdout | Stream::Pty) => stdout.write_all(&chunk.bytes).await?,
-                (false, Stream::Stderr) => stderr.write_all(&chunk.bytes).await?,
-            }
+            to.chunk(chunk).await?;
+        }
+        if let Some(failure) = read.failure.as_ref().filter(|_| read.closed && read.exit_code.is_none()) {
+            // A server knows a code of whatever has closed: this is our own side's answer for a session that is lost, and its
+            // numbers tell nothing of the log.
+            return Err(anyhow!("{failure}")).with_context(part);
         }
         let next = read.next_seq.saturating_sub(1);
-        // A server that gives nothing new would keep us for ever.
         if next <= after {
-            break;
+            // Asked again, it would say the same for ever.
+            return Err(anyhow!("the server tells nothing that follows")).with_context(part);
         }
         after = next;
+        // A process that was lost has a log all the same, and each answer says both.
+        failure = read.failure.or(failure);
     }
-    stdout.flush().await?;
-    Ok(stderr.flush().await?)
+    match failure {
+        Some(failure) => {
+            Err(anyhow!("{failure}").context(format!("the log of `{name}` was printed as far as it goes")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Where a log goes that is read in pieces.
+struct Printed<W> {
+    stdout: W,
+    stderr: Stderr,
+    as_json: bool,
+}
+
+impl<W: AsyncWrite + Unpin> Printed<W> {
+    async fn gap(&mut self, gap: Gap) -> io::Result<()> {
+        if !self.as_json {
+            say_gap(gap.from_seq, gap.to_seq, Some(gap.bytes));
+            return Ok(());
+        }
+        let line = json!({"event": "gap", "fromSeq": gap.from_seq, "toSeq": gap.to_seq, "bytes": gap.bytes});
+        self.stdout.write_all(format!("{line}\n").as_bytes()).await
+    }
+
+    async fn chunk(&mut self, chunk: &Chunk) -> io::Result<()> {
+        match (self.as_json, chunk.stream) {
+            (true, stream) => self.stdout.write_all(output(chunk.seq, stream, &chunk.bytes).as_bytes()).await,
+            (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(&chunk.bytes).await,
+            (false, Stream::Stderr) => self.stderr.write_all(&chunk.bytes).await,
+        }
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        self.stdout.flush().await?;
+        self.stderr.flush().await
+    }
 }
 
 async fn follow_as_json(mut events: Events) -> anyhow::Result<()> {

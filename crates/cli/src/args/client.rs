@@ -46,7 +46,11 @@ What the program wrote to standard output and standard error comes out on ours. 
 longer kept, standard error says so. With --json each line is an event: output with its number, \
 stream and base64 bytes, gap, exited, closed.
 
-Exit codes: 0; 1 no such process; 141 nobody reads any more; 255 trouble with the connection
+Exit codes:
+  0    all that is kept was printed
+  1    no such process
+  141  nobody reads any more
+  255  trouble with the connection, also midway; without -f, also a process that was lost with what held it
 
 Examples:
   exec-server logs nightly

@@ -28,6 +28,7 @@ mod security_md;
 mod terminal;
 mod trees;
 mod trouble_md;
+mod troubled;
 mod words;
 
 use std::{

@@ -8,6 +8,7 @@ mod data;
 mod elsewhere;
 mod http;
 mod leak;
+mod middleman;
 mod proxy;
 mod server;
 pub(crate) mod target;
@@ -23,6 +24,8 @@ pub(crate) use elsewhere::Elsewhere;
 pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use leak::{descendants, marked, wait_gone};
+#[allow(unused_imports, reason = "each test file uses its own part of the harness")]
+pub(crate) use middleman::{Deed, Middleman, Side};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use proxy::Proxy;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]

@@ -1,0 +1,116 @@
+//! The commands in the middle of trouble: a session that is lost, an answer that never comes, a holder that dies, an exit that
+//! nobody saw. What was not done is never told as done. It must not test what goes well; that is in the files of the commands.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    Home,
+    common::{Client, Deed, Middleman, Side, TestServer, start_params, wait_for},
+    signal, text,
+};
+
+/// An answer that says no.
+fn refusal(kind: &str) -> Deed {
+    Deed::Answer(json!({"error": {"code": -32600, "message": format!("refused: {kind}"), "data": {"kind": kind}}}))
+}
+
+/// Whether the client asks for this.
+fn asks(side: Side, message: &Value, method: &str) -> bool {
+    side == Side::Client && message["method"] == method
+}
+
+/// A client with our capabilities, in a session that waits for it without a limit, and the session's id.
+fn owner(server: &TestServer) -> (Client, String) {
+    let mut client = server.connect();
+    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
+    let params = json!({"clientName": "test", "capabilities": capabilities, "ttlMs": "none"});
+    let session = client.initialize_with(params)["sessionId"].as_str().expect("a session").to_owned();
+    (client, session)
+}
+
+fn listed(server: &TestServer, id: &str) -> Value {
+    let list = server.client().ok("process/list", json!({"scope": "all"}));
+    let all = list["processes"].as_array().expect("a list");
+    all.iter().find(|process| process["processId"] == id).cloned().unwrap_or_default()
+}
+
+/// More than one piece of a log.
+const LARGE: usize = 3_000_000;
+
+/// A server on which `big` has written as much and ended.
+fn server_with_a_log() -> TestServer {
+    let server = TestServer::start();
+    let (mut client, _) = owner(&server);
+    let program = format!("head -c {LARGE} /dev/zero | tr '\\0' x");
+    client.ok("process/start", start_params("big", &["sh", "-c", &program]));
+    wait_for("all of it", || listed(&server, "big")["closed"] == true);
+    client.leave();
+    server
+}
+
+#[test]
+fn a_log_whose_session_is_lost_midway_is_no_success() {
+    let server = server_with_a_log();
+    let mut reads = 0;
+    let middleman = Middleman::start(server.url(), move |side, message| {
+        reads += u32::from(asks(side, message, "process/read"));
+        match () {
+            () if asks(side, message, "process/read") && reads > 1 => Deed::Cut,
+            () if message["params"]["resumeSessionId"].is_string() => refusal("unknownSession"),
+            () => Deed::Pass,
+        }
+    });
+    let home = Home::new();
+    let output = home.run(&["logs", "--connect", &middleman.url(), "big"]);
+    let (said, printed) = (text(&output.stderr), output.stdout.len());
+    assert_eq!(output.status.code(), Some(255), "{printed} bytes: {said}");
+    assert!(printed > 0 && printed < LARGE, "what was read is printed: {printed}");
+    assert!(said.contains("the log of `big` was printed up to number") && said.contains("is lost"), "{said}");
+    // What it advises is true.
+    let since = said.split("--since ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    let output = home.run(&["logs", "--connect", server.url(), "--since", since, "big"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), LARGE - printed));
+}
+
+#[test]
+fn a_log_of_which_a_server_tells_nothing_is_no_success() {
+    let server = server_with_a_log();
+    let mut reads = 0;
+    let middleman = Middleman::start(server.url(), move |side, message| {
+        if !asks(side, message, "process/read") {
+            return Deed::Pass;
+        }
+        reads += 1;
+        let next = message["params"]["afterSeq"].as_u64().expect("a number") + 1;
+        match reads {
+            1 => Deed::Pass,
+            _ => Deed::Answer(
+                json!({"result": {"chunks": [], "nextSeq": next, "exited": false, "exitCode": null, "closed": false, "failure": null}}),
+            ),
+        }
+    });
+    let output = Home::new().run(&["logs", "--json", "--connect", &middleman.url(), "big"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(255), "{said}");
+    assert!(!output.stdout.is_empty() && said.contains("tells nothing that follows"), "{said}");
+}
+
+#[test]
+fn the_log_of_a_process_whose_holder_died_is_printed_whole_and_is_no_success() {
+    let server = TestServer::builder().keep_holders().start();
+    let (mut client, _) = owner(&server);
+    let program = format!("head -c {LARGE} /dev/zero | tr '\\0' x; exec sleep 1000");
+    client.ok("process/start", start_params("big", &["sh", "-c", &program]));
+    wait_for("all of it", || listed(&server, "big")["outputBytes"] == LARGE);
+    client.leave();
+    let is_holder =
+        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "exec-holder");
+    let holder = server.processes().into_iter().find(is_holder).expect("a holder");
+    signal(holder, Signal::KILL);
+    wait_for("the news", || listed(&server, "big")["exit"]["cause"] == "lost");
+    let output = Home::new().run(&["logs", "--connect", server.url(), "big"]);
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(255), LARGE), "{said}");
+    assert!(said.contains("the holder of this process is gone"), "{said}");
+}
