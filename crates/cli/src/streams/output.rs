@@ -147,10 +147,12 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         if let Some(error) = self.failed {
             return Err(error).context("write standard output");
         }
-        if self.exit.is_none() && !self.stdout_closed {
+        // Who begins to read behind the exit sees no event of it; the log has learned it all the same.
+        let exit = self.exit.or_else(|| self.process.exit());
+        if exit.is_none() && !self.stdout_closed {
             return Err(anyhow!("the process closed without an exit code"));
         }
-        Ok(Ended { exit: self.exit, stdout_closed: self.stdout_closed })
+        Ok(Ended { exit, stdout_closed: self.stdout_closed })
     }
 }
 

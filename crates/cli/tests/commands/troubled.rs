@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     Home,
     common::{Client, Deed, Middleman, Side, TestServer, start_params, wait_for},
-    signal, text,
+    finish_child, read_until, signal, spawn, text,
 };
 
 /// An answer that says no.
@@ -113,4 +113,25 @@ fn the_log_of_a_process_whose_holder_died_is_printed_whole_and_is_no_success() {
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(255), LARGE), "{said}");
     assert!(said.contains("the holder of this process is gone"), "{said}");
+}
+
+#[test]
+fn an_exit_before_the_first_event_that_is_read_is_known_all_the_same() {
+    let home = Home::new();
+    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "echo one; exit 4"]);
+    assert_eq!(home.run(&["wait", "job"]).status.code(), Some(4));
+    // Output, exit and close are numbers 1 to 3.
+    for since in ["1", "2", "3", "4"] {
+        assert_eq!(home.ok(&["logs", "-f", "--since", since, "job"]), "", "{since}");
+    }
+    // What it left behind writes so much that an attach begins behind the exit.
+    let gate = home.path().join("gate");
+    let left = format!("until test -e {}; do /bin/echo more; done", gate.display());
+    home.ok(&["run", "-d", "--name", "left", "--", "sh", "-c", &format!("({left}) & exit 4")]);
+    wait_for("a long log", || home.listed("left").expect("listed")["nextSeq"].as_u64() > Some(1100));
+    let mut attach = spawn(&mut home.command(&["attach", "left"]));
+    read_until(attach.stdout.as_mut().expect("stdout is a pipe"), "more\n");
+    std::fs::write(&gate, "").expect("open the gate");
+    let output = finish_child(attach);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
 }
