@@ -31,7 +31,7 @@ const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 /// How long the end of our own session may take; after that its time-to-live ends it.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// The time-to-live of a session that has no process: what a visit may need to mend its link.
+/// The time-to-live of a session that has no process: what a visit, or whoever else comes back to it, may need to mend its link.
 pub(crate) const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
 
 /// A server, and everything that is needed to get in.
@@ -176,9 +176,17 @@ impl Visit {
         &self.server
     }
 
-    /// Every process there, the oldest first.
+    /// Every process there when we came, the oldest first.
     pub(crate) fn all(&self) -> &[ProcessInfo] {
         &self.all
+    }
+
+    /// Every process there by now.
+    pub(crate) async fn list(&self) -> Result<Vec<ProcessInfo>, Error> {
+        match &self.client {
+            Some(client) => client.list(Scope::All).await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The process that is meant, and the client to speak of it with.

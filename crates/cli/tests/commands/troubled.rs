@@ -1,6 +1,14 @@
 //! The commands in the middle of trouble: a session that is lost, an answer that never comes, a holder that dies, an exit that
 //! nobody saw. What was not done is never told as done. It must not test what goes well; that is in the files of the commands.
 
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -134,4 +142,98 @@ fn an_exit_before_the_first_event_that_is_read_is_known_all_the_same() {
     std::fs::write(&gate, "").expect("open the gate");
     let output = finish_child(attach);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+}
+
+/// A server on which `old` has ended, the client who started it, and the session's id.
+fn server_with_an_ended_process() -> (TestServer, Client, String) {
+    let server = TestServer::start();
+    let (mut client, session) = owner(&server);
+    client.ok("process/start", start_params("old", &["true"]));
+    wait_for("its end", || listed(&server, "old")["closed"] == true);
+    (server, client, session)
+}
+
+/// Comes back to a session, as a client that mends its link.
+fn come_back(server: &TestServer, session: &str) -> Client {
+    let mut client = server.connect();
+    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
+    let params = json!({"clientName": "test", "capabilities": capabilities, "resumeSessionId": session, "takeover": true, "ttlMs": "none"});
+    client.initialize_with(params);
+    client
+}
+
+#[test]
+fn forget_asks_once_for_a_session_that_somebody_has() {
+    let (server, mut client, session) = server_with_an_ended_process();
+    let resumes = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&resumes);
+    let middleman = Middleman::start(server.url(), move |_, message| {
+        count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
+        Deed::Pass
+    });
+    let url = middleman.url();
+    let command = thread::spawn(move || {
+        let home = Home::new();
+        home.ok(&["forget", "--connect", &url, "old"])
+    });
+    // The server asks its connection whether it lives, and that is heard where it is read.
+    while !command.is_finished() {
+        client.ok("environment/status", json!({}));
+    }
+    command.join().expect("it ends well");
+    assert_eq!(resumes.load(Ordering::SeqCst), 1);
+    assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
+    client.ok("process/start", start_params("new", &["true"]));
+    drop(client);
+    come_back(&server, &session).leave();
+}
+
+#[test]
+fn forget_leaves_the_session_of_a_client_that_is_just_away() {
+    let (server, client, session) = server_with_an_ended_process();
+    client.leave();
+    let lives = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&lives);
+    let middleman = Middleman::start(server.url(), move |_, message| {
+        if message["params"]["resumeSessionId"].is_string() {
+            seen.lock().expect("no panic under the lock").push(message["params"]["ttlMs"].clone());
+        }
+        Deed::Pass
+    });
+    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
+    // What nobody comes back to does not stay for long.
+    assert_eq!(*lives.lock().expect("no panic under the lock"), [json!(600_000)]);
+    let mut client = come_back(&server, &session);
+    client.ok("process/start", start_params("new", &["true"]));
+}
+
+#[test]
+fn forget_ends_nothing_that_was_started_meanwhile() {
+    let (server, client, session) = server_with_an_ended_process();
+    client.leave();
+    let server = Arc::new(server);
+    let (busy, lives) = (Arc::clone(&server), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&lives);
+    let middleman = Middleman::start(server.url(), move |_, message| {
+        if message["params"]["resumeSessionId"].is_string() {
+            let mut lives = seen.lock().expect("no panic under the lock");
+            if lives.is_empty() {
+                // Its client starts something and leaves, between the list and the visit.
+                let mut client = come_back(&busy, &session);
+                client.ok("process/start", start_params("new", &["sleep", "1000"]));
+                client.leave();
+            }
+            lives.push(message["params"]["ttlMs"].clone());
+        }
+        Deed::Pass
+    });
+    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    assert_eq!(listed(&server, "new")["exited"], false, "it runs");
+    assert_eq!(
+        *lives.lock().expect("no panic under the lock"),
+        [json!(600_000), json!("none")],
+        "and not for less time"
+    );
+    drop(middleman);
 }
