@@ -14,7 +14,8 @@ and the like).
 
 Signals INT, TERM, HUP, QUIT, USR1 and USR2 are passed on. Ctrl-Z stops the program and us; `fg` \
 continues both. A broken link is mended in the background. With -t on a server, Ctrl-] pressed \
-twice leaves the program running there.
+twice leaves the program running there. Standard input that cannot be read or passed on to its end \
+ends the program, so that it does not take a part for the whole.
 
 Exit codes:
   the program's own; 128+n when signal n ended it

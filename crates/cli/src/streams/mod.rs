@@ -2,8 +2,8 @@
 //!
 //! Two things run beside each other: `output` writes what the process says, in order, and holds it back when our reader does not
 //! read; `input` reads what is typed or piped. This file listens to signals and to the link. Failure paths: the link breaks,
-//! one line says so and all goes on when it is mended; it is lost, the events end with why. Must not know how the process
-//! was started or found.
+//! one line says so and all goes on when it is mended; it is lost, the events end with why; our input fails, a process of ours is
+//! ended, because it would take a part of it for the whole. Must not know how the process was started or found.
 
 mod input;
 mod output;
@@ -17,7 +17,7 @@ pub(crate) use input::Input;
 pub(crate) use output::{Ended, Output, say_gap};
 
 use crate::{
-    say,
+    ids, say,
     signals::{self, Heard, Signals},
     terminal::{self, Terminal},
 };
@@ -69,15 +69,21 @@ impl Carry {
         let Self { client, process, events, replayed_to, input, mut signals, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
-        typing.spawn(input::forward(process.clone(), stdio.reader, input));
+        typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
         let output = Output::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
         tokio::pin!(output);
         let mut link = LinkNotice::new(client.watch_state());
-        let mut steering = Steering::new(process, role, terminal);
+        let mut steering = Steering::new(process.clone(), role, terminal);
+        let name = ids::clean(process.id().as_str());
+        // Why our input is not whole.
+        let mut failed = None;
         loop {
             // All are cancel safe, and `output` is never dropped before its end.
             tokio::select! {
-                ended = &mut output => return ended.map(Outcome::Ended),
+                ended = &mut output => {
+                    let ended = ended?;
+                    return failed.map_or(Ok(Outcome::Ended(ended)), Err);
+                }
                 heard = signals.next() => {
                     if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
                         return Ok(outcome);
@@ -86,6 +92,15 @@ impl Carry {
                 Some(typed) = typing.join_next() => match typed {
                     Ok(Typed::Detach) => return Ok(Outcome::Detached),
                     Ok(Typed::HungUp) => steering.hang_up(),
+                    // It did without.
+                    Ok(Typed::Failed(_)) if failed.is_none() && process.has_exited() => {}
+                    Ok(Typed::Failed(error)) if role == Role::Owner && failed.is_none() => {
+                        failed = Some(error.context(format!("ended `{name}`, because its input is not whole")));
+                        typing.spawn(end(process.clone()));
+                    }
+                    Ok(Typed::Failed(error)) => {
+                        return Err(failed.unwrap_or_else(|| error.context(format!("left `{name}`, which goes on"))));
+                    }
                     Ok(Typed::Ended) | Err(_) => {}
                 },
                 () = link.watch() => {}
@@ -95,6 +110,14 @@ impl Carry {
                 return Ok(Outcome::Left(HANGUP));
             }
         }
+    }
+}
+
+/// Ends the process at once: it must not do anything with what it has. Its last output is still carried.
+async fn end(process: Process) -> Typed {
+    match process.terminate(None).await {
+        Ok(_) => Typed::Ended,
+        Err(error) => Typed::Failed(error.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the process says, on its way to our standard streams: written in the order of its numbers, and taken from the server
 //! only when it is written, so that a reader that does not read holds the process back. Must not know signals or keys.
 
-use std::{io, time::Duration};
+use std::{io, os::fd::AsFd, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use exec_server_client::{Event, Events, Exit, Process};
@@ -113,7 +113,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             Stream::Stdout | Stream::Pty if !self.stdout_closed && !self.is_hung_up => {
                 match write_all(&mut self.stdout, bytes).await {
                     Ok(()) => {}
-                    Err(error) if is_hang_up(&error) => self.is_hung_up = true,
+                    Err(error) if is_hang_up(&error, io::stdout()) => self.is_hung_up = true,
                     // A reader that has gone is no news; a full disk is.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.close_stdout(),
                     Err(error) => {
@@ -165,11 +165,11 @@ pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
 }
 
 /// A terminal that is gone, unlike a disk that fails.
-fn is_hang_up(error: &io::Error) -> bool {
+pub(super) fn is_hang_up(error: &io::Error, stream: impl AsFd) -> bool {
     let is_io = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
     // It is no terminal any more once it is gone, but still a device.
     is_io
-        && rustix::fs::fstat(io::stdout())
+        && rustix::fs::fstat(stream)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
 }
 

@@ -2,6 +2,8 @@
 //! nobody saw. What was not done is never told as done. It must not test what goes well; that is in the files of the commands.
 
 use std::{
+    fs::File,
+    process::Output,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -15,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     Home,
     common::{Client, Deed, Middleman, Side, TestServer, start_params, wait_for},
-    finish_child, read_until, signal, spawn, text,
+    finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
 
 /// An answer that says no.
@@ -236,4 +238,70 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
         "and not for less time"
     );
     drop(middleman);
+}
+
+/// A program that does something with all of its input, once it has it.
+const COMMITS: [&str; 3] = ["sh", "-c", "echo up; cat; echo committed"];
+
+fn run_through(middleman: &Middleman, home: &Home) -> Output {
+    let url = middleman.url();
+    let command = home.command(&[&["run", "--connect", &url, "--"], &COMMITS[..]].concat());
+    finish_with_input(command, &noise(600_000))
+}
+
+#[test]
+fn input_that_cannot_be_read_is_not_its_end() {
+    let home = Home::new();
+    let directory = || File::open(home.path()).expect("open a directory");
+    let mut command = home.command(&[&["run", "--"], &COMMITS[..]].concat());
+    command.stdin(directory());
+    let output = finish(command);
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
+    assert!(said.contains("because its input is not whole: read standard input: Is a directory"), "{said}");
+    // A guest leaves, and ends nothing.
+    home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
+    let mut command = home.command(&["attach", "job"]);
+    command.stdin(directory());
+    let output = finish(command);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(255), "{said}");
+    assert!(said.contains("left `job`, which goes on: read standard input: Is a directory"), "{said}");
+    assert_eq!(home.listed("job").expect("listed")["exited"], false);
+}
+
+#[test]
+fn input_that_a_server_refuses_is_not_its_end() {
+    let server = TestServer::start();
+    let middleman = Middleman::start(server.url(), |side, message| {
+        if asks(side, message, "process/write") { refusal("overloaded") } else { Deed::Pass }
+    });
+    let output = run_through(&middleman, &Home::new());
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
+    assert!(said.contains("because its input is not whole: pass standard input on: refused: overloaded"), "{said}");
+}
+
+#[test]
+fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
+    let server = TestServer::start();
+    let mut is_cut = false;
+    // As a server that keeps no write ids.
+    let middleman = Middleman::start(server.url(), move |side, message| {
+        if asks(side, message, "environment/info") {
+            return Deed::Answer(json!({"error": {"code": -32601, "message": "unknown method"}}));
+        }
+        if let Some(result) = message["result"].as_object_mut().filter(|result| result.contains_key("sessionId")) {
+            result.remove("capabilities");
+        }
+        if asks(side, message, "process/write") && !is_cut {
+            is_cut = true;
+            return Deed::Cut;
+        }
+        Deed::Pass
+    });
+    let output = run_through(&middleman, &Home::new());
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
+    assert!(said.contains("because its input is not whole: pass standard input on: process/write: "), "{said}");
 }
