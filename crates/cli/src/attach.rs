@@ -64,6 +64,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         // Ctrl-D closes it. Neither the end of a file that was piped in nor a terminal that is gone is an end for others.
         input: Input { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
         signals,
+        pending: Vec::new(),
         role: Role::Guest,
         terminal,
     };

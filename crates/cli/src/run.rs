@@ -18,7 +18,7 @@ use crate::{
     detach, env_token, ids, runtime, say,
     signals::{Heard, Signals},
     start::{self, Place},
-    streams::{Carry, Input, Outcome, Role},
+    streams::{Carry, Input, LinkNotice, Outcome, Role},
     terminal::{self, Terminal},
 };
 
@@ -94,16 +94,14 @@ enum End {
 async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) -> anyhow::Result<End> {
     // Before the start: a signal that comes with the first instruction must not be lost.
     let mut signals = Signals::new().context("listen to signals")?;
-    // Raw from here on; the terminal is given back when this goes out of scope, whatever happens.
-    let terminal = if args.tty && !args.no_stdin { Terminal::open()? } else { None };
     let (process, pending) = match begin(client, start, &mut signals).await {
         Begun::Started(process, pending) => (process, pending),
         Begun::Failed(error) => return Ok(End::NotStarted(codes::of_start(&error), error)),
         Begun::CalledOff(number) => return Ok(End::Ended(codes::of_signal(number))),
     };
-    for name in pending {
-        process.signal(name).await.ok(); // It may have ended.
-    }
+    // Raw only now: until there was a program for its keys, Ctrl-C was for us. What was typed meanwhile waits in the terminal. It is
+    // given back when this goes out of scope, whatever happens.
+    let terminal = if args.tty && !args.no_stdin { Terminal::open()? } else { None };
     // Keys are heeded where leaving is possible, and only from a keyboard: a pipe may hold any bytes. A raw terminal has no
     // end but its own.
     let is_raw = terminal.is_some();
@@ -116,6 +114,7 @@ async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) ->
         replayed_to: 0,
         input,
         signals,
+        pending,
         role: Role::Owner,
         terminal,
     };
@@ -133,8 +132,8 @@ async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) ->
 }
 
 enum Begun {
-    /// With the signals that came meanwhile.
-    Started(Process, Vec<&'static str>),
+    /// With what was heard meanwhile and is the program's.
+    Started(Process, Vec<Heard>),
     Failed(Error),
     /// By a second signal, while the server did not answer.
     CalledOff(u8),
@@ -143,19 +142,23 @@ enum Begun {
 async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
     let starting = client.start(start);
     tokio::pin!(starting);
-    let mut pending = Vec::new();
+    let mut link = LinkNotice::new(client.watch_state());
+    let (mut pending, mut has_signal) = (Vec::new(), false);
     loop {
-        // Both are cancel safe; the start is dropped only to call it off.
+        // All are cancel safe; the start is dropped only to call it off.
         tokio::select! {
             started = &mut starting => match started {
                 Ok(process) => return Begun::Started(process, pending),
                 Err(error) => return Begun::Failed(error),
             },
             heard = signals.next() => match heard {
-                Heard::Signal(_, number) if !pending.is_empty() => return Begun::CalledOff(number),
-                Heard::Signal(name, _) => pending.push(name),
-                Heard::Resized | Heard::Suspend | Heard::Continued => {}
+                Heard::Signal(_, number) if std::mem::replace(&mut has_signal, true) => return Begun::CalledOff(number),
+                Heard::Resized if pending.contains(&Heard::Resized) => {}
+                // The size it is started with may be the one before.
+                Heard::Signal(..) | Heard::Resized => pending.push(heard),
+                Heard::Suspend | Heard::Continued => {}
             },
+            () = link.watch() => {}
         }
     }
 }

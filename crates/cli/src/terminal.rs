@@ -99,7 +99,8 @@ fn make_raw() -> anyhow::Result<()> {
     let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
     let mut raw = before.get_or_insert(now).clone();
     raw.make_raw();
-    let made = termios::tcsetattr(&stdin, OptionalActions::Flush, &raw);
+    // Not flushed: what was typed while the program was being started is for it.
+    let made = termios::tcsetattr(&stdin, OptionalActions::Now, &raw);
     if made.is_err() {
         *before = None;
     }

@@ -10,7 +10,7 @@ mod output;
 
 use std::time::Duration;
 
-use exec_server_client::{Client, Events, Process, State};
+use exec_server_client::{Client, Error, Events, Process, State};
 use tokio::{sync::watch, task::JoinSet, time};
 
 pub(crate) use input::Input;
@@ -25,6 +25,10 @@ use input::Typed;
 
 /// How long a suspension waits for the process to be stopped, before we stop without it.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often a signal is sent whose answers are lost with their links: each try waits for a link, and a link that breaks as
+/// soon as it is made is no reason to go on for ever.
+const SIGNAL_TRIES: u32 = 8;
 
 /// SIGHUP.
 const HANGUP: u8 = 1;
@@ -58,6 +62,8 @@ pub(crate) struct Carry {
     pub(crate) replayed_to: u64,
     pub(crate) input: Input,
     pub(crate) signals: Signals,
+    /// What was heard before there was a process to tell.
+    pub(crate) pending: Vec<Heard>,
     pub(crate) role: Role,
     /// Raw for as long as this lives.
     pub(crate) terminal: Option<Terminal>,
@@ -66,7 +72,7 @@ pub(crate) struct Carry {
 impl Carry {
     /// Carries; the terminal is given back when this returns.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { client, process, events, replayed_to, input, mut signals, role, terminal } = self;
+        let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
         typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
@@ -75,6 +81,11 @@ impl Carry {
         let mut link = LinkNotice::new(client.watch_state());
         let mut steering = Steering::new(process.clone(), role, terminal);
         let name = ids::clean(process.id().as_str());
+        for heard in pending {
+            if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
+                return Ok(outcome);
+            }
+        }
         // Why our input is not whole.
         let mut failed = None;
         loop {
@@ -182,7 +193,7 @@ impl Steering {
                 // Only others hold its streams any more, and a signal to the process would reach nobody.
                 process.terminate(None).await.ok(); // They may have ended.
             } else {
-                process.signal(name).await.ok(); // It may have ended.
+                send(&process, name).await;
             }
         });
     }
@@ -199,8 +210,9 @@ impl Steering {
     /// Stops the process, if it is ours, and us. Not with SIGTSTP: a process that leads its own session does not heed it.
     async fn suspend(&mut self) {
         if self.role == Role::Owner && !self.process.has_exited() {
-            let stopping = time::timeout(STOP_WITHIN, self.process.signal("SIGSTOP"));
-            self.stopped = matches!(stopping.await, Ok(Ok(_)));
+            // Where no answer says so, it may have heard it: it goes on with us, and to be continued hurts nobody who was not stopped.
+            self.stopped = true;
+            time::timeout(STOP_WITHIN, send(&self.process, "SIGSTOP")).await.ok(); // We stop without it.
         }
         if let Some(terminal) = &self.terminal {
             terminal.give_back();
@@ -209,14 +221,31 @@ impl Steering {
     }
 }
 
+/// Sends a signal. One whose answer a cut took is sent again where twice is better than never: a program that is asked to end
+/// twice ends. Of any other it is said that nobody knows.
+async fn send(process: &Process, name: &'static str) {
+    let tries = match name {
+        "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT" | "SIGSTOP" | "SIGCONT" => SIGNAL_TRIES,
+        _ => 1,
+    };
+    for _ in 0..tries {
+        // Any other error is an end: of the process, or of the session, which its events tell.
+        let Err(Error::UnknownOutcome { .. }) = process.signal(name).await else { return };
+    }
+    let id = ids::clean(process.id().as_str());
+    say::talk(format_args!(
+        "exec-server: the connection broke while {name} was sent: whether `{id}` has heard it is not known"
+    ));
+}
+
 /// One quiet line for each time that the link breaks.
-struct LinkNotice {
+pub(crate) struct LinkNotice {
     state: watch::Receiver<State>,
     is_over: bool,
 }
 
 impl LinkNotice {
-    fn new(state: watch::Receiver<State>) -> Self {
+    pub(crate) fn new(state: watch::Receiver<State>) -> Self {
         Self { state, is_over: false }
     }
 
@@ -225,7 +254,7 @@ impl LinkNotice {
     }
 
     /// Looks at one change; never done once nothing can change any more. Cancel safe.
-    async fn watch(&mut self) {
+    pub(crate) async fn watch(&mut self) {
         if self.is_over || self.state.changed().await.is_err() {
             self.is_over = true;
             return std::future::pending().await;

@@ -3,7 +3,8 @@
 
 use std::{
     fs::File,
-    process::Output,
+    io::{Read as _, Write as _},
+    process::{Output, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -15,9 +16,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    Home,
+    Home, Terminal,
     common::{Client, Deed, Middleman, Side, TestServer, start_params, wait_for},
-    finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
+    end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
 
 /// An answer that says no.
@@ -304,4 +305,102 @@ fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
     assert!(said.contains("because its input is not whole: pass standard input on: process/write: "), "{said}");
+}
+
+/// A run whose first signal goes into a link that breaks before the answer; what it said on stderr, and how it ended.
+fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>) {
+    let server = TestServer::start();
+    let mut is_cut = false;
+    let middleman = Middleman::start(server.url(), move |side, message| {
+        if asks(side, message, "process/signal") && !std::mem::replace(&mut is_cut, true) {
+            return Deed::Cut;
+        }
+        Deed::Pass
+    });
+    let home = Home::new();
+    let program = format!("trap 'exit 7' {name}; echo ready; read line; exit 5");
+    let mut command = home.command(&["run", "--connect", &middleman.url(), "--", "sh", "-c", &program]);
+    let mut child = spawn(command.stdin(Stdio::piped()));
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    read_until(child.stdout.as_mut().expect("stdout is a pipe"), "ready\n");
+    signal(child.id(), number);
+    let mut stderr = child.stderr.take().expect("stderr is a pipe");
+    let mut said = read_until(&mut stderr, "reconnecting\n");
+    if number == Signal::USR1 {
+        // Either line may be the first.
+        while !said.contains("not known\n") {
+            said += &read_until(&mut stderr, "\n");
+        }
+        stdin.write_all(b"go on\n").expect("write");
+    }
+    let code = end_of(&mut child).code();
+    stderr.read_to_string(&mut said).expect("read");
+    (said, code)
+}
+
+#[test]
+fn a_signal_that_was_lost_with_its_link_is_sent_again() {
+    for (name, number) in [("TERM", Signal::TERM), ("INT", Signal::INT)] {
+        let (said, code) = signalled_on_a_dead_link(name, number);
+        assert_eq!((said.lines().count(), code), (1, Some(7)), "{said}");
+    }
+    // Twice is not the same as once: this one is only told.
+    let (said, code) = signalled_on_a_dead_link("USR1", Signal::USR1);
+    assert!(said.contains("while SIGUSR1 was sent: whether `sh-"), "{said}");
+    assert_eq!(code, Some(5), "{said}");
+}
+
+#[test]
+fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
+    let server = TestServer::start();
+    let mut is_cut = false;
+    let middleman = Middleman::start(server.url(), move |side, message| {
+        if asks(side, message, "process/start") && !std::mem::replace(&mut is_cut, true) {
+            return Deed::Shut;
+        }
+        Deed::Pass
+    });
+    let home = Home::new();
+    let mut terminal = Terminal::new(24, 80);
+    let program = "stty -echo; echo ready; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
+    let args = ["run", "-t", "--connect", &middleman.url(), "--", "sh", "-c", program];
+    let mut child = terminal.start(home.command(&args));
+    // The link is told of before there is an answer, and Ctrl-C is still ours.
+    terminal.see("reconnecting");
+    assert!(!terminal.is_raw());
+    terminal.keys(b"typed ahead\r");
+    terminal.resize(55, 66);
+    signal(child.id(), Signal::WINCH);
+    middleman.open();
+    terminal.see("ready");
+    terminal.see("<typed ahead>\r\n");
+    assert!(terminal.is_raw());
+    let mut seen = String::new();
+    wait_for("the size that it has by now", || {
+        terminal.keys(b"again\r");
+        seen += &terminal.see("<again>\r\n");
+        seen.contains("55 66\r\n")
+    });
+    terminal.keys(b"\x04");
+    assert_eq!(end_of(&mut child).code(), Some(5));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn two_signals_call_off_a_start_whose_server_is_away() {
+    let server = TestServer::start();
+    let middleman =
+        Middleman::start(
+            server.url(),
+            |side, message| {
+                if asks(side, message, "process/start") { Deed::Shut } else { Deed::Pass }
+            },
+        );
+    let mut child = spawn(&mut Home::new().command(&["run", "--connect", &middleman.url(), "--", "true"]));
+    let mut stderr = child.stderr.take().expect("stderr is a pipe");
+    read_until(&mut stderr, "reconnecting\n");
+    signal(child.id(), Signal::INT);
+    signal(child.id(), Signal::TERM);
+    let code = end_of(&mut child).code();
+    assert!(code == Some(143) || code == Some(130), "{code:?}");
 }
