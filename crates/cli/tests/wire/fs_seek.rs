@@ -270,10 +270,13 @@ fn a_client_that_does_not_ask_for_changes_is_told_of_an_overflow() {
         overflow |= next["overflow"] == true;
         overflow
     });
-    wait_for("silence", || client.ok("fs/watchNext", json!({"handleId": "w"}))["changes"] == json!([]));
+    // Behind what is still on its way, however slow the machine is.
     put(dir.path(), "later", "x");
-    let next = client.ok("fs/watchNext", json!({"handleId": "w", "waitMs": 20_000}));
-    assert_eq!(next["changes"][0]["path"], json!(dir.path().join("later")));
+    wait_for("a later change", || {
+        let next = client.ok("fs/watchNext", json!({"handleId": "w", "waitMs": 20_000}));
+        let changes = next["changes"].as_array().expect("an array");
+        changes.iter().any(|change| change["path"] == json!(dir.path().join("later")))
+    });
 }
 
 #[test]
