@@ -26,7 +26,7 @@ use std::{
 };
 
 use exec_server_holder::{
-    Config, Confine, Holder, Limits, Spawner, roll,
+    Config, Confine, Holder, Limits, Spawner, roll, spawner,
     wire::{self, FromHolder, StartSpec, ToHolder},
 };
 use exec_server_log::{Chain, Cursor, Event, Recovered, Step, failpoint, load, recover, survey};
@@ -238,6 +238,7 @@ fn live(seed: u64, step: u64, dir: &Path) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let secret = [7; 32];
+    std::fs::write(dir.join(spawner::SECRET_NAME), secret).unwrap();
     let config = Config {
         dir: File::open(dir).unwrap().into(),
         secret,

@@ -3,12 +3,13 @@
 //! Owns the listener, the check of the peer's uid, and the secret. It does not know what a controller may do afterwards.
 //!
 //! Failure paths: a foreign uid, a wrong secret, a first message that is no `Hello`, or silence until the deadline all end
-//! in a closed connection and nothing else. Out of descriptors the listener rests for a moment instead of spinning.
+//! in a closed connection and nothing else. Out of descriptors the listener rests for a moment instead of spinning. A door
+//! in a directory whose secret is another's does not open: the session has another holder, or wants none.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -47,18 +48,41 @@ pub(crate) struct Known {
 }
 
 impl Door {
-    /// Binds the path socket in `dir`; everything that happens at the door is reported under `token`.
+    /// Puts the path socket into `dir`; everything that happens at the door is reported under `token`.
     pub(crate) fn open(dir: &OwnedFd, secret: [u8; 32], poller: &Poller, token: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // A name left by a holder that was killed; the directory is ours alone.
-        rustix::fs::unlinkat(dir, SOCKET_NAME, AtFlags::empty()).ok();
-        rustix::net::bind(&listener, &spawner::address(dir.as_fd())?)?;
-        rustix::fs::chmodat(dir, SOCKET_NAME, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
-        rustix::net::listen(&listener, 16)?;
         let mut interest = Interest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
-        Ok(Self { listener, interest, token, rests_until: None, candidates: Vec::new(), secret })
+        let door = Self { listener, interest, token, rests_until: None, candidates: Vec::new(), secret };
+        // A name of its own, for another holder of the session may be at the same.
+        let unfinished = format!("{SOCKET_NAME}.{}", std::process::id());
+        let opened = door.listen(dir, &unfinished);
+        if opened.is_err() {
+            // Nobody knows that name. Gone already is what is wanted.
+            rustix::fs::unlinkat(dir, &unfinished, AtFlags::empty()).ok();
+        }
+        opened.map(|()| door)
+    }
+
+    /// Listens first and takes the place afterwards: whoever finds the socket can connect, and a newborn is not called dead.
+    fn listen(&self, dir: &OwnedFd, unfinished: &str) -> io::Result<()> {
+        // Left by one with the same number that was killed.
+        rustix::fs::unlinkat(dir, unfinished, AtFlags::empty()).ok();
+        rustix::net::bind(&self.listener, &spawner::address(dir.as_fd(), unfinished)?)?;
+        rustix::fs::chmodat(dir, unfinished, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+        rustix::net::listen(&self.listener, 16)?;
+        // The secret of a holder is there before it is. Locked, so that between the look and the rename no other takes the place: it would
+        // be the later one, and be hidden by this. Where the file system has no locks the moment is short.
+        rustix::fs::flock(dir, FlockOperation::LockExclusive).ok();
+        let renamed = if self.is_secret_in(dir) {
+            // What is in the place was left by a holder that was killed.
+            rustix::fs::renameat(dir, unfinished, dir, SOCKET_NAME)
+        } else {
+            Err(Errno::STALE)
+        };
+        rustix::fs::flock(dir, FlockOperation::Unlock).ok();
+        Ok(renamed?)
     }
 
     /// Whether servers that look into the session's directory find what they must know.

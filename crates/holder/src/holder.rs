@@ -176,8 +176,13 @@ impl<S: Spawner> Holder<S> {
             end::kill_due(self.processes.values_mut(), &mut self.cx);
         }
         if self.ending.is_none() && self.lease.poll_expired(now_ns) {
-            self.cx.send(&FromHolder::Expired);
-            self.end(Reason::Expiry);
+            if self.is_abandoned() {
+                // It never heard a word, so that its time ran: the session is not its own to end.
+                self.end(Reason::Abandoned);
+            } else {
+                self.cx.send(&FromHolder::Expired);
+                self.end(Reason::Expiry);
+            }
         }
         if self.cx.controller.deadline_ns(now_ns).is_some() {
             self.cx.controller.flush();
@@ -213,8 +218,11 @@ impl<S: Spawner> Holder<S> {
     /// Begins the end of the session.
     pub(crate) fn end(&mut self, reason: Reason) {
         if self.ending.is_none() {
-            // In one step where the host can: what is left then is only reaped.
-            self.cx.groups.kill_all();
+            // In one step where the host can: what is left then is only reaped. The group is the session's: one that was abandoned may share it
+            // with the holder that came after it, and ends nobody but its own.
+            if reason != Reason::Abandoned {
+                self.cx.groups.kill_all();
+            }
             self.ending = Some(Ending::begin(reason, &self.processes, self.cx.now_ns));
         }
     }

@@ -95,7 +95,7 @@ fn fork_serving(socket: OwnedFd, first: impl FnOnce(&OwnedFd) -> io::Result<()>)
 pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &address(dir)?)?;
+    rustix::net::connect(&socket, &address(dir, SOCKET_NAME)?)?;
     Ok(socket)
 }
 
@@ -148,9 +148,9 @@ impl SpawnerHandle {
     }
 }
 
-/// The address of the path socket, through the directory's descriptor: its own path may exceed the 108 bytes allowed.
-pub(crate) fn address(dir: BorrowedFd<'_>) -> io::Result<SocketAddrUnix> {
-    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))?)
+/// The address of a socket in a session's directory, through the directory's descriptor: its own path may exceed the 108 bytes allowed.
+pub(crate) fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))?)
 }
 
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {

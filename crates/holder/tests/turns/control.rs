@@ -1,11 +1,13 @@
 //! Who controls a holder: adoption, epochs, secrets, nonsense, a controller that does not read.
 
+use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use exec_server_holder::spawner;
 use exec_server_holder::wire::{self, FromHolder, ProcessInfo, StartSpec, Status, ToHolder};
+use exec_server_holder::{Config, Holder, spawner};
+use rustix::fs::inotify;
 
-use crate::support::{MIB, Rig, SECRET, Server, open_dir, pattern, spec};
+use crate::support::{MIB, Rig, SECRET, Server, Source, config, open_dir, pair, pattern, spec};
 
 #[test]
 fn new_controller_learns_everything_and_the_old_one_is_closed() {
@@ -61,6 +63,35 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
     }
     assert!(wrong.inbox.is_empty());
     assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), Status::UnknownProcess);
+}
+
+#[test]
+fn one_whose_secret_is_not_there_does_not_take_the_door() {
+    let mut rig = Rig::scripted();
+    let late = Config { secret: [8; 32], ..config(open_dir(&rig.dir)) };
+    assert!(Holder::new(late, pair().1, Source::default(), 0).is_err(), "the session has another");
+    assert_eq!(rig.files(), ["sock"]);
+    drop(rig.adopt(2));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
+}
+
+#[test]
+fn socket_is_listened_to_before_it_is_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).expect("inotify");
+    let kinds = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+    inotify::add_watch(&watch, dir.path(), kinds).expect("a watch");
+    let holder = Holder::new(config(open_dir(&dir)), pair().1, Source::default(), 0).expect("a holder");
+    let mut space = [MaybeUninit::uninit(); 4096];
+    let (mut events, mut seen) = (inotify::Reader::new(&watch, &mut space), Vec::new());
+    while let Ok(event) = events.next() {
+        if event.file_name().is_some_and(|name| name.to_bytes() == spawner::SOCKET_NAME.as_bytes()) {
+            seen.push(event.events());
+        }
+    }
+    assert_eq!(seen, [inotify::ReadFlags::MOVED_TO]);
+    drop(holder);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The lease and the end of the session.
 
+use exec_server_holder::cgroup::SessionGroup;
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::tombstone::{Ended, Tombstone};
 use exec_server_holder::wire::{FromHolder, StartSpec, Status, TTL_NONE, ToHolder};
+use exec_server_holder::{Confine, Limits};
 
-use crate::support::{MS, Rig, open_dir, shell, spec};
+use crate::support::{MS, Rig, Source, open_dir, shell, spec};
 
 /// Turns until the holder has ended.
 #[track_caller]
@@ -84,6 +86,37 @@ fn one_that_nobody_can_find_any_more_ends_with_its_link() {
     rig.lose_server();
     until_ended(&mut rig);
     assert_eq!(rig.files(), ["sock"], "another holder of the session may have taken the name");
+}
+
+#[test]
+fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
+    // A directory in place of a control group: what is written to the kernel stays in plain files.
+    let group = tempfile::tempdir().expect("a directory");
+    let build = || {
+        let group = SessionGroup::decode(format!("u {}\n", group.path().display()).as_bytes());
+        Rig::confined(Source::default(), Limits::default(), Confine { group, ..Confine::default() })
+    };
+    let was_killed = || group.path().join("cgroup.kill").exists();
+    let mut rig = build();
+    std::fs::write(rig.dir.path().join(SECRET_NAME), [8; 32]).expect("the next holder's");
+    rig.lose_server();
+    until_ended(&mut rig);
+    assert!(!was_killed(), "others live in it");
+    let mut rig = build();
+    rig.server.send(&ToHolder::End { req: 1 });
+    until_ended(&mut rig);
+    assert!(was_killed(), "all of it was its own");
+}
+
+#[test]
+fn clock_of_one_that_nobody_can_find_does_not_end_the_session() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
+    rig.turn();
+    std::fs::write(rig.dir.path().join(SECRET_NAME), [8; 32]).expect("the next holder's");
+    rig.now = 50 * MS;
+    until_ended(&mut rig);
+    assert_eq!(rig.files(), ["sock"]);
 }
 
 #[test]

@@ -263,20 +263,15 @@ impl Rig {
     }
 
     pub(crate) fn build(source: Source, limits: Limits) -> Self {
+        Self::confined(source, limits, Confine::default())
+    }
+
+    pub(crate) fn confined(source: Source, limits: Limits, confine: Confine) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join(exec_server_holder::spawner::SECRET_NAME), SECRET)
             .expect("the secret, as a server writes it");
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-        let config = Config {
-            dir: open_dir(&dir),
-            secret: SECRET,
-            info: b"record".to_vec(),
-            limits,
-            nofile: None,
-            confine: Confine::default(),
-            exclusive: false,
-        };
+        let (ours, theirs) = pair();
+        let config = Config { limits, confine, ..config(open_dir(&dir)) };
         let holder = Holder::new(config, theirs, source.clone(), 0).expect("a holder");
         let server = Server::new(ours, open_dir(&dir));
         let last = Turn { next_deadline_ns: None, ended: false };
@@ -404,6 +399,25 @@ impl Rig {
         self.server.socket = gone;
         self.server.is_lost = true;
     }
+}
+
+/// A holder in this directory, with nothing special about it.
+pub(crate) fn config(dir: OwnedFd) -> Config {
+    Config {
+        dir,
+        secret: SECRET,
+        info: b"record".to_vec(),
+        limits: Limits::default(),
+        nofile: None,
+        confine: Confine::default(),
+        exclusive: false,
+    }
+}
+
+/// The two ends of a holder's first link: ours, and its own.
+pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair")
 }
 
 pub(crate) fn open_dir(dir: &tempfile::TempDir) -> OwnedFd {
