@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use exec_server_log::Segment;
+
 use crate::context::Context;
 use crate::process::{self, Process};
 use crate::wire::FromHolder;
@@ -60,7 +62,7 @@ impl Adoption {
                 self.segments = Some(number);
                 return;
             }
-            let fd = process.writer.segment(info.id).map(|segment| segment.fd());
+            let fd = process.writer.segment(info.id).map(Segment::shared_fd);
             process::announce(process.slot, &info, fd, cx);
         }
         (self.slot, self.segments) = (self.slot.saturating_add(1), None);

@@ -3,7 +3,8 @@
 //! Owns these parts and the small acts that need two of them. It does not know processes.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use exec_server_log::{Control, Pool, Segment};
 use rustix::event::EventfdFlags;
@@ -22,7 +23,7 @@ const TRIM_NS: u64 = 2_000_000_000;
 pub(crate) struct Context {
     pub(crate) control: Control,
     /// Wakes the server's reader; written where the log says so.
-    pub(crate) eventfd: OwnedFd,
+    pub(crate) eventfd: Arc<OwnedFd>,
     pub(crate) pool: Pool,
     pub(crate) lent: Lent,
     pub(crate) spill: Spill,
@@ -54,7 +55,7 @@ impl Context {
     pub(crate) fn new(config: &Config, now_ns: u64) -> io::Result<Self> {
         Ok(Self {
             control: Control::create()?,
-            eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            eventfd: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             pool: Pool::new(),
             lent: Lent::default(),
             spill: Spill::new(&config.dir, config.limits)?,
@@ -77,7 +78,7 @@ impl Context {
         self.send_with(message, None);
     }
 
-    pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<BorrowedFd<'_>>) {
+    pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<Arc<OwnedFd>>) {
         // A message wakes the server as well, which looks at the logs after each.
         self.is_wake_due &= self.controller.send(message, fd.as_slice()) != Sending::Sent;
     }
@@ -132,13 +133,13 @@ impl Context {
     }
 
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        let refs = self.controller.deadline_ns(self.now_ns);
-        [self.trim_at, refs, self.spill.deadline_ns()].into_iter().flatten().min()
+        let link = self.controller.deadline_ns(self.now_ns);
+        [self.trim_at, link, self.spill.deadline_ns()].into_iter().flatten().min()
     }
 
     /// The two descriptors that go with `Welcome`.
-    pub(crate) fn shared_fds(&self) -> io::Result<[OwnedFd; 2]> {
-        Ok([self.control.fd().try_clone_to_owned()?, self.eventfd.as_fd().try_clone_to_owned()?])
+    pub(crate) fn shared_fds(&self) -> [Arc<OwnedFd>; 2] {
+        [self.control.shared_fd(), Arc::clone(&self.eventfd)]
     }
 
     fn retire(&mut self, freed: Option<u64>) {

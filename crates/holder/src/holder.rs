@@ -145,7 +145,7 @@ impl<S: Spawner> Holder<S> {
         }
         let ready = self.ready.iter().fold(0_u64, |all, event| all | 1 << event.token);
         let is_ready = |token: u64| ready & 1 << token != 0;
-        if is_ready(CONTROLLER) {
+        if is_ready(CONTROLLER) || self.cx.controller.is_unheard() {
             self.cx.controller.flush();
             self.handle_commands();
         }
@@ -305,8 +305,7 @@ impl<S: Spawner> Holder<S> {
             detached_ms: detached_ns / 1_000_000,
             info: self.info.clone(),
         };
-        let Ok([control, eventfd]) = self.cx.shared_fds() else { return self.cx.controller.lose() };
-        self.cx.controller.send(&welcome, &[control.as_fd(), eventfd.as_fd()]);
+        self.cx.controller.send(&welcome, &self.cx.shared_fds());
         self.adoption = Some(Adoption::new(self.cx.now_ns));
     }
 

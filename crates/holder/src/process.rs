@@ -9,9 +9,10 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Stream, Writer};
+use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Segment, Stream, Writer};
 use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
 
 use crate::Confine;
@@ -196,8 +197,8 @@ impl Process {
     }
 
     /// The pidfd of a leader that was not reaped.
-    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.child.as_ref().filter(|_| self.is_unreaped()).and_then(Child::pidfd)
+    pub(crate) fn pidfd(&self) -> Option<Arc<OwnedFd>> {
+        self.child.as_ref().filter(|_| self.is_unreaped()).and_then(Child::shared_pidfd)
     }
 
     /// Whether the leader's number is still its own.
@@ -214,7 +215,7 @@ impl Process {
     /// Tells the controller of segments that began since it was last told.
     pub(crate) fn announce(&mut self, cx: &mut Context) {
         while let Some(info) = self.writer.take_fresh() {
-            let fd = self.writer.segment(info.id).map(|segment| segment.fd());
+            let fd = self.writer.segment(info.id).map(Segment::shared_fd);
             announce(self.slot, &info, fd, cx);
         }
     }
@@ -273,7 +274,7 @@ impl Output {
 }
 
 /// Announces one segment and notes that it is lent.
-pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Option<BorrowedFd<'_>>, cx: &mut Context) {
+pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Option<Arc<OwnedFd>>, cx: &mut Context) {
     if !cx.controller.is_connected() {
         return;
     }

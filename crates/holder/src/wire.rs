@@ -28,6 +28,7 @@ use exec_server_process::Size;
 
 pub use codec::DecodeError;
 pub use socket::{Datagram, recv, recv_raw, send, send_raw};
+pub(crate) use socket::{is_shortage, recv_or_leave};
 
 /// The layout this build speaks.
 pub const VERSION: u32 = 1;

@@ -31,7 +31,7 @@ fn main() {
         return spawner::serve_stdin().expect("standard input is the socket");
     }
     let spawner = fork_spawner().expect("fork");
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
         ("children_see_three_descriptors_and_the_original_limit", children_see_three_descriptors),
         ("end_leaves_no_descendant_and_no_directory", end_leaves_no_descendant),
@@ -41,6 +41,7 @@ fn main() {
         ("terminate_reaches_daemons_that_hold_the_streams", terminate_reaches_daemons),
         ("one_terminate_is_enough_for_leader_and_daemon", one_terminate_is_enough_for_leader_and_daemon),
         ("idle_holder_uses_no_processor_time", idle_holder_uses_no_processor_time),
+        ("holder_without_descriptors_hears_later", holder_without_descriptors_hears_later),
     ];
     for (name, test) in tests {
         test(&spawner);
@@ -123,16 +124,16 @@ impl Link {
     }
 
     fn start_on(&mut self, script: &str, is_tty: bool) -> Result<u32, i32> {
+        self.ask(StartSpec { tty: is_tty.then(Size::default), ..shell(script) });
+        self.started()
+    }
+
+    fn ask(&mut self, spec: StartSpec) {
         self.next_req += 1;
-        let spec = StartSpec {
-            argv: ["sh", "-c", script].map(|arg| arg.as_bytes().to_vec()).to_vec(),
-            env: vec![b"PATH=/usr/bin:/bin".to_vec()],
-            cwd: b"/".to_vec(),
-            cap_bytes: 1 << 20,
-            tty: is_tty.then(Size::default),
-            ..StartSpec::default()
-        };
         self.send(&ToHolder::Start { req: self.next_req, spec });
+    }
+
+    fn started(&mut self) -> Result<u32, i32> {
         self.until(|message| match message {
             FromHolder::Started { pid, .. } => Some(Ok(pid)),
             FromHolder::StartFailed { errno, .. } => Some(Err(errno)),
@@ -149,6 +150,16 @@ impl Link {
         });
         assert_eq!(status, Status::Ok);
         while self.recv().is_some() {}
+    }
+}
+
+fn shell(script: &str) -> StartSpec {
+    StartSpec {
+        argv: ["sh", "-c", script].map(|arg| arg.as_bytes().to_vec()).to_vec(),
+        env: vec![b"PATH=/usr/bin:/bin".to_vec()],
+        cwd: b"/".to_vec(),
+        cap_bytes: 1 << 20,
+        ..StartSpec::default()
     }
 }
 
@@ -184,6 +195,19 @@ fn field(pid: i32, name: &str) -> String {
 /// Process id of the holder, from one of its children.
 fn holder_of(child: u32) -> i32 {
     field(child.cast_signed(), "PPid:").parse().expect("a pid")
+}
+
+/// Changes how many descriptors a process may have.
+fn limit_descriptors(pid: i32, current: Option<u64>) {
+    let pid = rustix::process::Pid::from_raw(pid);
+    let limit = Rlimit { current, maximum: getrlimit(Resource::Nofile).maximum };
+    rustix::process::prlimit(pid, Resource::Nofile, limit).expect("a process of our own user");
+}
+
+/// How often a process has slept or was made to wait.
+fn switches(pid: i32) -> u64 {
+    let count = |name: &str| field(pid, name).parse::<u64>().expect("a number");
+    count("voluntary_ctxt_switches:") + count("nonvoluntary_ctxt_switches:")
 }
 
 fn is_gone(pid: i32) -> bool {
@@ -372,10 +396,6 @@ fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
     wait_for(|| is_gone(held.cast_signed()));
     link.start("echo x; exec sleep 1000").expect("started");
     let holder = holder_of(link.start("exec sleep 1000").expect("started"));
-    let switches = || -> u64 {
-        let voluntary: u64 = field(holder, "voluntary_ctxt_switches:").parse().expect("a number");
-        voluntary + field(holder, "nonvoluntary_ctxt_switches:").parse::<u64>().expect("a number")
-    };
     // Once it has come to rest it stays there: two looks apart in time show the same count.
     let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     let rest = || rustix::event::poll(&mut [], Some(&wait)).expect("a pause");
@@ -385,11 +405,38 @@ fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
         let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_ascii_whitespace().collect();
         (fields[11].to_owned(), fields[12].to_owned())
     };
-    let before = (switches(), ticks());
+    let before = (switches(holder), ticks());
     for _ in 0..4 {
         rest();
     }
-    assert_eq!((switches(), ticks()), before);
+    assert_eq!((switches(holder), ticks()), before);
+    link.end();
+    wait_for(|| is_gone(holder));
+}
+
+fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let holder = holder_of(link.start("exec sleep 1000").expect("started"));
+    let before =
+        rustix::process::prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, getrlimit(Resource::Nofile));
+    let before = before.expect("a process of our own user").current;
+    let is_open = |fd: &u64| Path::new(&format!("/proc/{holder}/fd/{fd}")).exists();
+    // The lowest number that is free, so that there is none that it may have.
+    limit_descriptors(holder, (0..).find(|fd| !is_open(fd)));
+    // Too large for a datagram: it comes with a descriptor, for which there is no room.
+    let long = "x".repeat(100_000);
+    let seen = dir.path().join("seen");
+    let script = format!("{{ printf %s \"$LONG\" | wc -c; echo end; }} >{0}.new; mv {0}.new {0}", seen.display());
+    let mut spec = shell(&script);
+    spec.env.push(format!("LONG={long}").into_bytes());
+    let slept = switches(holder);
+    link.ask(spec);
+    // It has tried, and tries again by the clock.
+    wait_for(|| switches(holder) > slept + 3);
+    limit_descriptors(holder, before);
+    link.started().expect("started, once there was room");
+    assert_eq!(text(dir.path(), "seen").split_whitespace().next(), Some("100000"));
     link.end();
     wait_for(|| is_gone(holder));
 }

@@ -6,7 +6,10 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 use rustix::mm::ProtFlags;
@@ -90,7 +93,7 @@ pub struct Status {
 
 /// The shared counters and flags of a session's logs.
 pub struct Control {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     map: Map,
 }
 
@@ -98,7 +101,7 @@ impl Control {
     /// Makes the block of a new session.
     pub fn create() -> io::Result<Self> {
         let (fd, map) = Map::create("exec-server-control", CONTROL_BYTES, Writers::All)?;
-        let control = Self { fd, map };
+        let control = Self { fd: Arc::new(fd), map };
         let header = control.header();
         header.layout.store(LAYOUT, Ordering::Relaxed);
         header.slots.store(SLOTS, Ordering::Relaxed);
@@ -109,7 +112,7 @@ impl Control {
     /// Maps the block that a holder made.
     pub fn open(fd: OwnedFd) -> Result<Self, OpenError> {
         let map = Map::open(&fd, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
-        let control = Self { fd, map };
+        let control = Self { fd: Arc::new(fd), map };
         let header = control.header();
         let magic = header.magic.load(Ordering::Acquire);
         if magic != CONTROL_MAGIC {
@@ -125,6 +128,11 @@ impl Control {
     /// The memfd, to be handed to a reader.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// The same to be kept until it can be handed over: a copy of its own might not be had.
+    pub fn shared_fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
     }
 
     /// Where the log of `slot` stands. What an event changed is there as soon as `next_seq` is past it.

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
 };
 
 use crate::{
@@ -63,7 +63,7 @@ pub const fn memfd_of(id: u64) -> u64 {
 ///
 /// Positions and counts live here and not in the shared header, which is only written: no reader can mislead the writer.
 pub struct Segment {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     map: Map,
     slot: u32,
     id: u64,
@@ -81,7 +81,7 @@ impl Segment {
     fn create(memfd: u32) -> io::Result<Self> {
         let (fd, map) = Map::create("exec-server-log", SEGMENT_BYTES, Writers::Creator)?;
         Ok(Self {
-            fd,
+            fd: Arc::new(fd),
             map,
             slot: 0,
             id: u64::from(memfd) << 32,
@@ -127,6 +127,11 @@ impl Segment {
     /// The memfd, to be handed to a reader, who can map it for reading only.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// The same to be kept until it can be handed over: a copy of its own might not be had.
+    pub fn shared_fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
     }
 
     /// The log that it belongs to.

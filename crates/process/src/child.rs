@@ -74,14 +74,14 @@ pub struct Child {
 
 #[derive(Debug)]
 enum Backing {
-    Process(OwnedFd),
+    Process(Arc<OwnedFd>),
     Script(Arc<Script>),
 }
 
 impl Child {
     pub(crate) fn started(started: Started, streams: Ours) -> Self {
         let Started { pid, pidfd } = started;
-        Self { pid, backing: Backing::Process(pidfd), streams, exited: None }
+        Self { pid, backing: Backing::Process(Arc::new(pidfd)), streams, exited: None }
     }
 
     /// Makes a child that is played by a [`Driver`]. Its pid is above every number that the kernel gives out.
@@ -108,6 +108,14 @@ impl Child {
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Process(pidfd) => Some(pidfd.as_fd()),
+            Backing::Script(_) => None,
+        }
+    }
+
+    /// The same to be kept until it can be handed to somebody: a copy of its own might not be had.
+    pub fn shared_pidfd(&self) -> Option<Arc<OwnedFd>> {
+        match &self.backing {
+            Backing::Process(pidfd) => Some(Arc::clone(pidfd)),
             Backing::Script(_) => None,
         }
     }

@@ -86,12 +86,9 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
 
 /// Looks before it takes: the kernel drops the descriptors of a message for which a process has no room, and a log without its
 /// segments would be lost. What was looked at comes with descriptors of its own, so the taking needs none.
-fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
+pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let looked = recv_with(socket, buf, RecvFlags::PEEK);
-    let is_left = looked.as_ref().is_err_and(|error| {
-        let errno = rustix::io::Errno::from_io_error(error);
-        errno == Some(rustix::io::Errno::MFILE) || error.kind() == io::ErrorKind::WouldBlock
-    });
+    let is_left = looked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
     if !is_left && !matches!(looked, Ok(None)) {
         // What the message is too short for, and the descriptors, are let go with it.
         let mut ancillary = RecvAncillaryBuffer::default();
@@ -147,6 +144,13 @@ fn recvmsg(
             other => return Ok(other?),
         }
     }
+}
+
+/// Whether the kernel was short of descriptors or memory, or has too many descriptors in flight: what failed may succeed later.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))
 }
 
 /// Wraps a decode error for the callers that deal in `io::Error`.
