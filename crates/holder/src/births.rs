@@ -6,12 +6,9 @@
 //! Failure paths: a start that fails is answered with the stage and the error, in its place among the others, and costs them
 //! nothing.
 
-use std::os::fd::AsRawFd as _;
-
 use exec_server_log::SLOTS;
 use exec_server_process::{Child, Spawn, SpawnError};
 use exec_server_sandbox::Kit;
-use rustix::process::Resource;
 
 use crate::Spawner;
 use crate::cgroup::Group;
@@ -26,10 +23,6 @@ const TOGETHER_MAX: usize = 8;
 
 /// Descriptors that a start takes: three pipes with both ends, the pidfd, two groups, a segment.
 const START_FDS: u64 = 10;
-
-/// Descriptors that must be free for a start, those it takes included: what is left must do for a new controller, the disk and
-/// the reading of `/proc`. Less where the limit itself is small.
-const FREE_FDS: u64 = 64;
 
 /// A start that was asked for.
 pub(crate) struct Wanted {
@@ -137,10 +130,8 @@ impl<S: Spawner> Holder<S> {
     }
 }
 
-/// Whether enough descriptors are left. The lowest free number tells: the kernel gives out the lowest first.
+/// Whether enough descriptors are left for a start, beside so many others.
 fn has_free_fds(cx: &Context, others: usize) -> bool {
-    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let lowest = rustix::io::fcntl_dupfd_cloexec(&cx.eventfd, 0).map(|fd| u64::from(fd.as_raw_fd().unsigned_abs()));
     let taken = START_FDS.saturating_mul(others as u64);
-    lowest.is_ok_and(|lowest| lowest.saturating_add(taken).saturating_add(FREE_FDS.min(limit / 4)) <= limit)
+    cx.free_fds().is_some_and(|fds| fds.free >= fds.kept.saturating_add(taken))
 }

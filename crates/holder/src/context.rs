@@ -3,11 +3,12 @@
 //! Owns these parts and the small acts that need two of them. It does not know processes.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use exec_server_log::{Control, Pool, Segment};
 use rustix::event::EventfdFlags;
+use rustix::process::Resource;
 
 use crate::Config;
 use crate::cgroup::{Group, Groups};
@@ -19,6 +20,18 @@ use crate::wire::{FromHolder, Status};
 
 /// How long free segments are kept for reuse after the last one came back.
 const TRIM_NS: u64 = 2_000_000_000;
+
+/// Descriptors that children and their output leave free: for a new controller, the disk and the reading of `/proc`. Less where the limit
+/// itself is small.
+const FREE_FDS: u64 = 64;
+
+/// How many descriptors there are.
+pub(crate) struct Fds {
+    /// From the lowest free number to the limit: the kernel gives out the lowest first, so that those at the top are free.
+    pub(crate) free: u64,
+    /// Those of them that are kept for others than children.
+    pub(crate) kept: u64,
+}
 
 pub(crate) struct Context {
     pub(crate) control: Control,
@@ -135,6 +148,14 @@ impl Context {
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let link = self.controller.deadline_ns(self.now_ns);
         [self.trim_at, link, self.spill.deadline_ns()].into_iter().flatten().min()
+    }
+
+    /// How many descriptors are left; `None` where there is not one. Three system calls.
+    pub(crate) fn free_fds(&self) -> Option<Fds> {
+        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let lowest = rustix::io::fcntl_dupfd_cloexec(&self.eventfd, 0).ok()?;
+        let lowest = u64::from(lowest.as_raw_fd().unsigned_abs());
+        Some(Fds { free: limit.saturating_sub(lowest), kept: FREE_FDS.min(limit / 4) })
     }
 
     /// The two descriptors that go with `Welcome`.

@@ -10,7 +10,8 @@
 //! `DropOldest` may drop the segment that holds `Exited`, when others go on writing after the leader's end: the slot's
 //! shared status keeps the exit, and a reader takes it from there when its gap covers that number.
 //!
-//! Failure paths: no memory for a segment blocks and is tried again by the clock; a read error ends its stream.
+//! Failure paths: no memory or no descriptor for a segment blocks and is tried again by the clock, and the policy is asked for
+//! what can be given up, as at the cap; a read error ends its stream.
 
 use exec_server_log::{Blocked, Released};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -167,9 +168,13 @@ impl Process {
 
     /// Makes sure that a record can be appended within the cap.
     fn make_room(&mut self, cx: &mut Context) -> Result<(), Blocked> {
-        if self.writer.room(&mut cx.pool).is_err() {
-            self.retry_later(cx);
-            return Err(Blocked::MemoryCap);
+        if !self.begin_record(cx) {
+            // Once: what the server still has is free when it gives it back, and what goes to disk when it is there.
+            let is_freed = matches!(self.relieve(cx), Step::Freed) && self.begin_record(cx);
+            if !is_freed {
+                self.retry_later(cx);
+                return Err(Blocked::MemoryCap);
+            }
         }
         self.announce(cx);
         while self.writer.memory_segments() > self.cap_segments() {
@@ -180,6 +185,23 @@ impl Process {
         }
         self.spill_ahead(cx);
         Ok(())
+    }
+
+    /// Makes sure that there is a segment for the next record; false where memory or descriptors are short.
+    fn begin_record(&mut self, cx: &mut Context) -> bool {
+        // Asked for once a segment, and not for one that is used again.
+        let takes_fd = !self.writer.has_room() && !cx.pool.has_spare();
+        if takes_fd && !self.may_take_fd(cx) {
+            return false;
+        }
+        self.writer.room(&mut cx.pool).is_ok()
+    }
+
+    /// Whether the log may have one more descriptor. The only one of a process may be of those that are kept, down to the half: where starts
+    /// have taken all others it could say nothing.
+    fn may_take_fd(&self, cx: &Context) -> bool {
+        let is_only = self.writer.memory_segments() == 0;
+        cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.kept / 2 } else { fds.kept })
     }
 
     /// One act of the overflow policy.

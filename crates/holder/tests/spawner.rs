@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
 use exec_server_holder::{Limits, Size};
+use exec_server_log::{Blocked, Control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -31,7 +32,7 @@ fn main() {
         return spawner::serve_stdin().expect("standard input is the socket");
     }
     let spawner = fork_spawner().expect("fork");
-    let tests: [(&str, Test); 10] = [
+    let tests: [(&str, Test); 11] = [
         ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
         ("children_see_three_descriptors_and_the_original_limit", children_see_three_descriptors),
         ("end_leaves_no_descendant_and_no_directory", end_leaves_no_descendant),
@@ -42,6 +43,7 @@ fn main() {
         ("one_terminate_is_enough_for_leader_and_daemon", one_terminate_is_enough_for_leader_and_daemon),
         ("idle_holder_uses_no_processor_time", idle_holder_uses_no_processor_time),
         ("holder_without_descriptors_hears_later", holder_without_descriptors_hears_later),
+        ("flood_leaves_descriptors_for_the_next_server_and_the_disk", flood_leaves_descriptors),
     ];
     for (name, test) in tests {
         test(&spawner);
@@ -61,6 +63,7 @@ fn main() {
 struct Link {
     socket: OwnedFd,
     next_req: u32,
+    control: Option<Control>,
 }
 
 impl Link {
@@ -72,19 +75,26 @@ impl Link {
             dir: open(dir),
             secret: SECRET,
             info: vec![5; INFO_BYTES],
-            limits: Limits { ttl_ms, ..Limits::default() },
+            limits: Limits { ttl_ms, free_floor_bytes: 0, ..Limits::default() },
             original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
             confine: exec_server_holder::Confine::default(),
         };
-        let mut link = Self { socket: handle.create(new).expect("create"), next_req: 0 };
+        let mut link = Self::new(handle.create(new).expect("create"));
         link.hello(1);
         link
+    }
+
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, next_req: 0, control: None }
     }
 
     fn hello(&mut self, epoch: u64) {
         self.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch });
         match self.recv() {
-            Some((FromHolder::Welcome { info, .. }, fds)) => assert_eq!((info.len(), fds.len()), (INFO_BYTES, 2)),
+            Some((FromHolder::Welcome { info, .. }, mut fds)) => {
+                assert_eq!((info.len(), fds.len()), (INFO_BYTES, 2));
+                self.control = Some(Control::open(fds.remove(0)).expect("its layout"));
+            }
             other => panic!("no welcome: {other:?}"),
         }
         self.until(|message| matches!(message, FromHolder::Ready).then_some(()));
@@ -441,6 +451,29 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
     wait_for(|| is_gone(holder));
 }
 
+fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    // Nobody takes what it writes, and its cap is beyond what the descriptors are for.
+    let spec = StartSpec { cap_bytes: 1 << 40, ..shell("read go; head -c 80000000 /dev/zero; exec sleep 1000") };
+    link.ask(StartSpec { pipe_stdin: true, ..spec });
+    let holder = holder_of(link.started().expect("started"));
+    limit_descriptors(holder, Some(64));
+    link.send(&ToHolder::Write { req: 7, slot: 0, key: None, total: 3, offset: 0, data: b"go\n" });
+    let blocked = |link: &Link| link.control.as_ref().expect("mapped").status(0).blocked;
+    wait_for(|| blocked(&link) == Blocked::MemoryCap);
+    // Another server takes over.
+    let mut next = Link::new(spawner::connect(open(dir.path()).as_fd()).expect("the path socket"));
+    next.hello(2);
+    drop(link);
+    // And with nobody there the oldest goes to disk, which is what frees descriptors.
+    next.send(&ToHolder::Detach { ttl_ms: TTL_MS });
+    let written = |link: &Link| link.control.as_ref().expect("mapped").status(0).written;
+    wait_for(|| written(&next) == 80_000_000);
+    next.end();
+    wait_for(|| is_gone(holder));
+}
+
 fn holder_outlives_spawner(spawner: SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut link = Link::create(&spawner, dir.path(), TTL_MS);
@@ -455,7 +488,7 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     drop(link);
     let directory = open(dir.path());
     let socket = spawner::connect(directory.as_fd()).expect("the path socket");
-    let mut link = Link { socket, next_req: 0 };
+    let mut link = Link::new(socket);
     link.hello(2);
     assert!(!is_gone(leader.cast_signed()));
     link.end();

@@ -294,6 +294,11 @@ impl Pool {
         Self { free: Vec::with_capacity(POOL_MAX), made: 0 }
     }
 
+    /// Whether the next segment is one that was there before, and costs neither memory nor a descriptor.
+    pub fn has_spare(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Takes back a segment that no reader has any more, beside so many that are in use. Where the pool is full the memory is freed
     /// instead, and the id returned so that readers can be told to unmap it.
     pub fn recycle(&mut self, segment: Segment, in_use: usize) -> Option<u64> {

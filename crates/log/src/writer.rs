@@ -83,6 +83,12 @@ impl Writer {
         }
     }
 
+    /// Whether the current segment takes one more output record.
+    pub fn has_room(&self) -> bool {
+        let last = self.segments.back().and_then(|held| held.memory.as_ref());
+        last.is_some_and(|segment| !segment.is_sealed() && segment.room() >= ROOM_MIN)
+    }
+
     /// Space for one output record, in a new segment where the current one has too little. Never blocks.
     pub fn room(&mut self, pool: &mut Pool) -> io::Result<Room<'_>> {
         let fresh = self.make_room(pool, ROOM_MIN)?;
