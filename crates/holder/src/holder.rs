@@ -339,7 +339,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// Begins the write that this turn decided on, after the roll that names its process.
+    /// Begins what this turn has decided to write or remove, with a roll of now where the last one is old.
     fn hand_to_disk(&mut self) {
         let is_due = self.cx.is_roll_stale && self.cx.spill.has_files();
         let roll = is_due.then(|| {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
-//!        ├───────── the roll (the latest one) ────────────────────▶ ├───── write, rename ──▶ DIR/processes
+//!        ├───────── Job::Roll, or with a write ───────────────────▶ ├───── write, rename ──▶ DIR/processes
 //!        ▲                                                        │
 //!        └───────────────── Outcome, eventfd ─────────────────────┘
 //! ```
@@ -13,9 +13,13 @@
 //! A segment is written only after the roll that names its process (see [`roll`]): what is on disk can be offered by the next server
 //! also when this holder is killed. A roll that cannot be written fails the segment behind it.
 //!
-//! Bounds: one write with its 1 MiB buffer; one roll; removals are bounded by the files that exist, that is by the quota.
+//! All jobs are done in the order in which they were decided on. Files bear the number of a slot, not of a process: a slot is busy until the
+//! files of its last process are gone, so that no roll names another process there before.
+//!
+//! Bounds: one write with its 1 MiB buffer; three rolls, with the write, before it and behind it; removals are bounded by the files that
+//! exist, that is by the quota.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -39,9 +43,10 @@ const PART_BYTES: usize = if cfg!(feature = "failpoints") { 150_001 } else { SEG
 pub(crate) struct Spill {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    is_writing: bool,
+    /// The slot whose segment is being written, until the outcome is taken.
+    writing: Option<u32>,
     /// Decided on in this turn, handed over at its end.
-    held: Option<Job>,
+    due: Vec<Job>,
     /// Files that are written and not given up.
     files: usize,
     /// Kept between writes while there are more to come.
@@ -70,19 +75,41 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    /// Goes before all jobs; a newer one takes the place of one that was not written yet.
-    roll: Option<String>,
     jobs: VecDeque<Job>,
     outcome: Option<Outcome>,
     /// A job is being done.
     is_busy: bool,
+    /// It removes a file of this slot.
+    removes_of: Option<u32>,
     is_stopped: bool,
 }
 
 enum Job {
-    Write { slot: u32, id: u64, name: String, bytes: Vec<u8>, floor: (u64, u64) },
-    Unlink { name: String },
-    Roll { text: String },
+    /// With the roll that is to be there before, where the one on disk is an old one.
+    Write {
+        roll: Option<String>,
+        slot: u32,
+        id: u64,
+        bytes: Vec<u8>,
+        floor: (u64, u64),
+    },
+    Unlink {
+        slot: u32,
+        id: u64,
+    },
+    Roll {
+        text: String,
+    },
+}
+
+impl Job {
+    /// The slot that a file is removed of.
+    fn removes_of(&self) -> Option<u32> {
+        match self {
+            Self::Unlink { slot, .. } => Some(*slot),
+            Self::Write { .. } | Self::Roll { .. } => None,
+        }
+    }
 }
 
 impl Spill {
@@ -97,8 +124,8 @@ impl Spill {
         Ok(Self {
             shared: Arc::new(shared),
             thread: None,
-            is_writing: false,
-            held: None,
+            writing: None,
+            due: Vec::new(),
             files: 0,
             buffer: Vec::new(),
             rests_until: None,
@@ -124,13 +151,13 @@ impl Spill {
 
     /// Whether a write can begin.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.is_writing && self.rests_until.is_none()
+        self.writing.is_none() && self.rests_until.is_none()
     }
 
     /// Blocks until every job is done. What became of a write is still to be taken.
     pub(crate) fn wait(&self) {
         let mut queue = self.shared.lock();
-        while queue.roll.is_some() || !queue.jobs.is_empty() || queue.is_busy {
+        while !queue.jobs.is_empty() || queue.is_busy {
             queue = self.shared.idle.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -146,35 +173,56 @@ impl Spill {
         segment.encode_for_disk(&mut bytes);
         let id = segment.id();
         let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
-        self.is_writing = true;
-        self.held = Some(Job::Write { slot, id, name: disk_name(slot, id), bytes, floor });
+        self.writing = Some(slot);
+        self.due.push(Job::Write { roll: None, slot, id, bytes, floor });
+    }
+
+    /// The slots of which files are being written or removed: no other process may have them yet.
+    pub(crate) fn busy_slots(&self) -> BTreeSet<u32> {
+        let mut busy: BTreeSet<u32> = self.due.iter().filter_map(Job::removes_of).chain(self.writing).collect();
+        if self.thread.is_some() {
+            let queue = self.shared.lock();
+            busy.extend(queue.jobs.iter().filter_map(Job::removes_of).chain(queue.removes_of));
+        }
+        busy
     }
 
     /// Whether anything is on disk, or about to be.
     pub(crate) fn has_files(&self) -> bool {
-        self.files > 0 || self.is_writing
+        self.files > 0 || self.writing.is_some()
     }
 
-    /// Hands the write of this turn to the thread, after a roll.
-    pub(crate) fn hand_over(&mut self, roll: Option<String>) {
-        if roll.is_some() && self.start_thread().is_ok() {
-            self.shared.lock().roll = roll;
-            self.shared.wake.notify_one();
+    /// Hands what this turn has decided on to the thread, with the roll of now: before the write, or else behind all.
+    pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
+        if self.due.is_empty() && roll.is_none() {
+            return;
         }
-        if let Some(job) = self.held.take() {
-            self.push(job);
+        let has_thread = self.start_thread().is_ok();
+        let mut queue = self.shared.lock();
+        for mut job in self.due.drain(..) {
+            match &mut job {
+                // Rather wait for the disk once than leave the file for ever.
+                Job::Unlink { slot, id } if !has_thread => {
+                    remove(&self.shared.dir, &disk_name(*slot, *id));
+                    continue;
+                }
+                Job::Write { roll: first, .. } => *first = roll.take(),
+                Job::Unlink { .. } | Job::Roll { .. } => {}
+            }
+            queue.jobs.push_back(job);
         }
+        // Where there are files there was a thread.
+        if let Some(text) = roll.filter(|_| has_thread) {
+            queue.push_roll(text);
+        }
+        drop(queue);
+        self.shared.wake.notify_one();
     }
 
-    /// Removes the file of a segment.
+    /// Removes the file of a segment, at the end of this turn.
     pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
         self.files = self.files.saturating_sub(1);
-        let name = disk_name(slot, id);
-        match self.start_thread() {
-            Ok(()) => self.push(Job::Unlink { name }),
-            // Rather wait for the disk once than leave the file for ever.
-            Err(_) => remove(&self.shared.dir, &name),
-        }
+        self.due.push(Job::Unlink { slot, id });
     }
 
     /// The finished write, if there is one. A refusal makes the disk rest until the retry.
@@ -182,7 +230,7 @@ impl Spill {
         // Empty is what a spurious look finds.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
         let mut outcome = self.shared.lock().outcome.take()?;
-        self.is_writing = false;
+        self.writing = None;
         self.buffer = std::mem::take(&mut outcome.bytes);
         match outcome.result {
             Ok(()) => self.files += 1,
@@ -211,7 +259,7 @@ impl Spill {
 
     /// Gives the write buffer back when nothing more is to be written for now.
     pub(crate) fn trim(&mut self) {
-        if !self.is_writing {
+        if self.writing.is_none() {
             self.buffer = Vec::new();
         }
     }
@@ -234,16 +282,24 @@ impl Spill {
         }
         Ok(())
     }
-
-    fn push(&self, job: Job) {
-        self.shared.lock().jobs.push_back(job);
-        self.shared.wake.notify_one();
-    }
 }
 
 impl Drop for Spill {
     fn drop(&mut self) {
         self.shut_down();
+    }
+}
+
+impl Queue {
+    /// A roll behind all jobs. One that waits already is not written any more, unless a segment behind it needs it.
+    fn push_roll(&mut self, text: String) {
+        let is_write = |job: &Job| matches!(job, Job::Write { .. });
+        let from = self.jobs.iter().rposition(is_write).map_or(0, |at| at + 1);
+        let older = self.jobs.iter().skip(from).position(|job| matches!(job, Job::Roll { .. }));
+        if let Some(at) = older {
+            self.jobs.remove(from + at);
+        }
+        self.jobs.push_back(Job::Roll { text });
     }
 }
 
@@ -256,9 +312,8 @@ impl Shared {
     fn next(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
-            let roll = queue.roll.take().map(|text| Job::Roll { text });
-            let job = roll.or_else(|| queue.jobs.pop_front());
-            queue.is_busy = job.is_some();
+            let job = queue.jobs.pop_front();
+            (queue.is_busy, queue.removes_of) = (job.is_some(), job.as_ref().and_then(Job::removes_of));
             if job.is_none() {
                 self.idle.notify_all();
             }
@@ -275,11 +330,14 @@ impl Shared {
         while let Some(job) = self.next() {
             match job {
                 Job::Roll { text } => without_roll = roll::write(&self.dir, &text).err(),
-                Job::Unlink { name } => remove(&self.dir, &name),
-                Job::Write { slot, id, name, bytes, floor } => {
+                Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
+                Job::Write { roll, slot, id, bytes, floor } => {
+                    if let Some(text) = roll {
+                        without_roll = roll::write(&self.dir, &text).err();
+                    }
                     let result = match without_roll.take() {
                         Some(error) => Err(error),
-                        None => write(&self.dir, &name, &bytes, floor),
+                        None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };
                     self.lock().outcome = Some(Outcome { slot, id, result, bytes });
                     // The counter cannot be full: it is read once per write.

@@ -1,9 +1,13 @@
 //! Full logs: blocking, spilling, dropping.
 
+use std::mem::MaybeUninit;
+
 use exec_server_holder::Limits;
+use exec_server_holder::roll::ROLL_NAME;
 use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
 use exec_server_log::Blocked;
 use exec_server_process::Driver;
+use rustix::fs::inotify;
 
 use crate::support::{MIB, Rig, Source, pattern, spec};
 
@@ -220,4 +224,51 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
         rig.server.log(slot).bytes.len() == data.len()
     });
     assert!(rig.server.log(slot).bytes == data);
+}
+
+/// Has a process write more than its cap while nobody is attached, then end; gives its slot.
+#[track_caller]
+fn spill_one(rig: &mut Rig) -> u32 {
+    let slot = rig.start(small(Overflow::Block));
+    let (data, mut at, driver) = (pattern(6 << 20), 0, rig.driver());
+    rig.until(|_| {
+        feed(&driver, &data, &mut at);
+        at == data.len()
+    });
+    driver.exit(0);
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.holder.wait_for_disk();
+    rig.turn();
+    slot
+}
+
+#[test]
+fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
+    let mut rig = limited(1 << 30);
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let (first, second) = (spill_one(&mut rig), spill_one(&mut rig));
+    let is_of = |slot: u32, name: &str| name.starts_with(&format!("{slot}-"));
+    let files = rig.files().iter().filter(|name| is_of(first, name)).count();
+    assert!(files > 2, "{:?}", rig.files());
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).expect("inotify");
+    let kinds = inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
+    inotify::add_watch(&watch, rig.dir.path(), kinds).expect("a watch");
+    // Both in one turn.
+    let (forget, start) = (rig.server.req(), rig.server.req());
+    rig.server.send(&ToHolder::Forget { req: forget, slot: first });
+    rig.server.send(&ToHolder::Start { req: start, spec: spec() });
+    let is_started = |message: &FromHolder| matches!(message, FromHolder::Started { .. });
+    let FromHolder::Started { slot, .. } = rig.until_message(is_started) else { unreachable!("only `Started` fits") };
+    assert!(slot != first && slot != second, "files of another are there under slot {slot}");
+    rig.holder.wait_for_disk();
+    let mut space = [MaybeUninit::uninit(); 4096];
+    let (mut events, mut names) = (inotify::Reader::new(&watch, &mut space), Vec::new());
+    while let Ok(event) = events.next() {
+        names.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
+    }
+    // Removed first, and only then is it said who is there now.
+    assert!(names.iter().take(files).all(|name| is_of(first, name)), "{names:?}");
+    assert_eq!(names.get(files..), Some(&[ROLL_NAME.to_owned()][..]));
+    assert_eq!(rig.start(spec()), first);
 }
