@@ -341,7 +341,7 @@ impl<S: Spawner> Holder<S> {
 
     /// Begins what this turn has decided to write or remove, with a roll of now where the last one is old.
     fn hand_to_disk(&mut self) {
-        let is_due = self.cx.is_roll_stale && self.cx.spill.has_files();
+        let is_due = self.cx.spill.needs_roll(self.cx.is_roll_stale);
         let roll = is_due.then(|| {
             let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
             roll::encode(&processes)

@@ -2,8 +2,8 @@
 //! holder be killed.
 //!
 //! Owns its text: a line per process with its slot, its pid, where its log stood, how it ended where it had, and the opaque record of
-//! its start. It is written with the first segment that goes to disk and again when a process comes, ends or goes; where a log stood
-//! is therefore a lower bound. Knows neither holder nor server; both use it.
+//! its start. It is written with the first segment that goes to disk and again when a process comes, ends or goes, and removed with the
+//! last; where a log stood is therefore a lower bound. Knows neither holder nor server; both use it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

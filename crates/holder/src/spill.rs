@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A segment is written only after the roll that names its process (see [`roll`]): what is on disk can be offered by the next server
-//! also when this holder is killed. A roll that cannot be written fails the segment behind it.
+//! also when this holder is killed. A roll that cannot be written fails the segment behind it. With the last file the roll goes, too: nobody
+//! would keep it true, and a server would believe it. Without one it says that the holder is lost, which is so.
 //!
 //! All jobs are done in the order in which they were decided on. Files bear the number of a slot, not of a process: a slot is busy until the
 //! files of its last process are gone, so that no roll names another process there before.
@@ -49,6 +50,8 @@ pub(crate) struct Spill {
     due: Vec<Job>,
     /// Files that are written and not given up.
     files: usize,
+    /// A roll is there, or on its way.
+    has_roll: bool,
     /// Kept between writes while there are more to come.
     buffer: Vec<u8>,
     /// The disk refused; no write before this time.
@@ -100,6 +103,7 @@ enum Job {
     Roll {
         text: String,
     },
+    UnlinkRoll,
 }
 
 impl Job {
@@ -107,7 +111,7 @@ impl Job {
     fn removes_of(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
-            Self::Write { .. } | Self::Roll { .. } => None,
+            Self::Write { .. } | Self::Roll { .. } | Self::UnlinkRoll => None,
         }
     }
 }
@@ -127,6 +131,7 @@ impl Spill {
             writing: None,
             due: Vec::new(),
             files: 0,
+            has_roll: false,
             buffer: Vec::new(),
             rests_until: None,
             limits,
@@ -192,8 +197,18 @@ impl Spill {
         self.files > 0 || self.writing.is_some()
     }
 
+    /// Whether a roll is to be handed over: there are files, and none that names their processes as they are now.
+    pub(crate) fn needs_roll(&self, is_stale: bool) -> bool {
+        self.has_files() && (is_stale || !self.has_roll)
+    }
+
     /// Hands what this turn has decided on to the thread, with the roll of now: before the write, or else behind all.
     pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
+        self.has_roll |= roll.is_some();
+        if self.has_roll && !self.has_files() {
+            self.has_roll = false;
+            self.due.push(Job::UnlinkRoll);
+        }
         if self.due.is_empty() && roll.is_none() {
             return;
         }
@@ -207,7 +222,7 @@ impl Spill {
                     continue;
                 }
                 Job::Write { roll: first, .. } => *first = roll.take(),
-                Job::Unlink { .. } | Job::Roll { .. } => {}
+                Job::Unlink { .. } | Job::Roll { .. } | Job::UnlinkRoll => {}
             }
             queue.jobs.push_back(job);
         }
@@ -330,6 +345,7 @@ impl Shared {
         while let Some(job) = self.next() {
             match job {
                 Job::Roll { text } => without_roll = roll::write(&self.dir, &text).err(),
+                Job::UnlinkRoll => remove(&self.dir, roll::ROLL_NAME),
                 Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
                 Job::Write { roll, slot, id, bytes, floor } => {
                     if let Some(text) = roll {

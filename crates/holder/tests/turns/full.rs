@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use exec_server_holder::Limits;
-use exec_server_holder::roll::ROLL_NAME;
+use exec_server_holder::roll::{self, ROLL_NAME};
 use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
 use exec_server_log::Blocked;
 use exec_server_process::Driver;
@@ -271,4 +271,24 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
     assert!(names.iter().take(files).all(|name| is_of(first, name)), "{names:?}");
     assert_eq!(names.get(files..), Some(&[ROLL_NAME.to_owned()][..]));
     assert_eq!(rig.start(spec()), first);
+}
+
+#[test]
+fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
+    let mut rig = limited(1 << 30);
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let enrolled = |rig: &Rig| {
+        let text = std::fs::read_to_string(rig.dir.path().join(ROLL_NAME)).expect("a roll");
+        roll::decode(&text).expect("a whole one").iter().map(|process| process.slot).collect::<Vec<_>>()
+    };
+    let first = spill_one(&mut rig);
+    assert_eq!(enrolled(&rig), [first]);
+    rig.server.release(first);
+    rig.turn();
+    rig.holder.wait_for_disk();
+    // What begins now is on no roll, so there must be none.
+    let second = rig.start(spec());
+    assert_eq!(rig.files(), ["sock"]);
+    let third = spill_one(&mut rig);
+    assert_eq!(enrolled(&rig), [first, second, third]);
 }
