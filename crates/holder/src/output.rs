@@ -11,7 +11,7 @@
 //! shared status keeps the exit, and a reader takes it from there when its gap covers that number.
 //!
 //! Failure paths: no memory or no descriptor for a segment blocks and is tried again by the clock, and the policy is asked for
-//! what can be given up, as at the cap; a read error ends its stream.
+//! what can be given up, as at the cap; no memory for a page of it blocks likewise. Any other read error ends its stream.
 
 use exec_server_log::{Blocked, Released};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -42,6 +42,8 @@ enum Step {
 enum Read {
     Bytes(usize),
     Nothing,
+    /// There is no memory to read into now.
+    Short,
     Ended,
 }
 
@@ -74,6 +76,10 @@ impl Process {
             match self.read_record(index, cx) {
                 Read::Bytes(n) => left = left.saturating_sub(n),
                 Read::Nothing => return,
+                Read::Short => {
+                    self.retry_later(cx);
+                    return self.pause(Blocked::MemoryCap, cx);
+                }
                 Read::Ended => return self.end_stream(index, cx),
             }
             if self.is_drained() {
@@ -154,6 +160,8 @@ impl Process {
                 output.tail = 0;
                 return Read::Nothing;
             }
+            // A page of the segment could not be had. What was to be read is still there.
+            Err(Errno::FAULT | Errno::NOMEM) => return Read::Short,
             // EIO is how a terminal ends; any other error will not go away either.
             Err(_) => return Read::Ended,
         };

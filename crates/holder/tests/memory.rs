@@ -1,0 +1,102 @@
+//! A holder that finds no memory for what it reads. A program of its own: it takes pages away from the only log in the process.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
+#![expect(unsafe_code, reason = "pages are taken away and given back")]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use exec_server_holder::spawner::SECRET_NAME;
+use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
+use exec_server_holder::{Config, Confine, Holder, Limits, Spawner};
+use exec_server_log::{Blocked, Control, SEGMENT_BYTES, Status};
+use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use rustix::mm::{MprotectFlags, mprotect};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+const SECRET: [u8; 32] = [7; 32];
+const PAGE: usize = 4096;
+
+#[derive(Clone, Default)]
+struct Script(Arc<Mutex<Option<Driver>>>);
+
+impl Spawner for Script {
+    fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
+        let (child, driver) =
+            Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
+        *self.0.lock().expect("no test panics with it") = Some(driver);
+        Ok(child)
+    }
+}
+
+/// Where the holder has mapped its segment: the mapping that can be written.
+fn segment() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    let mut segments = maps.lines().filter(|line| line.contains("exec-server-log") && line.contains(" rw-s "));
+    let line = segments.next().expect("a segment");
+    assert!(segments.next().is_none(), "{maps}");
+    usize::from_str_radix(line.split('-').next().expect("an address"), 16).expect("an address")
+}
+
+/// Takes all pages but the first of the segment away, or gives them back.
+fn protect(segment: usize, flags: MprotectFlags) {
+    let start = std::ptr::with_exposed_provenance_mut(segment + PAGE);
+    // SAFETY: the pages are those of the holder's mapping, and of this thread, which is not inside it now.
+    unsafe { mprotect(start, SEGMENT_BYTES - PAGE, flags).expect("mapped") }
+}
+
+#[test]
+fn want_of_a_page_is_no_end_of_the_stream() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+    let config = Config {
+        dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
+        secret: SECRET,
+        info: Vec::new(),
+        limits: Limits::default(),
+        nofile: None,
+        confine: Confine::default(),
+        exclusive: false,
+    };
+    let script = Script::default();
+    let mut holder = Holder::new(config, theirs, script.clone(), 0).expect("a holder");
+    let send = |message: &ToHolder<'_>| wire::send(&ours, message, &[]).expect("room");
+    send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch: 1 });
+    let argv = vec![b"script".to_vec()];
+    let spec = StartSpec { argv, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
+    send(&ToHolder::Start { req: 1, spec });
+    let mut control = None;
+    let mut until = |now_ns: u64, is_true: &dyn Fn(Status) -> bool| {
+        let start = Instant::now();
+        loop {
+            holder.turn(now_ns);
+            while let Ok(Some((message, mut fds))) = wire::recv(&ours) {
+                if matches!(message, FromHolder::Welcome { .. }) {
+                    control = Some(Control::open(fds.remove(0)).expect("its layout"));
+                }
+            }
+            if control.as_ref().is_some_and(|control| is_true(control.status(0))) {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "waited too long");
+        }
+    };
+    until(0, &|status| status.next_seq == 1);
+    let driver = script.0.lock().expect("no test panics with it").clone().expect("started");
+    assert_eq!(driver.write_stdout(b"before").expect("room"), 6);
+    until(0, &|status| status.written == 6);
+    let segment = segment();
+    protect(segment, MprotectFlags::empty());
+    assert_eq!(driver.write_stdout(&[b'x'; 3 * PAGE]).expect("room"), 3 * PAGE);
+    until(0, &|status| status.blocked == Blocked::MemoryCap);
+    assert_eq!(driver.write_stdout(b"more").expect("nobody has closed it"), 4);
+    protect(segment, MprotectFlags::READ | MprotectFlags::WRITE);
+    until(1_000_000_000, &|status| status.written == 6 + 3 * PAGE as u64 + 4);
+    driver.exit(0);
+    driver.close_all();
+    until(1_000_000_000, &|status| status.closed_seq.is_some());
+}
