@@ -145,9 +145,9 @@ impl Context {
         }
     }
 
+    /// When something is due that is done in every turn, whatever else rests.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        let link = self.controller.deadline_ns(self.now_ns);
-        [self.trim_at, link, self.spill.deadline_ns()].into_iter().flatten().min()
+        self.trim_at.into_iter().chain(self.controller.deadline_ns(self.now_ns)).min()
     }
 
     /// How many descriptors are left; `None` where there is not one. Three system calls.

@@ -3,8 +3,8 @@
 //! Owns the order at the end: what the streams held when the leader died is in the log before `Exited`, and `Closed` is
 //! the last event. It does not read streams itself and does not know the session.
 //!
-//! Failure paths: a kill that did not reach everybody is repeated by the clock; an event that finds no memory likewise. A
-//! leader that somebody else reaped is reported with code -1, not waited for.
+//! Failure paths: a kill that did not reach everybody is repeated by the clock; an event that finds no memory likewise, and a dead
+//! leader that whoever traces it has not waited for. A leader that somebody else reaped is reported with code -1, not waited for.
 
 use std::os::fd::BorrowedFd;
 
@@ -27,6 +27,9 @@ const PTY_TAIL_BYTES: u64 = 256 * 1024;
 /// When a kill is looked at again that found new processes to its last round, or others who held the streams.
 const KILL_AGAIN_NS: u64 = 50_000_000;
 
+/// When a dead leader is asked for again that somebody traces: it is ours only when its tracer has waited for it.
+const REAP_AGAIN_NS: u64 = 50_000_000;
+
 /// When a kill is repeated that the system refused.
 const KILL_RETRY_NS: u64 = 1_000_000_000;
 
@@ -37,7 +40,7 @@ impl Process {
             self.phase = Phase::Draining;
             self.measure_tails();
         }
-        self.watch_exit_now(false, cx);
+        self.unwatch_exit(cx);
         for index in 0..self.outputs.len() {
             self.read(index, cx);
         }
@@ -87,7 +90,8 @@ impl Process {
         let Some(child) = &mut self.child else { return };
         let exited = match child.try_wait() {
             Ok(Some(exited)) => exited,
-            Ok(None) => return self.watch_exit_now(true, cx),
+            // Not by its descriptor, which is ready all the time.
+            Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
             Err(_) => Exited { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
         };
         let exit = self.exit_of(exited);
@@ -245,11 +249,10 @@ impl Process {
         }
     }
 
-    fn watch_exit_now(&mut self, is_wanted: bool, cx: &mut Context) {
-        let want = if is_wanted { EventFlags::IN } else { EventFlags::empty() };
+    fn unwatch_exit(&mut self, cx: &mut Context) {
         let fd = self.child.as_ref().map(Child::exit_fd);
         let token = Source::Exit.token(self.slot);
-        if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, want).is_err()) {
+        if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, EventFlags::empty()).is_err()) {
             self.retry_later(cx);
         }
     }

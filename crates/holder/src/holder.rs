@@ -447,9 +447,12 @@ impl<S: Spawner> Holder<S> {
     fn deadline_ns(&self) -> Option<u64> {
         let adoption = self.adoption.as_ref().map(Adoption::deadline_ns);
         let ending = self.ending.as_ref().map(Ending::deadline_ns);
-        let work = self.next_process_deadline.filter(|_| self.may_work() && self.ending.is_none());
-        let others = [self.lease.deadline_ns(), self.door.deadline_ns(), self.cx.deadline_ns()];
-        [adoption, ending, work].into_iter().chain(others).flatten().min()
+        // Only what a turn will do: a time that has passed and is counted all the same makes the wait none at all.
+        let lease = self.lease.deadline_ns().filter(|_| self.ending.is_none());
+        let may_work = self.may_work() && self.ending.is_none();
+        let work = [self.next_process_deadline, self.cx.spill.deadline_ns()].map(|at| at.filter(|_| may_work));
+        let others = [adoption, ending, lease, self.door.deadline_ns(), self.cx.deadline_ns()];
+        work.into_iter().chain(others).flatten().min()
     }
 }
 

@@ -270,7 +270,11 @@ impl Process {
 
     /// Tries the process again by the clock.
     pub(crate) fn retry_later(&mut self, cx: &mut Context) {
-        self.timing.retry_at = Some(cx.now_ns.saturating_add(RETRY_NS));
+        self.retry_in(RETRY_NS, cx);
+    }
+
+    pub(crate) fn retry_in(&mut self, ns: u64, cx: &mut Context) {
+        self.timing.retry_at = Some(cx.now_ns.saturating_add(ns));
         cx.has_new_deadline = true;
     }
 }

@@ -90,7 +90,7 @@ pub(crate) struct Timing {
     pub(crate) idle: Option<(u64, u64)>,
     /// End of a grace period, or another try of a kill that was not complete.
     pub(crate) kill_at: Option<u64>,
-    /// Memory was short; try again.
+    /// Memory was short, or a leader could not be reaped yet; try again.
     pub(crate) retry_at: Option<u64>,
 }
 

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use exec_server_holder::Limits;
 use exec_server_holder::roll::{self, ROLL_NAME};
-use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
+use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
 use exec_server_log::Blocked;
 use exec_server_process::Driver;
 use rustix::fs::inotify;
@@ -224,6 +224,31 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
         rig.server.log(slot).bytes.len() == data.len()
     });
     assert!(rig.server.log(slot).bytes == data);
+}
+
+#[test]
+fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
+    let limits =
+        Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
+    let mut rig = Rig::build(Source::default(), limits);
+    let slot = rig.start(small(Overflow::Block));
+    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    let (data, mut at) = (pattern(12 << 20), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::DiskFull);
+    // Requests whose answers nobody reads, until it hears no more of them.
+    for req in 0..100_000 {
+        if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+            rig.holder.turn(0);
+            if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+                break;
+            }
+        }
+    }
+    rig.now = 1_000_000_000;
+    let turn = rig.holder.turn(rig.now);
+    assert!(turn.next_deadline_ns.is_none_or(|at| at > rig.now), "{turn:?}");
+    // When it is read again the disk is tried again, and rests once more.
+    rig.until(|rig| rig.last.next_deadline_ns == Some(2_000_000_000));
 }
 
 /// Has a process write more than its cap while nobody is attached, then end; gives its slot.

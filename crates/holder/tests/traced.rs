@@ -1,0 +1,172 @@
+//! A dead leader that somebody traces: its descriptor says that it is dead, and it cannot be reaped. A program of its own, for the
+//! tracer is a fork of it.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
+#![expect(unsafe_code, reason = "nothing that is safe forks and traces")]
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use exec_server_holder::spawner::SECRET_NAME;
+use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
+use exec_server_holder::{Config, Confine, Forker, Holder, Limits, Turn};
+use exec_server_log::{Control, Status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+const SECRET: [u8; 32] = [7; 32];
+const MS: u64 = 1_000_000;
+
+/// A process that traces another and never waits for it. It ends when this is dropped, or its thread.
+struct Tracer(Pid);
+
+impl Tracer {
+    /// `None` where nobody may trace on this host.
+    fn of(pid: u32) -> Option<Self> {
+        let (told, tells) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        // SAFETY: the child makes nothing but system calls, on numbers and one byte of its own, and ends without returning.
+        let tracer = unsafe {
+            let tracer = libc::fork();
+            if tracer == 0 {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                let none = std::ptr::null_mut::<libc::c_void>();
+                let word = u8::from(libc::ptrace(libc::PTRACE_SEIZE, pid, none, none) == 0);
+                libc::write(tells.as_raw_fd(), (&raw const word).cast(), 1);
+                loop {
+                    libc::pause();
+                }
+            }
+            tracer
+        };
+        let tracer = Self(Pid::from_raw(tracer).expect("forked"));
+        let mut word = [0];
+        rustix::io::read(&told, &mut word).expect("it says how it went");
+        (word == [1]).then_some(tracer)
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::KILL).expect("our child");
+        waitpid(Some(self.0), WaitOptions::empty()).expect("our child");
+    }
+}
+
+struct Rig {
+    holder: Holder<Forker>,
+    socket: OwnedFd,
+    control: Option<Control>,
+    pid: Option<u32>,
+    now: u64,
+    last: Option<Turn>,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    /// A holder with one process that sleeps.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+        let config = Config {
+            dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
+            secret: SECRET,
+            info: Vec::new(),
+            limits: Limits::default(),
+            nofile: None,
+            confine: Confine::default(),
+            exclusive: false,
+        };
+        let holder = Holder::new(config, theirs, Forker, 0).expect("a holder");
+        let mut rig = Self { holder, socket, control: None, pid: None, now: 0, last: None, _dir: dir };
+        rig.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch: 1 });
+        let argv = ["sleep", "1000"].map(|word| word.as_bytes().to_vec()).to_vec();
+        let env = vec![b"PATH=/usr/bin:/bin".to_vec()];
+        let spec = StartSpec { argv, env, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
+        rig.send(&ToHolder::Start { req: 1, spec });
+        rig.until(|rig| rig.pid.is_some());
+        rig
+    }
+
+    fn send(&self, message: &ToHolder<'_>) {
+        wire::send(&self.socket, message, &[]).expect("room");
+    }
+
+    fn turn(&mut self) {
+        self.last = Some(self.holder.turn(self.now));
+        while let Ok(Some((message, mut fds))) = wire::recv(&self.socket) {
+            match message {
+                FromHolder::Welcome { .. } => {
+                    self.control = Some(Control::open(fds.remove(0)).expect("its layout"));
+                }
+                FromHolder::Started { pid, .. } => self.pid = Some(pid),
+                _ => {}
+            }
+        }
+    }
+
+    #[track_caller]
+    fn until(&mut self, is_true: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        loop {
+            self.turn();
+            if is_true(self) {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "waited too long");
+        }
+    }
+
+    fn status(&self) -> Status {
+        self.control.as_ref().expect("welcomed").status(0)
+    }
+
+    /// Whether the leader is dead and not reaped.
+    fn is_zombie(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.expect("started"))).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+    }
+
+    /// Whether a wait would end at once, or before its time.
+    fn is_awake(&self) -> bool {
+        let is_ready = poll(&mut [PollFd::new(&self.holder.as_fd(), PollFlags::IN)], Some(&Timespec::default()));
+        let next = self.last.as_ref().and_then(|turn| turn.next_deadline_ns);
+        is_ready.expect("poll") > 0 || next.is_some_and(|at| at <= self.now)
+    }
+}
+
+#[test]
+fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
+    let mut rig = Rig::new();
+    let Some(tracer) = Tracer::of(rig.pid.expect("started")) else { return };
+    rig.send(&ToHolder::Terminate { req: 2, slot: 0, grace_ms: None });
+    rig.until(Rig::is_zombie);
+    // What is ready is handled, and then there is nothing more to be done.
+    rig.until(|rig| !rig.is_awake());
+    assert!(rig.status().exited.is_none() && rig.is_zombie());
+    drop(tracer);
+    rig.now += 50 * MS;
+    rig.until(|rig| rig.status().closed_seq.is_some());
+    assert_eq!(rig.status().exited.map(|(_, exit)| exit.signal), Some(Some(9)));
+}
+
+#[test]
+fn session_that_takes_long_to_end_does_not_look_at_its_clock() {
+    let mut rig = Rig::new();
+    let Some(tracer) = Tracer::of(rig.pid.expect("started")) else { return };
+    rig.send(&ToHolder::Detach { ttl_ms: 50 });
+    rig.turn();
+    rig.send(&ToHolder::End { req: 2 });
+    rig.until(Rig::is_zombie);
+    // Its time to live is over by now, and it is ending already.
+    rig.now += 100 * MS;
+    rig.turn();
+    assert!(!rig.is_awake() && !rig.last.expect("turned").ended);
+    drop(tracer);
+    rig.now += 100 * MS;
+    rig.until(|rig| rig.last.is_some_and(|turn| turn.ended));
+}
