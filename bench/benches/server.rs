@@ -118,6 +118,10 @@ impl Holders for NoHolders {
         Ok(Vec::new())
     }
 
+    fn look(&self, _session: &str) -> io::Result<Option<Found>> {
+        Ok(None)
+    }
+
     fn write_record(&self, _session: &str, _record: &[u8]) -> io::Result<()> {
         Ok(())
     }
