@@ -150,7 +150,7 @@ pub(crate) enum Failure {
 impl Failure {
     /// What a holder says about a start that came to nothing.
     pub(crate) fn start(meta: &Meta, stage: Stage, errno: i32, detail: &[u8]) -> Self {
-        let program = meta.argv.first().cloned().unwrap_or_default();
+        let program = meta.program();
         let source = io::Error::from_raw_os_error(errno);
         match stage {
             Stage::Input => {

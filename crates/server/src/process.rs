@@ -76,6 +76,13 @@ pub(crate) struct Meta {
     pub(crate) sandbox: Option<AppliedSandbox>,
 }
 
+impl Meta {
+    /// What was to be run.
+    pub(crate) fn program(&self) -> String {
+        self.argv.first().cloned().unwrap_or_default()
+    }
+}
+
 pub(crate) struct Process {
     /// The session it belongs to.
     pub(crate) session: Arc<str>,

@@ -98,12 +98,6 @@ pub(crate) struct Launch {
     pub(crate) peer: Arc<str>,
 }
 
-impl Launch {
-    fn program(&self) -> String {
-        self.meta.argv.first().cloned().unwrap_or_default()
-    }
-}
-
 impl Session {
     pub(crate) fn new(
         id: Arc<str>,
@@ -373,7 +367,7 @@ impl Session {
         let prepared = async {
             // Those that wait for a slot need none yet.
             let reserved =
-                Reserved::new().map_err(|source| Failure::Resources { program: launch.program(), source })?;
+                Reserved::new().map_err(|source| Failure::Resources { program: launch.meta.program(), source })?;
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;
             let link = self.link().await?;
@@ -391,7 +385,6 @@ impl Session {
                 return reply.fail(&failure);
             }
         };
-        let program = launch.program();
         let Launch { meta, spec, .. } = launch;
         let (confining, session) = (confined.clone(), Arc::downgrade(self));
         let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
@@ -401,7 +394,7 @@ impl Session {
             self.handle_start_failed(&meta.process_id, &gate);
             reply.fail(&match error.kind() {
                 io::ErrorKind::BrokenPipe => self.holder_lost(),
-                _ => Failure::Resources { program, source: error },
+                _ => Failure::Resources { program: meta.program(), source: error },
             });
         }
     }

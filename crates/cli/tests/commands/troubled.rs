@@ -275,12 +275,15 @@ fn input_that_cannot_be_read_is_not_its_end() {
 fn input_that_a_server_refuses_is_not_its_end() {
     let server = TestServer::start();
     let middleman = Middleman::start(server.url(), |side, message| {
-        if asks(side, message, "process/write") { refusal("overloaded") } else { Deed::Pass }
+        if asks(side, message, "process/write") { refusal("resourcesExhausted") } else { Deed::Pass }
     });
     let output = run_through(&middleman, &Home::new());
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
-    assert!(said.contains("because its input is not whole: pass standard input on: refused: overloaded"), "{said}");
+    assert!(
+        said.contains("because its input is not whole: pass standard input on: refused: resourcesExhausted"),
+        "{said}"
+    );
 }
 
 #[test]

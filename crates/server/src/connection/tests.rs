@@ -1,0 +1,43 @@
+//! What becomes of messages that come behind a goodbye.
+
+use std::pin::Pin;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use super::*;
+
+/// Lines without end, counted as they are read.
+struct Lines {
+    left: usize,
+    budget: Arc<Budget>,
+    share: Arc<Share>,
+}
+
+impl AsyncRead for Lines {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let len = buf.remaining().min(self.left).min(64 << 10);
+        if len > 0 {
+            buf.put_slice(&vec![b'x'; len - 1]);
+            buf.put_slice(b"\n");
+        }
+        self.left -= len;
+        self.budget.grow(&self.share, len);
+        Poll::Ready(Ok(()))
+    }
+}
+
+// All of it was counted until the connection had gone: meanwhile nobody else could ask for much.
+#[tokio::test]
+async fn what_comes_behind_a_goodbye_takes_no_room_from_others() {
+    let budget = Arc::new(Budget::new(8 << 20));
+    let share = budget.join(1);
+    let lines = Lines { left: 64 << 20, budget: budget.clone(), share: share.clone() };
+    let mut receiver = Receiver::new(Framing::Lines { max: 1 << 20 }, Box::new(lines), BytesMut::new());
+    discard(&mut receiver, &budget, &share).await;
+    assert!(!share.is_shed() && budget.park(4 << 20));
+}
