@@ -1,8 +1,8 @@
 //! `exec-server forget`: drops ended processes and what they wrote.
 //!
 //! A session that is empty behind that is not ended. Nothing tells whether `run --detach` left it for good or its client is about
-//! to mend its link; so it gets the short life of a session without processes, which a client that comes back in that time
-//! makes its own again. Must not end what runs.
+//! to mend its link; so it only gets a short life, and a client that comes back in that time makes it its own again. Must not end
+//! what runs.
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
@@ -19,12 +19,15 @@ use exec_server_client::{
 
 use crate::{
     args, codes,
-    connect::{Server, VISIT_TTL_MS, Visit},
+    connect::{Server, Visit},
     env_token, ids,
     ids::NoProcess,
     kill::keep_first,
     runtime,
 };
+
+/// What an empty session has left to live: time for a client to notice that its link is dead and to come back.
+const EMPTY_TTL_MS: u64 = 30_000;
 
 /// Does it to each.
 pub(crate) fn run(args: &args::Forget, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
@@ -70,7 +73,7 @@ async fn emptied(visit: &Visit, mut sessions: BTreeSet<SessionId>) -> BTreeSet<S
 
 /// Gives an empty session less time to live. One that somebody is attached to is not handed over, and stays as it is.
 async fn shorten(server: &Server, session: &SessionId) {
-    for ttl in [Ttl::Ms(VISIT_TTL_MS), Ttl::Unlimited] {
+    for ttl in [Ttl::Ms(EMPTY_TTL_MS), Ttl::Unlimited] {
         // Once, and never again where it is taken from us: whoever takes it is its client.
         let open = server.open(|builder| {
             builder.resume(session.clone()).ttl(ttl).connect_retry_for(Duration::ZERO).recover_for(Duration::ZERO)

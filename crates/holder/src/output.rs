@@ -22,6 +22,9 @@ use crate::poller::EventFlags;
 use crate::process::{Phase, Process, stream_fd};
 use crate::wire::{FromHolder, Overflow};
 
+/// What is read of a terminal at once: it keeps no more.
+const TERMINAL_BYTES: usize = 4096;
+
 /// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this: twice what a pipe holds. Pipes
 /// keep the size that they are born with: measured, a wider one made a single child no faster, and eight together slower.
 const TURN_BYTES: usize = 128 * 1024;
@@ -152,15 +155,21 @@ impl Process {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else { return Read::Nothing };
         let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { return Read::Nothing };
         // The caller has made room, so this takes no new segment.
-        let Ok(room) = self.writer.room(&mut cx.pool) else { return Read::Nothing };
-        let n = match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *room.buf)) {
+        let Ok(mut room) = self.writer.room(&mut cx.pool) else { return Read::Nothing };
+        let buf = if self.is_tty {
+            let Ok(buf) = room.backed(TERMINAL_BYTES) else { return Read::Short };
+            buf
+        } else {
+            room.buf
+        };
+        let n = match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *buf)) {
             Ok(0) => return Read::Ended,
             Ok(n) => n,
             Err(Errno::AGAIN) => {
                 output.tail = 0;
                 return Read::Nothing;
             }
-            // A page of the segment could not be had. What was to be read is still there.
+            // A page of the segment could not be had. What was to be read is still in its pipe; a terminal's had its page.
             Err(Errno::FAULT | Errno::NOMEM) => return Read::Short,
             // EIO is how a terminal ends; any other error will not go away either.
             Err(_) => return Read::Ended,

@@ -202,7 +202,8 @@ impl Spill {
         self.has_files() && (is_stale || !self.has_roll)
     }
 
-    /// Hands what this turn has decided on to the thread, with the roll of now: before the write, or else behind all.
+    /// Hands what this turn has decided on to the thread, with the roll of now: with the write, or else before the rest. What is forgotten is
+    /// off the roll before its files go, so that no kill in between brings it back; nobody has its slot until they are gone.
     pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
         self.has_roll |= roll.is_some();
         if self.has_roll && !self.has_files() {
@@ -214,6 +215,11 @@ impl Spill {
         }
         let has_thread = self.start_thread().is_ok();
         let mut queue = self.shared.lock();
+        let has_write = self.due.iter().any(|job| matches!(job, Job::Write { .. }));
+        // Where there are files there was a thread.
+        if let Some(text) = roll.take_if(|_| !has_write).filter(|_| has_thread) {
+            queue.push_roll(text);
+        }
         for mut job in self.due.drain(..) {
             match &mut job {
                 // Rather wait for the disk once than leave the file for ever.
@@ -225,10 +231,6 @@ impl Spill {
                 Job::Unlink { .. } | Job::Roll { .. } | Job::UnlinkRoll => {}
             }
             queue.jobs.push_back(job);
-        }
-        // Where there are files there was a thread.
-        if let Some(text) = roll.filter(|_| has_thread) {
-            queue.push_roll(text);
         }
         drop(queue);
         self.shared.wake.notify_one();

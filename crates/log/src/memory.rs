@@ -8,7 +8,8 @@ use std::{
 
 use rustix::{
     fs::{self, MemfdFlags, SealFlags},
-    mm::{self, MapFlags, ProtFlags},
+    io::Errno,
+    mm::{self, Advice, MapFlags, ProtFlags},
 };
 
 /// Why a descriptor was not accepted as shared memory of a log.
@@ -115,6 +116,21 @@ impl Map {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+}
+
+/// Makes sure that there are pages behind a part of a mapping, before something is read into it that cannot be read a second time. An older
+/// kernel than 5.14 cannot, and is believed.
+pub(crate) fn populate(part: &mut [u8]) -> io::Result<()> {
+    let beyond = part.as_ptr().addr() % rustix::param::page_size();
+    // SAFETY: the pages of the part belong to its mapping, which begins at a page; they get their frames, and keep what is in them.
+    let populated = unsafe {
+        let start = part.as_mut_ptr().wrapping_sub(beyond);
+        mm::madvise(start.cast(), part.len() + beyond, Advice::LinuxPopulateWrite)
+    };
+    match populated {
+        Err(Errno::INVAL) => Ok(()),
+        other => Ok(other?),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     event::{self, Exit, Stream},
     failpoint,
     layout::{KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
+    memory,
     segment::{Place, Pool, Segment, SegmentInfo},
 };
 
@@ -18,6 +19,16 @@ pub struct Room<'a> {
     pub buf: &'a mut [u8],
     /// A new segment began, which readers must be told of: see [`Writer::take_fresh`].
     pub fresh: bool,
+}
+
+impl Room<'_> {
+    /// The first `len` bytes of it, with memory behind them: for a source that forgets what it could not hand over, as a terminal does.
+    pub fn backed(&mut self, len: usize) -> io::Result<&mut [u8]> {
+        let len = len.min(self.buf.len());
+        let part = &mut self.buf[..len];
+        memory::populate(part)?;
+        Ok(part)
+    }
 }
 
 /// What became of a segment that the server had taken.

@@ -20,7 +20,7 @@ use exec_server_protocol::{
     frame::{self, WriteFrame},
     http, limits,
     message::{self, Trace},
-    method::{self, Class, Method},
+    method::{self, Class, Method, Scope},
     process::{self, AckParams},
 };
 use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
@@ -453,9 +453,10 @@ impl Connection {
         bytes: usize,
         call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
     ) {
-        // Until it is answered it may keep all that it carries. Small ones are bounded by their number, and cost nobody a look.
+        // Until it is answered it may keep all that it carries. Small ones are bounded by their number, and cost nobody a look; but for input, of
+        // which a small piece must not find room where the larger one before it did not.
         let reply = match method.class {
-            Class::Ordered if bytes > SMALL_BYTES => match reply.park(bytes) {
+            Class::Ordered if bytes > SMALL_BYTES || method.scope == Some(Scope::Stdin) => match reply.park(bytes) {
                 Ok(reply) => reply,
                 Err((reply, failure)) => return reply.fail(&failure),
             },

@@ -388,11 +388,12 @@ impl Core {
                             return;
                         }
                     }
+                    // It has ended meanwhile, by its own clock or by somebody's hand; or what is left of it will never be understood.
+                    Ok(None) => return,
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => return,
                     // A directory that cannot be read now says nothing about the holder.
                     Ok(Some(Found::Silent)) | Err(_) => {}
-                    // It has ended meanwhile, by its own clock or by somebody's hand.
                     Ok(Some(left)) => return core.adopt_left(id, left).await,
-                    Ok(None) => return,
                 }
             }
         });

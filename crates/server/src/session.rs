@@ -11,10 +11,8 @@
 
 use std::{
     collections::BTreeMap,
-    future::poll_fn,
     io,
     sync::{Arc, Mutex, Weak},
-    task::Poll,
     time::Duration,
 };
 
@@ -26,16 +24,16 @@ use tokio::time::Instant;
 use crate::{
     connection::Peer,
     core::{Config, Core, Principal, Remains},
-    descriptors::Reserved,
     error::Failure,
     files::Files,
-    link::{Link, Shortage, Unsent, Waiter},
+    link::{Link, Shortage},
     process::{Birth, Meta, Process, lock},
-    pump::{Follow, Manners, Order, Reply, Role, Start},
-    sandbox::{self, Confinement},
+    pump::{Follow, Manners, Order, Role, Start},
+    sandbox::Confinement,
 };
 
 mod record;
+mod starting;
 mod table;
 
 use self::table::{Entry, State};
@@ -339,64 +337,10 @@ impl Session {
                 state.forget(&old);
             }
         }
-        if state.running_beyond(config.processes_max) {
-            return Err(Failure::TooMany { what: "running processes in this session", most: config.processes_max });
-        }
         state.make_room(now, config.closed_processes);
         let gate = Gate::new();
         state.processes.insert(id.to_owned(), Entry::Starting(gate.clone()));
         Ok(gate)
-    }
-
-    /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
-    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
-        let session = self.clone();
-        let mut task = Box::pin(async move { session.hand_over(launch, gate, reply).await });
-        // Begun here, so that starts keep their order. What is not done then is the core's: a connection that ends while the holder is
-        // being made takes neither the holder nor the reserved id with it.
-        if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending()
-            && let Some(core) = self.core.upgrade()
-        {
-            core.spawn(task);
-        }
-    }
-
-    async fn hand_over(self: &Arc<Self>, mut launch: Launch, gate: Gate, reply: Reply) {
-        // Behind the name, which is reserved: whoever asks for it meanwhile waits for this start.
-        let reply = reply.take_slot().await;
-        let prepared = async {
-            // Those that wait for a slot need none yet.
-            let reserved =
-                Reserved::new().map_err(|source| Failure::Resources { program: launch.meta.program(), source })?;
-            let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
-            let turn = self.record_start(&launch).await?;
-            let link = self.link().await?;
-            if confined.is_some() && !link.takes_sandboxes() {
-                let what = "the holder of this session is of an earlier release; open a new session".to_owned();
-                return Err(Failure::NotEnforceable { what });
-            }
-            Ok((link, turn, confined, reserved))
-        };
-        let (link, _turn, confined, reserved) = match prepared.await {
-            Ok(prepared) => prepared,
-            Err(failure) => {
-                self.record_failed(&launch.meta.process_id, &failure);
-                self.handle_start_failed(&launch.meta.process_id, &gate);
-                return reply.fail(&failure);
-            }
-        };
-        let Launch { meta, spec, .. } = launch;
-        let (confining, session) = (confined.clone(), Arc::downgrade(self));
-        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
-        if let Err(unsent) = link.start(waiter, spec, confined)
-            && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
-        {
-            self.handle_start_failed(&meta.process_id, &gate);
-            reply.fail(&match error.kind() {
-                io::ErrorKind::BrokenPipe => self.holder_lost(),
-                _ => Failure::Resources { program: meta.program(), source: error },
-            });
-        }
     }
 
     /// The holder has started a process.
@@ -415,14 +359,6 @@ impl Session {
         if let Some(peer) = attached.filter(|peer| peer.is_listening()) {
             peer.mailbox.order(follow(process, Start::After(process.owner_position()), peer.manners()));
         }
-    }
-
-    pub(crate) fn handle_start_failed(&self, id: &str, gate: &Gate) {
-        let mut state = lock(&self.state);
-        if state.is_starting(id, gate) {
-            state.processes.remove(id);
-        }
-        gate.close();
     }
 
     pub(crate) fn lookup(&self, id: &str) -> Lookup {

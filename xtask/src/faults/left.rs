@@ -18,11 +18,14 @@ use super::{Figures, Setting, lanes};
 use crate::{
     children::{self, RECORD, Records},
     random::Random,
-    server::Setup,
+    server::{self, Setup},
 };
 
 /// Longer than any of the commands may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a session without processes has left to live behind `forget`, and some.
+const EMPTY_FOR: Duration = Duration::from_secs(45);
 
 /// The child mode: waits for the file `gate` in the middle.
 pub(crate) fn child(id: u64, count: u64, gate: &str) -> Result<()> {
@@ -55,6 +58,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         bytes += outcome.with_context(|| format!("client {id}; the server says: {}", setup.log_tail()))?;
         ended += u64::from(kills);
     }
+    wait_for_empty_sessions(&setup)?;
     lanes::finish(&setup, server)?;
     Ok(vec![
         Figures::default()
@@ -63,6 +67,16 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             .set("ended_by_kill", ended)
             .set("bytes", bytes),
     ])
+}
+
+/// Sessions whose last process was forgotten have half a minute left, should their clients only be away; then their holders go.
+fn wait_for_empty_sessions(setup: &Setup) -> Result<()> {
+    let deadline = Instant::now() + EMPTY_FOR;
+    while setup.family().into_iter().any(|pid| server::comm(pid).is_some_and(|name| name == "exec-holder")) {
+        ensure!(Instant::now() < deadline, "holders of empty sessions are there after {EMPTY_FOR:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// A program whose client is killed.

@@ -8,7 +8,7 @@ use exec_server_server::access::Floor;
 
 use crate::limits::Amount;
 
-/// Requests of one connection that may run at once, whatever is asked for: all that may wait.
+/// Starts of one connection that may run at once, whatever is asked for: all that may wait.
 pub(super) const CONCURRENT_MAX: usize = limits::STARTS_WAITING;
 
 const FORMS: &str = "must be like 500ms, 30s, 10m, 24h or 30d";

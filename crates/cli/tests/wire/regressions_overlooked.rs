@@ -105,6 +105,35 @@ fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
     assert_eq!(client.collect("sleep").code(), 137);
 }
 
+// What waits has begun nothing: it counts for no limit, and goes with a connection that ends.
+#[test]
+fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
+    let server = TestServer::builder().arg("--concurrent-requests").arg("1").arg("--max-processes").arg("3").start();
+    let mut client = server.connect();
+    let session = initialize(&mut client, modern());
+    client.ok("process/start", sh("runs", "exec sleep 1000"));
+    let stopped = Stopped::new(holder(&server));
+    for name in ["begins", "waits", "waits-too", "waits-longer"] {
+        client.send_request("process/start", sh(name, "exec sleep 1000"));
+    }
+    let status = client.send_request("environment/status", json!({}));
+    assert_eq!(client.next()["id"], status, "nothing is refused");
+    client.leave();
+    drop(stopped);
+    let mut client = server.connect();
+    client.initialize_with(with(modern(), json!({"resumeSessionId": session})));
+    let names = |client: &mut Client| {
+        let listed = client.ok("process/list", json!({}))["processes"].clone();
+        let names = listed.as_array().into_iter().flatten().map(|process| process["processId"].clone());
+        names.collect::<Vec<_>>()
+    };
+    wait_for("the start that had begun", || names(&mut client).contains(&json!("begins")));
+    // Its name is free, and there is room for it.
+    client.ok("process/start", sh("waits", "exec sleep 1000"));
+    assert_eq!(names(&mut client), ["runs", "begins", "waits"]);
+    assert_error(&client.fails("process/start", sh("one-more", "exit 0")), -32603, "resourcesExhausted");
+}
+
 // A forgotten process whose log others held came back under its name after a restart, and hid the one that had the name by then.
 #[test]
 fn a_name_is_that_of_the_later_process_after_a_restart() {

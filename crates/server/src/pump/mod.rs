@@ -143,7 +143,7 @@ impl Pump {
     /// All three branches are cancel safe: a permit, a timer, a join.
     async fn wait(&mut self) {
         let feeds = self.timed.iter().filter_map(|key| self.feeds.get(key)?.timer());
-        let next_timer = feeds.chain(self.reads.values().filter_map(|job| job.deadline)).min();
+        let next_timer = feeds.chain(self.reads.values().filter_map(ReadJob::timer)).min();
         let timer = async {
             match next_timer {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -349,12 +349,8 @@ impl Pump {
                 self.note_timer(key);
             }
         }
-        let due: Vec<u64> = self
-            .reads
-            .iter()
-            .filter(|(_, job)| job.deadline.is_some_and(|at| at <= now))
-            .map(|(key, _)| *key)
-            .collect();
+        let due: Vec<u64> =
+            self.reads.iter().filter(|(_, job)| job.timer().is_some_and(|at| at <= now)).map(|(key, _)| *key).collect();
         due.into_iter().for_each(|key| self.note_news(key));
     }
 
@@ -377,7 +373,7 @@ impl Pump {
 
     /// Answers a read if it can be answered now, else keeps it.
     fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
-        job.is_news = false;
+        (job.is_news, job.is_loading) = (false, false);
         match job.attempt(&mut self.outbox, now) {
             Outcome::Answered(last) => {
                 job.process.unwatch(&job.watch);
@@ -395,6 +391,8 @@ impl Pump {
             }
             Outcome::Load(segment) => {
                 self.load(&job.process, segment);
+                // Rings when it is there, or could not be had.
+                job.is_loading = true;
                 self.reads.insert(key, job);
             }
         }

@@ -34,10 +34,12 @@ pub(super) struct ReadJob {
     reply: Reply,
     pub(super) process: Arc<Process>,
     pub(super) watch: Arc<Watch>,
-    pub(super) deadline: Option<Instant>,
+    deadline: Option<Instant>,
     pub(super) own: bool,
     /// In the pump's list of reads that may be answered.
     pub(super) is_news: bool,
+    /// It waits for the disk, whatever the clock says.
+    pub(super) is_loading: bool,
     /// What the reader has already, as far as it said.
     pub(super) after_seq: u64,
     /// How many output bytes that makes, where anything here tells.
@@ -73,6 +75,7 @@ impl ReadJob {
         };
         Self {
             is_news: false,
+            is_loading: false,
             after_seq: order.after_seq,
             after_offset,
             reply: order.reply,
@@ -83,6 +86,11 @@ impl ReadJob {
             cursor,
             max_bytes: order.max_bytes,
         }
+    }
+
+    /// When it is to be answered at the latest, unless it waits for the disk.
+    pub(super) fn timer(&self) -> Option<Instant> {
+        self.deadline.filter(|_| !self.is_loading)
     }
 
     pub(super) fn reply_id(&self) -> RequestId {

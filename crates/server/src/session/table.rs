@@ -2,7 +2,14 @@
 //!
 //! Plain state under the session's lock. Must not know connections beyond telling the attached one to let a process go.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
@@ -35,22 +42,34 @@ pub(super) enum Entry {
 
 /// One start: where later requests on its id wait.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate(Arc<Semaphore>);
+pub(crate) struct Gate(Arc<Decision>);
+
+#[derive(Debug)]
+struct Decision {
+    taken: Semaphore,
+    /// It waits no more for others, and counts as running.
+    is_begun: AtomicBool,
+}
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(0)))
+        Self(Arc::new(Decision { taken: Semaphore::new(0), is_begun: AtomicBool::new(false) }))
+    }
+
+    /// The start has its slot.
+    pub(super) fn begin(&self) {
+        self.0.is_begun.store(true, Ordering::Relaxed);
     }
 
     /// The start is decided.
     pub(super) fn close(&self) {
-        self.0.close();
+        self.0.taken.close();
     }
 
     /// Returns when the start is decided. Waiters go on in the order in which they came.
     pub(super) async fn passed(&self) {
         // Not subject to the runtime's budget: a look that is put off for it would come behind those that came later.
-        drop(unconstrained(self.0.acquire()).await); // It never has a permit; closing it is what ends the wait.
+        drop(unconstrained(self.0.taken.acquire()).await); // It never has a permit; closing it is what ends the wait.
     }
 }
 
@@ -104,13 +123,14 @@ impl State {
                 .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
     }
 
-    /// Whether `most` processes run already, those that are being started counted.
+    /// Whether `most` processes run already, those that are being started counted, but for those that wait for others.
     pub(super) fn running_beyond(&self, most: usize) -> bool {
         // A look at each costs; where all together are too few there is no need.
         if self.processes.len() + self.by_slot.len() < most {
             return false;
         }
-        let starting = self.processes.values().filter(|entry| entry.gate().is_some()).count();
+        let is_begun = |gate: &Gate| gate.0.is_begun.load(Ordering::Relaxed);
+        let starting = self.processes.values().filter_map(Entry::gate).filter(|gate| is_begun(gate)).count();
         let running = self.by_slot.values().filter(|process| !process.has_ended()).count();
         starting + running >= most
     }

@@ -1,0 +1,118 @@
+//! The way of a start from its reserved name to the holder.
+//!
+//! ```text
+//!  name reserved ──▶ waits for a slot ──▶ admitted ──▶ sandbox, record, holder ──▶ the holder's answer
+//!                    └─ the connection's ─┘            └──────── the core's ────────┘
+//! ```
+//! While it waits it is its connection's, and goes with it: of a peer that left, or may act no more, nothing new begins. From then on it is
+//! the core's. Failure path: wherever it ends before the holder has it, its name is free and whoever waited for it goes on.
+
+use std::{future::poll_fn, io, sync::Arc, task::Poll};
+
+use super::{Gate, Launch, Session};
+use crate::{
+    descriptors::Reserved,
+    error::Failure,
+    link::{Unsent, Waiter},
+    process::lock,
+    pump::Reply,
+    sandbox,
+};
+
+impl Session {
+    /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
+    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
+        let mut name = Name { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
+        let reply = reply.take_slot().await;
+        let reserved = match self.admit(&launch, &gate) {
+            Ok(reserved) => reserved,
+            Err(failure) => {
+                drop(name);
+                return reply.fail(&failure);
+            }
+        };
+        name.is_kept = true;
+        drop(name);
+        let session = self.clone();
+        let mut task = Box::pin(async move { session.hand_over(launch, gate, reserved, reply).await });
+        // Begun here, so that starts keep their order. What is not done then is the core's: a connection that ends while the holder is
+        // being made takes neither the holder nor the reserved id with it.
+        if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.spawn(task);
+        }
+    }
+
+    /// Whether a start that has its slot may begin. Asked only now: those that wait take nothing from others.
+    fn admit(&self, launch: &Launch, gate: &Gate) -> Result<Reserved, Failure> {
+        let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
+        let most = core.config.processes_max;
+        let state = lock(&self.state);
+        if state.running_beyond(most) {
+            return Err(Failure::TooMany { what: "running processes in this session", most });
+        }
+        let reserved =
+            Reserved::new().map_err(|source| Failure::Resources { program: launch.meta.program(), source })?;
+        gate.begin();
+        Ok(reserved)
+    }
+
+    async fn hand_over(self: &Arc<Self>, mut launch: Launch, gate: Gate, reserved: Reserved, reply: Reply) {
+        let prepared = async {
+            let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
+            let turn = self.record_start(&launch).await?;
+            let link = self.link().await?;
+            if confined.is_some() && !link.takes_sandboxes() {
+                let what = "the holder of this session is of an earlier release; open a new session".to_owned();
+                return Err(Failure::NotEnforceable { what });
+            }
+            Ok((link, turn, confined))
+        };
+        let (link, _turn, confined) = match prepared.await {
+            Ok(prepared) => prepared,
+            Err(failure) => {
+                self.record_failed(&launch.meta.process_id, &failure);
+                self.handle_start_failed(&launch.meta.process_id, &gate);
+                return reply.fail(&failure);
+            }
+        };
+        let Launch { meta, spec, .. } = launch;
+        let (confining, session) = (confined.clone(), Arc::downgrade(self));
+        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
+        if let Err(unsent) = link.start(waiter, spec, confined)
+            && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
+        {
+            self.handle_start_failed(&meta.process_id, &gate);
+            reply.fail(&match error.kind() {
+                io::ErrorKind::BrokenPipe => self.holder_lost(),
+                _ => Failure::Resources { program: meta.program(), source: error },
+            });
+        }
+    }
+
+    /// Nothing was started: the name is free again.
+    pub(crate) fn handle_start_failed(&self, id: &str, gate: &Gate) {
+        let mut state = lock(&self.state);
+        if state.is_starting(id, gate) {
+            state.processes.remove(id);
+        }
+        gate.close();
+    }
+}
+
+/// A reserved name whose start has not begun; given up with it.
+struct Name<'a> {
+    session: &'a Session,
+    id: &'a str,
+    gate: &'a Gate,
+    is_kept: bool,
+}
+
+impl Drop for Name<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.session.handle_start_failed(self.id, self.gate);
+        }
+    }
+}
