@@ -206,7 +206,7 @@ fn forget_leaves_the_session_of_a_client_that_is_just_away() {
     Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
     assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
     // What nobody comes back to does not stay for long.
-    assert_eq!(*lives.lock().expect("no panic under the lock"), [json!(600_000)]);
+    assert_eq!(*lives.lock().expect("no panic under the lock"), [json!(30_000)]);
     let mut client = come_back(&server, &session);
     client.ok("process/start", start_params("new", &["true"]));
 }
@@ -235,7 +235,7 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
     assert_eq!(listed(&server, "new")["exited"], false, "it runs");
     assert_eq!(
         *lives.lock().expect("no panic under the lock"),
-        [json!(600_000), json!("none")],
+        [json!(30_000), json!("none")],
         "and not for less time"
     );
     drop(middleman);

@@ -145,7 +145,7 @@ fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
     );
     fs::create_dir(root.join("swap")).expect("make a directory");
     fs::write(root.join("swap/secret"), b"inside").expect("write");
-    let (done, operations) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (done, operations, reads) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             let (swap, kept) = (root.join("swap"), root.join("kept"));
@@ -164,8 +164,8 @@ fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
             }
         });
         for worker in 0..4 {
-            let (server, token, root, done, operations) = (&server, &token, &root, &done, &operations);
-            scope.spawn(move || race(tokens::client(server, token), (root, worker), (done, operations)));
+            let (server, token, root, done, counts) = (&server, &token, &root, &done, (&operations, &reads));
+            scope.spawn(move || race(tokens::client(server, token), (root, worker), done, counts));
         }
         let (wanted, end) = (race_length(), Instant::now() + RACE_WITHIN);
         while operations.load(Ordering::Relaxed) < wanted && Instant::now() < end {
@@ -174,6 +174,7 @@ fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
         done.store(true, Ordering::Relaxed);
     });
     assert!(operations.load(Ordering::Relaxed) >= race_length(), "{operations:?} operations");
+    assert!(reads.load(Ordering::Relaxed) > 0, "the race was not lost every time");
     assert_eq!(fs::read(outside.join("secret")).expect("nobody removed it"), b"secret");
     assert_eq!(fs::read_dir(&outside).expect("it is there").count(), 1, "nobody made anything outside");
     client.ok("fs/readFile", json!({"path": root.join("file")}));
@@ -184,9 +185,13 @@ fn race_length() -> u64 {
 }
 
 /// Touches what is being swapped, in every way, and looks at what comes back.
-fn race(mut client: Client, (root, worker): (&Path, u32), (done, operations): (&AtomicBool, &AtomicU64)) {
+fn race(
+    mut client: Client,
+    (root, worker): (&Path, u32),
+    done: &AtomicBool,
+    (operations, reads): (&AtomicU64, &AtomicU64),
+) {
     let swap = root.join("swap");
-    let mut read = 0;
     while !done.load(Ordering::Relaxed) {
         let answers = [
             ("fs/readFile", json!({"path": swap.join("secret")})),
@@ -213,12 +218,11 @@ fn race(mut client: Client, (root, worker): (&Path, u32), (done, operations): (&
             for member in ["dataBase64", "chunk"] {
                 if let Some(bytes) = answer[member].as_str() {
                     assert_eq!(decode_base64(bytes), b"inside", "{method} read what is outside");
-                    read += 1;
+                    reads.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
     }
-    assert!(read > 0, "the race was not lost every time");
 }
 
 #[test]
