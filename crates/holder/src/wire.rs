@@ -27,8 +27,8 @@ mod words;
 use exec_server_process::Size;
 
 pub use codec::DecodeError;
-pub use socket::{Datagram, recv, recv_raw, send, send_raw};
-pub(crate) use socket::{is_shortage, recv_or_leave};
+pub(crate) use socket::recv_or_leave;
+pub use socket::{Datagram, is_shortage, recv, recv_raw, send, send_raw};
 
 /// The layout this build speaks.
 pub const VERSION: u32 = 1;

@@ -124,12 +124,7 @@ pub(crate) enum Shortage {
 
 /// An error that goes away by itself.
 pub(crate) fn passes(error: &io::Error) -> bool {
-    let errno = rustix::io::Errno::from_io_error(error);
-    error.kind() == io::ErrorKind::WouldBlock
-        || errno.is_some_and(|errno| {
-            use rustix::io::Errno;
-            [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS].contains(&errno)
-        })
+    error.kind() == io::ErrorKind::WouldBlock || wire::is_shortage(error)
 }
 
 /// Nobody is at the other end.

@@ -147,7 +147,7 @@ fn recvmsg(
 }
 
 /// Whether the kernel was short of descriptors or memory, or has too many descriptors in flight: what failed may succeed later.
-pub(crate) fn is_shortage(error: &io::Error) -> bool {
+pub fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))

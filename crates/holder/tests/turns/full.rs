@@ -201,8 +201,8 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
     }
 }
 
-#[test]
-fn full_disk_blocks_says_so_and_is_tried_again() {
+/// A process whose log waits for a full disk; with what it writes, and how much of that is written.
+fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
     // A floor above any disk stands for a full one.
     let limits =
         Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
@@ -211,6 +211,12 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::DiskFull);
+    (rig, slot, data, at)
+}
+
+#[test]
+fn full_disk_blocks_says_so_and_is_tried_again() {
+    let (mut rig, slot, data, mut at) = on_a_full_disk();
     assert_eq!(rig.last.next_deadline_ns, Some(1_000_000_000));
     // The retry fails too and waits again; nothing is lost.
     rig.now = 1_000_000_000;
@@ -228,13 +234,7 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
 
 #[test]
 fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
-    let limits =
-        Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
-    let mut rig = Rig::build(Source::default(), limits);
-    let slot = rig.start(small(Overflow::Block));
-    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::DiskFull);
+    let (mut rig, ..) = on_a_full_disk();
     // Requests whose answers nobody reads, until it hears no more of them.
     for req in 0..100_000 {
         if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {

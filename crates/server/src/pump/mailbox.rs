@@ -242,10 +242,10 @@ impl Mailbox {
 
     /// Refuses a start where too many wait already.
     pub(crate) fn admit_start(&self) -> Result<(), Failure> {
-        match self.starts_waiting.load(Ordering::Relaxed) {
-            limits::STARTS_WAITING.. => Err(Failure::Overloaded { what: "requests" }),
-            _ => Ok(()),
+        if self.starts_waiting.load(Ordering::Relaxed) >= limits::STARTS_WAITING {
+            return Err(Failure::Overloaded { what: "requests" });
         }
+        Ok(())
     }
 
     pub(crate) fn is_flushing(&self) -> bool {
