@@ -20,6 +20,12 @@ pub struct InfoResult {
     /// The directory for temporary files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<String>,
+    /// The home directory that programs started here get in `HOME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub home_dir: Option<String>,
+    /// The server's `PATH`, which programs inherit by the policies `all` and `core`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub search_path: Option<String>,
     /// What this host can enforce of a sandbox; other servers do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxSupport>,

@@ -308,11 +308,16 @@ fn exec_server_reports_environment_status_over_websocket() {
 
 #[test]
 fn environment_info_names_shell_and_directories_as_uris_and_claims_nothing_it_cannot_do() {
-    let server = TestServer::builder().env("SHELL", "/bin/bash").start();
+    let server = TestServer::builder().env("SHELL", "/bin/bash").env("PATH", "/opt/tools:/usr/bin:/bin").start();
     let info = server.client().ok("environment/info", json!({}));
     assert_eq!(info["shell"], json!({"name": "bash", "path": "/bin/bash"}));
     assert!(info["cwd"].as_str().is_some_and(|cwd| cwd.starts_with("file:///")), "{info}");
     assert!(info["tempDir"].as_str().is_some_and(|dir| dir.starts_with("file:///")), "{info}");
+    assert!(
+        info["homeDir"].as_str().is_some_and(|dir| dir.starts_with("file:///") && dir.ends_with("/home")),
+        "{info}"
+    );
+    assert_eq!(info["searchPath"], "/opt/tools:/usr/bin:/bin");
     assert!(info["temporaryDirectories"].is_array());
     let capabilities = info["capabilities"].as_object().expect("capabilities");
     assert_eq!(capabilities.len(), 6);

@@ -31,12 +31,15 @@ pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
     let shell =
         variable("SHELL").map_or_else(|| FALLBACK_SHELL.to_owned(), |shell| shell.to_string_lossy().into_owned());
     let name = Path::new(&shell).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let absolute_uri = |text: &OsString| text.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(text)));
     let temp = variable("TMPDIR").map_or_else(|| OsString::from("/tmp"), Clone::clone);
     reply.result(&InfoResult {
         shell: Some(Shell { name, path: shell }),
         cwd: config.cwd.as_deref().map(path::to_uri),
         temporary_directories: Some(Vec::new()),
-        temp_dir: temp.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(&temp))),
+        temp_dir: absolute_uri(&temp),
+        home_dir: variable("HOME").and_then(absolute_uri),
+        search_path: variable("PATH").map(|path| path.to_string_lossy().into_owned()),
         sandbox: Some(support()),
         capabilities: EnvironmentCapabilities::served(),
     });
