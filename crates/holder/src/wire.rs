@@ -36,9 +36,9 @@ pub const VERSION: u32 = 1;
 /// The oldest layout this build still speaks: the release before (N and N-1).
 pub const OLDEST_VERSION: u32 = 1;
 
-/// What a holder says in `Welcome` from which on it takes `StartConfined`. It came without a change of any other message, so that the layout
-/// stays.
-pub const SANDBOXES: u32 = 2;
+/// What a holder says in `Welcome` from which on it confines as this release promises. `StartConfined` came with 2, an IPC namespace for
+/// each process with 3; neither changed another message, so the layout stays.
+pub const SANDBOXES: u32 = 3;
 
 /// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;

@@ -374,9 +374,7 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     if launch.terminal {
         call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0, 0]).map_err(at(Stage::Terminal))?;
     }
-    if let Some(sandbox) = launch.sandbox {
-        sandbox.enter().map_err(at(Stage::Sandbox))?;
-    }
+    let ipc = launch.sandbox.map(InChild::enter).transpose().map_err(at(Stage::Sandbox))?;
     close_others(launch.keep).map_err(at(Stage::CloseRange))?;
     set_limits(launch).map_err(at(Stage::Limits))?;
     if let Some(user) = launch.user {
@@ -396,7 +394,10 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     }
     let ignored = launch.ignored.filter(|_| shared.has_no_handlers.get());
     reset_signals(ignored.unwrap_or(Ignored::ANY)).map_err(at(Stage::Signals))?;
-    launch.sandbox.map_or(Ok(()), |sandbox| sandbox.seal().map_err(at(Stage::Sandbox)))
+    match launch.sandbox.zip(ipc) {
+        Some((sandbox, ipc)) => sandbox.seal(ipc).map_err(at(Stage::Sandbox)),
+        None => Ok(()),
+    }
 }
 
 /// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.

@@ -17,6 +17,7 @@ use rustix::{
 };
 
 use crate::{
+    kernel_files,
     script::{Script, Step},
     system,
 };
@@ -63,6 +64,7 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
         rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).doing(|| "open the mount namespace".to_owned())?;
     keep_private().doing(|| "keep mounts to ourselves".to_owned())?;
     let null = system::place(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
+    let proc = kernel_files::open_proc().doing(|| "open `/proc`".to_owned())?;
     let copies = copy_sources(script)?;
     let mut builder = Builder { trees: BTreeMap::new(), null, mask: None };
     if script.is_empty_tree {
@@ -82,6 +84,9 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
         // The working directory is where the old root is mounted, which is over the new one.
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH)
             .doing(|| "let go of the old root".to_owned())?;
+    }
+    if script.is_for_process {
+        kernel_files::protect(proc.as_fd()).doing(|| "make the kernel's file systems read-only".to_owned())?;
     }
     Ok(Built { user, mounts, root })
 }

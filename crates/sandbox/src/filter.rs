@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, sync::OnceLock};
 
 use libc::{c_long, sock_filter};
 
+use crate::kit::Ipc;
+
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -109,23 +111,40 @@ const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
     (libc::SYS_move_pages, 0, 0),
 ];
 
+/// Calls that find or use an IPC object by its key, number or name; refused where a process has no IPC namespace of its own.
+const OF_IPC: &[c_long] = &[
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+];
+
 /// Calls that are refused outright and lie next to each other, in one leaf of the tree: fewer steps in all than a leaf for each.
 const LEAF: usize = 4;
 
 /// The program that is handed to the kernel, made once.
-pub(crate) fn program(is_network_restricted: bool) -> &'static [sock_filter] {
-    static PROGRAMS: [OnceLock<Vec<sock_filter>>; 2] = [const { OnceLock::new() }; 2];
-    PROGRAMS[usize::from(is_network_restricted)].get_or_init(|| make(is_network_restricted))
+pub(crate) fn program(is_network_restricted: bool, ipc: Ipc) -> &'static [sock_filter] {
+    static PROGRAMS: [[OnceLock<Vec<sock_filter>>; 2]; 2] = [const { [const { OnceLock::new() }; 2] }; 2];
+    PROGRAMS[usize::from(is_network_restricted)][ipc as usize].get_or_init(|| make(is_network_restricted, ipc))
 }
 
-fn make(is_network_restricted: bool) -> Vec<sock_filter> {
+fn make(is_network_restricted: bool, ipc: Ipc) -> Vec<sock_filter> {
     // A call of another architecture has other numbers.
     let mut out = vec![load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), give(KILL), load(NUMBER)];
     if cfg!(target_arch = "x86_64") {
         // The numbers of x32.
         out.extend([jump(IF_AT_LEAST, 0x4000_0000, 0, 1), give(KILL)]);
     }
-    out.extend(tree(&leaves(rules(is_network_restricted))));
+    out.extend(tree(&leaves(rules(is_network_restricted, ipc))));
     out
 }
 
@@ -136,8 +155,10 @@ enum Rule {
     Unless(Vec<sock_filter>),
 }
 
-fn rules(is_network_restricted: bool) -> BTreeMap<u32, Rule> {
-    let mut rules: BTreeMap<u32, Rule> = REFUSED.iter().map(|number| (to_u32(*number), Rule::Refuse)).collect();
+fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, Rule> {
+    let of_ipc = OF_IPC.iter().filter(|_| ipc == Ipc::Refused);
+    let mut rules: BTreeMap<u32, Rule> =
+        REFUSED.iter().chain(of_ipc).map(|number| (to_u32(*number), Rule::Refuse)).collect();
     let mut unless = |number: c_long, steps: &[sock_filter]| {
         if let Rule::Unless(all) = rules.entry(to_u32(number)).or_insert_with(|| Rule::Unless(Vec::new())) {
             all.extend(steps);
@@ -251,6 +272,9 @@ const fn give(answer: u32) -> sock_filter {
 mod tests {
     use super::*;
 
+    /// Every program that there is.
+    const KINDS: [(bool, Ipc); 4] = [(false, Ipc::Own), (true, Ipc::Own), (false, Ipc::Refused), (true, Ipc::Refused)];
+
     /// Runs the program as the kernel would.
     fn answer(program: &[sock_filter], number: c_long, arguments: [u64; 6]) -> u32 {
         let mut data = [0_u8; 64];
@@ -278,8 +302,8 @@ mod tests {
 
     #[test]
     fn what_reaches_around_a_view_is_refused_and_the_rest_is_not() {
-        for restricted in [false, true] {
-            let program = program(restricted);
+        for (restricted, ipc) in KINDS {
+            let program = program(restricted, ipc);
             for number in REFUSED {
                 assert_eq!(answer(program, *number, [0; 6]), REFUSE, "{number}");
             }
@@ -292,8 +316,8 @@ mod tests {
     /// With no argument that matters, so that only the number decides.
     #[test]
     fn every_number_is_answered_as_by_a_row_of_all() {
-        for restricted in [false, true] {
-            let (program, rules) = (program(restricted), rules(restricted));
+        for (restricted, ipc) in KINDS {
+            let (program, rules) = (program(restricted, ipc), rules(restricted, ipc));
             let own = [0, 1, 0, 0, 0, 0];
             for number in 0..1000 {
                 let expected = match rules.get(&number) {
@@ -311,8 +335,18 @@ mod tests {
     }
 
     #[test]
+    fn without_a_namespace_the_calls_of_ipc_are_refused() {
+        for (restricted, ipc) in KINDS {
+            let expected = if ipc == Ipc::Refused { REFUSE } else { ALLOW };
+            for number in OF_IPC {
+                assert_eq!(answer(program(restricted, ipc), *number, [0; 6]), expected, "{number} {ipc:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_process_changes_itself_and_no_other() {
-        let program = program(false);
+        let program = program(false, Ipc::Own);
         for (number, index, own) in ABOUT_OTHERS {
             // The other argument of those that have two.
             let mut arguments = [0_u64; 6];
@@ -329,7 +363,7 @@ mod tests {
 
     #[test]
     fn processes_and_threads_are_made_and_no_namespaces() {
-        let program = program(false);
+        let program = program(false, Ipc::Own);
         let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD | libc::CLONE_SETTLS;
         for flags in [libc::SIGCHLD, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, thread, libc::CLONE_PIDFD] {
             assert_eq!(answer(program, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]), ALLOW, "{flags:x}");
@@ -350,7 +384,7 @@ mod tests {
 
     #[test]
     fn terminal_input_cannot_be_pushed_whatever_the_upper_half_says() {
-        let program = program(true);
+        let program = program(true, Ipc::Own);
         for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000]
         {
             assert_eq!(answer(program, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), REFUSE, "{request:x}");
@@ -360,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_restricted_network_leaves_sockets_of_this_host_and_no_way_to_connect_them() {
-        let (open, restricted) = (program(false), program(true));
+        let (open, restricted) = (program(false, Ipc::Own), program(true, Ipc::Own));
         let inet = libc::AF_INET as u64;
         let cases = [
             (libc::SYS_socket, [inet, 1, 0, 0, 0, 0], REFUSE),

@@ -133,7 +133,8 @@ impl Kit {
     /// The part for the child, with the numbers that the descriptors have there.
     pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> InChild {
         let [user, mounts, rules] = numbers;
-        InChild { user, mounts, rules, filter: filter::program(self.applied.network) }
+        let filters = [Ipc::Own, Ipc::Refused].map(|ipc| filter::program(self.applied.network, ipc));
+        InChild { user, mounts, rules, filters }
     }
 }
 
@@ -157,28 +158,46 @@ pub struct InChild {
     user: Option<RawFd>,
     mounts: Option<RawFd>,
     rules: Option<RawFd>,
-    filter: &'static [sock_filter],
+    /// By [`Ipc`]; made beforehand, because a child allocates nothing.
+    filters: [&'static [sock_filter]; 2],
+}
+
+/// How a process is kept from the System V IPC and the message queues of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ipc {
+    /// It has an IPC namespace of its own, which its descendants share.
+    Own,
+    /// The calls are refused, because the host makes no such namespace (built without, or at its limit).
+    Refused,
 }
 
 impl InChild {
     /// Enters the view, lets go of rights and keeps the rules. Before descriptors are closed and the user is changed.
-    pub fn enter(&self) -> Result<(), c_int> {
+    ///
+    /// The IPC namespace is made here and not with the view: a view is used by every start with the same policy, also of other sessions.
+    pub fn enter(&self) -> Result<Ipc, c_int> {
         for (namespace, kind) in [(self.user, libc::CLONE_NEWUSER), (self.mounts, libc::CLONE_NEWNS)] {
             if let Some(fd) = namespace {
                 call(libc::SYS_setns, [fd as usize, kind as usize, 0, 0, 0, 0])?;
             }
         }
+        let ipc = match call(libc::SYS_unshare, [libc::CLONE_NEWIPC as usize, 0, 0, 0, 0, 0]) {
+            Ok(_) => Ipc::Own,
+            Err(libc::ENOMEM) => return Err(libc::ENOMEM),
+            Err(_) => Ipc::Refused,
+        };
         drop_capabilities()?;
         call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
         if let Some(rules) = self.rules {
             call(libc::SYS_landlock_restrict_self, [rules as usize, 0, 0, 0, 0, 0])?;
         }
-        Ok(())
+        Ok(ipc)
     }
 
     /// Filters system calls from here on. Last before exec.
-    pub fn seal(&self) -> Result<(), c_int> {
-        let program = libc::sock_fprog { len: self.filter.len() as u16, filter: self.filter.as_ptr().cast_mut() };
+    pub fn seal(&self, ipc: Ipc) -> Result<(), c_int> {
+        let filter = self.filters[ipc as usize];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
         // SECCOMP_SET_MODE_FILTER.
         call(libc::SYS_seccomp, [1, 0, address(&raw const program), 0, 0, 0]).map(drop)
     }

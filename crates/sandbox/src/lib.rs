@@ -16,6 +16,7 @@
 //!   resolve paths in it without being in it.
 //! - Landlock denies nothing inside of what it allows, and knows nothing of modes, owners and times of files: so there is always a view.
 //!   A view alone does not keep a process from reaching into another one, which sees more: so a process always gets Landlock, too ([`Kit`]).
+//! - A process sees the kernel's own file systems read-only, and has an IPC namespace of its own.
 //! - What cannot be enforced is an error that says what is missing; nothing is ever left out in silence.
 
 #![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]
@@ -24,6 +25,7 @@ mod build;
 mod filter;
 mod glob;
 mod host;
+mod kernel_files;
 mod kit;
 mod landlock;
 mod mounted;
@@ -35,7 +37,7 @@ mod system;
 
 pub use build::{BuildError, Built, build};
 pub use host::Host;
-pub use kit::{Applied, InChild, Kit, KitError};
+pub use kit::{Applied, InChild, Ipc, Kit, KitError};
 pub use mounted::Mounted;
 pub use paths::is_ours;
 pub use policy::{Entry, Place, Policy, PolicyError, Scope};

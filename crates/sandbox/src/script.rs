@@ -61,6 +61,8 @@ pub struct Script {
     pub(crate) is_empty_tree: bool,
     /// Makes this host's tree read-only.
     pub(crate) is_read_only: bool,
+    /// A process will live in it: makes the kernel's file systems read-only and covers message queues.
+    pub(crate) is_for_process: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -144,7 +146,12 @@ impl Script {
         let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
         let links = rules.links.iter().filter(|(path, _)| is_ours(path));
         steps.extend(links.map(|(path, target)| Step::Link { path: path.clone(), target: target.clone() }));
-        Self { is_empty_tree: root == Access::Deny, is_read_only: root == Access::Read, steps }
+        Self {
+            is_empty_tree: root == Access::Deny,
+            is_read_only: root == Access::Read,
+            is_for_process: purpose != Purpose::Files,
+            steps,
+        }
     }
 
     /// How many mounts it takes.
@@ -164,7 +171,8 @@ impl Script {
 
     /// As bytes, for the process that makes the mounts.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![u8::from(self.is_empty_tree) | u8::from(self.is_read_only) << 1];
+        let flags = [self.is_empty_tree, self.is_read_only, self.is_for_process];
+        let mut out = vec![flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag))];
         let mut step = |kind: u8, flags: [bool; 3], texts: [&Path; 2]| {
             let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
             out.extend([kind, flags]);
@@ -215,7 +223,8 @@ impl Script {
                 _ => return None,
             });
         }
-        Some(Self { is_empty_tree: first & 1 == 1, is_read_only: first & 2 == 2, steps })
+        let [is_empty_tree, is_read_only, is_for_process] = [0, 1, 2].map(|at| first >> at & 1 == 1);
+        Some(Self { is_empty_tree, is_read_only, is_for_process, steps })
     }
 }
 
@@ -265,7 +274,7 @@ mod tests {
                 Step::Link { path: "/w/deep/alias".into(), target: "out".into() },
             ]
         );
-        assert!(script.is_read_only && !script.is_empty_tree);
+        assert!(script.is_read_only && !script.is_empty_tree && script.is_for_process);
         let bytes = script.encode();
         assert_eq!(Script::decode(&bytes), Some(script));
         for cut in 0..bytes.len() {
@@ -277,7 +286,7 @@ mod tests {
     #[test]
     fn without_a_root_the_tree_is_empty_but_for_the_grants() {
         let script = Script::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), Purpose::Files);
-        assert!(script.is_empty_tree);
+        assert!(script.is_empty_tree && !script.is_for_process);
         assert_eq!(
             script.steps,
             [Step::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]
