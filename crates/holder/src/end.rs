@@ -1,14 +1,14 @@
 //! The end of a process: exit, close, kill, and the deadlines that lead to it.
 //!
 //! Owns the order at the end: what the streams held when the leader died is in the log before `Exited`, and `Closed` is
-//! the last event. It does not read streams itself and does not know the session.
+//! the last event. Both have room in every segment, and the tail has a reserve ([`output`](crate::output)), so that neither a quota nor a full disk delays them. It does not read streams itself and does not know the session.
 //!
 //! Failure paths: a kill that did not reach everybody is repeated by the clock; an event that finds no memory likewise, and a dead
 //! leader that whoever traces it has not waited for. A leader that somebody else reaped is reported with code -1, not waited for.
 
 use std::os::fd::BorrowedFd;
 
-use exec_server_log::{Cause, Exit, Hit, Stream};
+use exec_server_log::{Blocked, Cause, Exit, Hit, Stream};
 use exec_server_process::{Child, Exited};
 use rustix::io::Errno;
 
@@ -113,6 +113,8 @@ impl Process {
     }
 
     fn finish_close(&mut self, cx: &mut Context) {
+        // Before the close is published: whoever sees that must not see a closed process that waits.
+        cx.control.set_blocked(self.slot, Blocked::No);
         let Ok(is_due) = self.writer.append_closed(&cx.control, &mut cx.pool) else {
             return self.retry_later(cx);
         };

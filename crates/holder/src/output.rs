@@ -7,6 +7,10 @@
 //! The cap is looked at after a new segment has begun: the segment before it is then sealed and can be released, spilled
 //! or dropped, even with a cap of one. The empty one in front costs a page.
 //!
+//! Bytes that are left when nothing writes them any more (the leader's tail at its death, a stream without a writer) are finite. They are
+//! read whatever the policy says, into a *reserve* beyond the cap: a process that has ended is reported as ended also at its quota and
+//! on a full disk. Beyond the reserve the oldest segment is dropped and counted.
+//!
 //! `DropOldest` may drop the segment that holds `Exited`, when others go on writing after the leader's end: the slot's
 //! shared status keeps the exit, and a reader takes it from there when its gap covers that number.
 //!
@@ -35,6 +39,10 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// Segments below the cap at which spilling begins, so that a detached child does not wait for each write.
 const SPILL_AHEAD: usize = 2;
 
+/// Segments beyond the cap for what is left in the streams of a process that has ended, 4 MiB: two pipes of the largest size that a user
+/// may give them (1 MiB), at the leader's exit and once more when the last writer has gone.
+const RESERVE_SEGMENTS: usize = 4;
+
 enum Step {
     /// Some memory was freed.
     Freed,
@@ -54,8 +62,10 @@ impl Process {
     /// Reads a stream that is ready.
     pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut Context) {
         // A hang-up without input is the end of a pipe: no segment is needed to learn it. A terminal is read: its
-        // hang-up may overtake bytes that are still on their way through the line discipline.
-        if !self.is_tty && flags.contains(EventFlags::HUP) && !flags.contains(EventFlags::IN) {
+        // hang-up may overtake bytes that are still on their way through the line discipline. A paused stream is watched for the hang-up
+        // alone, which then says nothing about input: `has_hung_up` looks.
+        let is_hang_up = flags.contains(EventFlags::HUP) && !flags.contains(EventFlags::IN);
+        if is_hang_up && self.has_hung_up(index) {
             self.end_stream(index, cx);
         } else {
             self.read(index, cx);
@@ -68,12 +78,14 @@ impl Process {
         let mut left = TURN_BYTES;
         // Room is made only for a stream that can fill it: an event that was ready before the stream ended must not begin a
         // segment behind the last event of the log.
-        while left > 0 && self.paused.is_none() && self.is_open(index) {
+        while left > 0 && self.is_open(index) && (self.paused.is_none() || self.is_final(index)) {
             // At the cap the end of a stream must cost nothing: no other event may be dropped or waited for to learn it.
             if self.writer.memory_segments() >= self.cap_segments() && self.has_hung_up(index) {
                 return self.end_stream(index, cx);
             }
-            if let Err(blocked) = self.make_room(cx) {
+            if let Err(blocked) = self.make_room(cx)
+                && !(self.is_final(index) && self.use_reserve(cx))
+            {
                 return self.pause(blocked, cx);
             }
             match self.read_record(index, cx) {
@@ -138,12 +150,23 @@ impl Process {
 
     /// Whether a pipe is empty and has no writer any more. A terminal says so only when it is read.
     fn has_hung_up(&self, index: usize) -> bool {
-        let (Some(output), Some(child)) = (self.outputs.get(index), &self.child) else { return false };
-        let Some(fd) = stream_fd(child, output.stream).filter(|_| !self.is_tty) else { return false };
+        let found = self.poll(index);
+        !self.is_tty && found.contains(PollFlags::HUP) && !found.contains(PollFlags::IN)
+    }
+
+    /// Whether what is left to read of a stream is finite and cannot grow: the rest of the leader's tail, or no writer is left.
+    fn is_final(&self, index: usize) -> bool {
+        let has_tail = self.phase == Phase::Draining && self.outputs.get(index).is_some_and(|output| output.tail > 0);
+        has_tail || self.poll(index).contains(PollFlags::HUP)
+    }
+
+    fn poll(&self, index: usize) -> PollFlags {
+        let (Some(output), Some(child)) = (self.outputs.get(index), &self.child) else { return PollFlags::empty() };
+        let Some(fd) = stream_fd(child, output.stream) else { return PollFlags::empty() };
         let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         let is_polled = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok();
         let [polled] = polled;
-        is_polled && polled.revents().contains(PollFlags::HUP) && !polled.revents().contains(PollFlags::IN)
+        if is_polled { polled.revents() } else { PollFlags::empty() }
     }
 
     fn is_open(&self, index: usize) -> bool {
@@ -202,6 +225,20 @@ impl Process {
         }
         self.spill_ahead(cx);
         Ok(())
+    }
+
+    /// Makes room beyond the cap, for output that cannot grow; false where memory or descriptors are short.
+    fn use_reserve(&mut self, cx: &mut Context) -> bool {
+        if !self.begin_record(cx) {
+            return false;
+        }
+        self.announce(cx);
+        while self.writer.memory_segments() > self.cap_segments().saturating_add(RESERVE_SEGMENTS) {
+            if !self.drop_oldest(cx) {
+                break;
+            }
+        }
+        true
     }
 
     /// Makes sure that there is a segment for the next record; false where memory or descriptors are short.

@@ -224,10 +224,14 @@ impl Process {
     pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let wants_out = self.input.wants_out();
+        // Nothing can be read before the next try, not even into the reserve: a hang-up would be reported again and again.
+        let is_short = self.paused.is_some() && self.timing.retry_at.is_some();
         for (output, source) in self.outputs.iter_mut().zip([Source::First, Source::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
             let mut want = EventFlags::empty();
-            want.set(EventFlags::IN, self.paused.is_none());
+            want.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
+            // Without a writer what is left is finite, and is read into the reserve.
+            want.set(EventFlags::HUP, self.paused.is_some() && !is_short);
             want.set(EventFlags::OUT, self.is_tty && wants_out);
             cx.children.set(&mut output.interest, fd, source.token(self.slot), want)?;
         }

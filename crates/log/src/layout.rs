@@ -31,6 +31,11 @@ pub(crate) const SEGMENT_HEADER: usize = 64;
 pub(crate) const RECORD_HEADER: usize = 24;
 const CRC_AT: usize = 8;
 
+/// Bytes at the end of each segment that output leaves free: an exit and a close always fit the segment that a log has, whatever memory,
+/// descriptors and policies say.
+pub(crate) const END_BYTES: usize = 2 * RECORD_HEADER + event::EXIT_BYTES + event::CLOSED_BYTES;
+const _: () = assert!(END_BYTES.is_multiple_of(8));
+
 pub(crate) const KIND_OUTPUT: u8 = 1;
 pub(crate) const KIND_EXITED: u8 = 2;
 pub(crate) const KIND_CLOSED: u8 = 3;

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     failpoint,
     layout::{
-        self, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
+        self, END_BYTES, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
         SEGMENT_MAGIC, SegmentHeader, record_bytes,
     },
     mapping::SharedHeader,
@@ -202,6 +202,11 @@ impl Segment {
     /// Bytes that a payload at the end could have.
     pub(crate) fn room(&self) -> usize {
         (SEGMENT_BYTES - self.used).saturating_sub(RECORD_HEADER).min(RECORD_MAX)
+    }
+
+    /// The same for output, which leaves room for the end of the log.
+    pub(crate) fn output_room(&self) -> usize {
+        (SEGMENT_BYTES - self.used).saturating_sub(RECORD_HEADER + END_BYTES).min(RECORD_MAX)
     }
 
     /// The payload of the next record; readers do not look there before it is committed.

@@ -7,7 +7,7 @@ use crate::{
     control::Control,
     event::{self, Exit, Stream},
     failpoint,
-    layout::{KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
+    layout::{END_BYTES, KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
     memory,
     segment::{Place, Pool, Segment, SegmentInfo},
 };
@@ -97,14 +97,15 @@ impl Writer {
     /// Whether the current segment takes one more output record.
     pub fn has_room(&self) -> bool {
         let last = self.segments.back().and_then(|held| held.memory.as_ref());
-        last.is_some_and(|segment| !segment.is_sealed() && segment.room() >= ROOM_MIN)
+        last.is_some_and(|segment| !segment.is_sealed() && segment.output_room() >= ROOM_MIN)
     }
 
     /// Space for one output record, in a new segment where the current one has too little. Never blocks.
     pub fn room(&mut self, pool: &mut Pool) -> io::Result<Room<'_>> {
-        let fresh = self.make_room(pool, ROOM_MIN)?;
+        let fresh = self.make_room(pool, ROOM_MIN + END_BYTES)?;
         let segment = self.current().expect("room was just made");
-        Ok(Room { buf: segment.payload_mut(), fresh })
+        let len = segment.output_room();
+        Ok(Room { buf: &mut segment.payload_mut()[..len], fresh })
     }
 
     /// Commits the first `len` bytes of the room as one record; true means that the caller must write the eventfd.
@@ -120,14 +121,14 @@ impl Writer {
         self.publish(control)
     }
 
-    /// Appends the exit; true means that the caller must write the eventfd.
+    /// Appends the exit, for which the current segment always has room; true means that the caller must write the eventfd.
     pub fn append_exited(&mut self, control: &Control, pool: &mut Pool, exit: Exit) -> io::Result<bool> {
         let seq = self.append(pool, KIND_EXITED, &exit.encode())?;
         control.set_exited(self.slot, seq, &exit);
         Ok(self.publish(control))
     }
 
-    /// Appends the last event and seals the log; true means that the caller must write the eventfd.
+    /// Appends the last event, likewise, and seals the log; true means that the caller must write the eventfd.
     pub fn append_closed(&mut self, control: &Control, pool: &mut Pool) -> io::Result<bool> {
         let totals = event::encode_closed(self.written, self.dropped);
         let seq = self.append(pool, KIND_CLOSED, &totals)?;

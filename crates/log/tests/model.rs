@@ -234,7 +234,7 @@ impl World {
         }
         let exit = Exit { code, signal: (code < 0).then_some(9), user_ms: 3, ..Exit::default() };
         self.model.exit = Some((self.model.next_seq(), exit));
-        self.writer.append_exited(&self.control, &mut self.pool, exit).unwrap();
+        self.append_end(|writer, control, pool| writer.append_exited(control, pool, exit).unwrap());
         self.note(Kept::Exited(exit));
     }
 
@@ -243,9 +243,17 @@ impl World {
             return;
         }
         self.model.closed = Some(self.model.next_seq());
-        self.writer.append_closed(&self.control, &mut self.pool).unwrap();
+        self.append_end(|writer, control, pool| writer.append_closed(control, pool).unwrap());
         let (written, dropped) = (self.model.written(), self.model.dropped);
         self.note(Kept::Closed { written, dropped });
+    }
+
+    /// The end of a log that has a segment needs no other: it has room in it, however full of output it is.
+    fn append_end(&mut self, append: impl FnOnce(&mut Writer, &Control, &mut Pool) -> bool) {
+        let before = self.writer.segments().last().filter(|info| !info.sealed).map(|info| info.id);
+        append(&mut self.writer, &self.control, &mut self.pool);
+        let after = self.writer.segments().last().map(|info| info.id);
+        assert!(before.is_none() || after == before, "the end of a log took a segment of its own");
     }
 
     fn note(&mut self, event: Kept) {

@@ -4,9 +4,10 @@ use std::mem::MaybeUninit;
 
 use exec_server_holder::Limits;
 use exec_server_holder::roll::{self, ROLL_NAME};
-use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
+use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, Status, TTL_NONE, ToHolder};
 use exec_server_log::Blocked;
 use exec_server_process::Driver;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 
 use crate::support::{MIB, Rig, Source, pattern, spec};
@@ -68,27 +69,96 @@ fn attached_and_full_blocks_the_child_until_something_is_taken() {
     assert!(rig.files().iter().all(|name| !name.ends_with(".seg")), "no disk is touched while attached");
 }
 
-#[test]
-fn exit_of_a_blocked_child_waits_for_its_tail() {
-    let mut rig = limited(1 << 30);
-    let slot = rig.start(small(Overflow::Block));
-    let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
-    let driver = rig.driver();
-    feed(&driver, &data, &mut at);
-    driver.exit(0);
-    driver.close_all();
+/// Why a log is full.
+#[derive(Clone, Copy, Debug)]
+enum Full {
+    Memory,
+    Quota,
+    Disk,
+}
+
+/// A process that waits because its log is full, with what it wrote; some of that is still in its pipe.
+fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
+    let (mut rig, slot, data, mut at) = match full {
+        Full::Disk => on_a_full_disk(),
+        Full::Memory | Full::Quota => {
+            let mut rig = limited(if matches!(full, Full::Quota) { 3 * MIB } else { 1 << 30 });
+            let slot = rig.start(small(Overflow::Block));
+            let (data, mut at) = (pattern(12 << 20), 0);
+            if matches!(full, Full::Quota) {
+                rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+                feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::Quota);
+            } else {
+                feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+            }
+            (rig, slot, data, at)
+        }
+    };
+    feed(&rig.driver(), &data, &mut at);
     for _ in 0..10 {
         rig.turn();
     }
+    assert!(rig.server.log(slot).bytes.len() < at, "its pipe is full as well");
+    assert_ne!(blocked(&rig, slot), Blocked::No);
+    (rig, slot, data, at)
+}
+
+#[test]
+fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
+    for full in [Full::Memory, Full::Quota, Full::Disk] {
+        let (mut rig, slot, data, at) = on_a_full_log(full);
+        let driver = rig.driver();
+        driver.die(9);
+        driver.close_all();
+        // Nothing is taken: the end must not wait for that.
+        rig.until(|rig| rig.server.log(slot).closed.is_some());
+        let log = rig.server.log(slot);
+        assert!(log.bytes == data[..at], "{full:?}");
+        assert_eq!((log.order.as_slice(), log.gap_bytes), (["output", "exited", "closed"].as_slice(), 0), "{full:?}");
+        assert_eq!(blocked(&rig, slot), Blocked::No, "{full:?}");
+        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::Ok, "{full:?}");
+    }
+}
+
+#[test]
+fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() {
+    for full in [Full::Memory, Full::Quota, Full::Disk] {
+        let (mut rig, slot, data, mut at) = on_a_full_log(full);
+        let driver = rig.driver();
+        driver.exit(7);
+        rig.until(|rig| rig.server.log(slot).exit.is_some());
+        assert_eq!(rig.server.log(slot).exit.map(|exit| exit.code), Some(7));
+        assert!(rig.server.log(slot).bytes == data[..at], "{full:?}");
+        // The writer that is left waits, as before: the reserve is for what cannot grow.
+        let exited = rig.server.log(slot).bytes.len();
+        for _ in 0..10 {
+            feed(&driver, &data, &mut at);
+            rig.turn();
+        }
+        assert_eq!(rig.server.log(slot).bytes.len(), exited, "{full:?}");
+        assert_ne!(blocked(&rig, slot), Blocked::No, "{full:?}");
+        driver.close_all();
+        rig.until(|rig| rig.server.log(slot).closed.is_some());
+        assert!(rig.server.log(slot).bytes == data[..at], "{full:?}");
+        assert_eq!(rig.server.log(slot).order, ["output", "exited", "output", "closed"], "{full:?}");
+    }
+}
+
+#[test]
+fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
+    let (mut rig, slot, data, at) = on_a_full_log(Full::Quota);
+    let driver = rig.driver();
+    // The child lives on without its streams.
+    driver.close_all();
+    rig.until(|rig| rig.server.log(slot).bytes.len() == at);
+    assert!(rig.server.log(slot).bytes == data[..at]);
     assert!(rig.server.log(slot).exit.is_none());
-    rig.until(|rig| {
-        rig.server.release(slot);
-        rig.server.log(slot).closed.is_some()
-    });
-    let log = rig.server.log(slot);
-    assert!(log.bytes == data[..at]);
-    assert_eq!(log.order, ["output", "exited", "closed"]);
+    let idle = rig.holder.as_fd();
+    let mut polled = [PollFd::new(&idle, PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&Timespec::default())).expect("polled");
+    assert_eq!(polled[0].revents(), PollFlags::empty(), "nothing is left to do");
+    driver.exit(0);
+    rig.until(|rig| rig.server.log(slot).closed.is_some());
 }
 
 #[test]
