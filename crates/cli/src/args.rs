@@ -7,6 +7,7 @@ mod client;
 mod copy;
 mod files;
 mod mcp;
+mod sandbox;
 mod settings;
 mod values;
 
@@ -28,6 +29,7 @@ pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run
 pub(crate) use copy::{Copy, Named, Side};
 pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
 pub(crate) use mcp::{Bridge, Call, Configured, List, Mcp, McpCommand, ServeMcp, Status};
+pub(crate) use sandbox::Confinement;
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 

@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::{
     args, codes, connect,
     connect::Server,
-    run, say,
-    start::{self, Place},
+    run, sandbox, say,
+    start::{self, Host, Place},
 };
 
 /// What a script wants to know of it.
@@ -34,9 +34,10 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
             client.address()
         );
     }
-    let start = run::name(args, &client).await.and_then(|id| start::build(args, place, id));
-    let started = match start {
-        Ok(start) => client.start(start).await,
+    let host = Host { client: &client, place, spec: server.spec().map(|(spec, _)| spec) };
+    let prepared = async { start::prepare(args, host, run::name(args, &client).await?).await };
+    let (started, grants) = match prepared.await {
+        Ok(prepared) => (client.start(prepared.start).await, prepared.grants),
         Err(error) => {
             connect::end(&client).await;
             return Err(error);
@@ -44,6 +45,12 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
     };
     match started {
         Ok(process) => {
+            if let Some(grants) = &grants
+                && let Err(error) = sandbox::report(grants, &process)
+            {
+                connect::end(&client).await;
+                return Err(error);
+            }
             let id = process.id().as_str().to_owned();
             let session_id = process.session_id().map(|session| session.to_string());
             let pid = process.pid();

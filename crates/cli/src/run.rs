@@ -15,9 +15,9 @@ use exec_server_client::{
 use crate::{
     args, codes, connect,
     connect::Server,
-    detach, env_token, ids, runtime, say,
+    detach, env_token, ids, runtime, sandbox, say,
     signals::{Heard, Signals},
-    start::{self, Place},
+    start::{self, Host, Place, Prepared},
     streams::{Carry, Input, LinkNotice, Outcome, Role},
     terminal::{self, Terminal},
 };
@@ -57,8 +57,9 @@ pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<Pr
 async fn embedded(args: &args::Run) -> anyhow::Result<u8> {
     let local = Local::start(LocalConfig { name: "exec-server run".to_owned(), ..LocalConfig::default() }).await?;
     let id = args.name.as_deref().map_or_else(|| ids::generate(&args.argv[0]), ProcessId::from);
-    let code = match start::build(args, Place::Embedded, id) {
-        Ok(start) => drive(args, local.client(), start, Place::Embedded).await,
+    let host = Host { client: local.client(), place: Place::Embedded, spec: None };
+    let code = match start::prepare(args, host, id).await {
+        Ok(prepared) => drive(args, local.client(), prepared, Place::Embedded).await,
         Err(error) => Err(error),
     };
     local.end().await;
@@ -67,8 +68,10 @@ async fn embedded(args: &args::Run) -> anyhow::Result<u8> {
 
 async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
     let client = server.open(|builder| builder).await?;
-    let driven = match name(args, &client).await.and_then(|id| start::build(args, Place::Remote, id)) {
-        Ok(start) => drive(args, &client, start, Place::Remote).await,
+    let host = Host { client: &client, place: Place::Remote, spec: server.spec().map(|(spec, _)| spec) };
+    let prepared = async { start::prepare(args, host, name(args, &client).await?).await };
+    let driven = match prepared.await {
+        Ok(prepared) => drive(args, &client, prepared, Place::Remote).await,
         Err(error) => Err(error),
     };
     match &driven {
@@ -91,7 +94,8 @@ enum End {
 }
 
 /// The whole life of the program.
-async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) -> anyhow::Result<End> {
+async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Place) -> anyhow::Result<End> {
+    let Prepared { start, grants } = prepared;
     // Before the start: a signal that comes with the first instruction must not be lost.
     let mut signals = Signals::new().context("listen to signals")?;
     let (process, pending) = match begin(client, start, &mut signals).await {
@@ -99,6 +103,9 @@ async fn drive(args: &args::Run, client: &Client, start: Start, place: Place) ->
         Begun::Failed(error) => return Ok(End::NotStarted(codes::of_start(&error), error)),
         Begun::CalledOff(number) => return Ok(End::Ended(codes::of_signal(number))),
     };
+    if let Some(grants) = &grants {
+        sandbox::report(grants, &process)?;
+    }
     // Raw only now: until there was a program for its keys, Ctrl-C was for us. What was typed meanwhile waits in the terminal. It is
     // given back when this goes out of scope, whatever happens.
     let terminal = if args.tty && !args.no_stdin { Terminal::open()? } else { None };

@@ -2,23 +2,32 @@
 //! default that fits the place where it runs. Must not know how it is asked.
 
 use std::{
+    collections::BTreeMap,
     env,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
-    Start,
+    Client, Start,
+    environment::RemoteSpec,
     protocol::{
         ProcessId,
+        environment::InfoResult,
+        path::PathArg,
         process::{CORE_VARIABLES, EnvPolicy, Inherit, Overflow},
     },
 };
 
 use crate::{
     args::{self, InheritArg},
-    env_token, terminal,
+    env_token, login,
+    sandbox::{self, Grants},
+    terminal,
 };
+
+/// Where programs are searched when the server does not report its `PATH`.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Where a program is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +40,31 @@ pub(crate) enum Place {
     Remote,
 }
 
-/// What to start.
-pub(crate) fn build(args: &args::Run, place: Place, id: ProcessId) -> anyhow::Result<Start> {
+/// Where a program is to run, as the user has set it up.
+pub(crate) struct Host<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) place: Place,
+    /// The server's entry in `environments.toml`, if it has one.
+    pub(crate) spec: Option<&'a RemoteSpec>,
+}
+
+/// A start that is ready to be sent.
+pub(crate) struct Prepared {
+    pub(crate) start: Start,
+    /// What `--sandbox` grants.
+    pub(crate) grants: Option<Grants>,
+}
+
+/// Builds the start that the flags describe. Asks the server where a default is only known there.
+pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> anyhow::Result<Prepared> {
     let mut start =
         Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(!args.no_stdin && !args.detach && !args.tty);
-    if let Some(dir) = directory(args.cwd.as_deref(), place)? {
+    let directory = directory(args.cwd.as_deref(), host.place)?;
+    if let Some(dir) = &directory {
         start = start.cwd(dir);
     }
-    start = environment(start, args.env_inherit, place);
-    for (name, value) in &args.env {
+    start = environment(start, args.env_inherit, host.place);
+    for (name, value) in variables(args, &host).await? {
         start = start.env(name, value);
     }
     if args.tty {
@@ -57,7 +82,62 @@ pub(crate) fn build(args: &args::Run, place: Place, id: ProcessId) -> anyhow::Re
     if args.drop_oldest {
         start = start.overflow(Overflow::DropOldest);
     }
-    Ok(start)
+    let mut grants = None;
+    if args.confinement.sandbox {
+        sandbox::check_server(host.client)?;
+        let cwd = match directory {
+            Some(dir) => PathArg::new(dir.to_string_lossy()).resolve()?,
+            None => server_directory(host.client).await?,
+        };
+        // Here a path is relative to the shell's directory, on a server to the directory that the program starts in.
+        let base = if host.place == Place::Remote { cwd.clone() } else { env::current_dir()? };
+        let granted = Grants::new(&args.confinement, &cwd, &base);
+        start = start.sandbox(granted.to_policy());
+        grants = Some(granted);
+    }
+    Ok(Prepared { start, grants })
+}
+
+/// The variables that are set for the program, later sources winning: `environments.toml`, the login shell, `--env`.
+async fn variables(args: &args::Run, host: &Host<'_>) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    if let Some(spec) = host.spec {
+        all.extend(spec.env.iter().cloned());
+    }
+    if args.login {
+        let base = |start| environment(start, args.env_inherit, host.place);
+        all.extend(login::environment(host.client, base).await?);
+    }
+    if let Some(spec) = host.spec.filter(|spec| !spec.path.is_empty()) {
+        let info = host.client.environment_info().await.context("ask the server for its PATH")?;
+        let path = all.get("PATH").cloned().or_else(|| info.search_path.clone());
+        all.insert("PATH".to_owned(), search_path(&spec.path, &info, path)?);
+    }
+    all.extend(args.env.iter().cloned());
+    Ok(all)
+}
+
+/// The directories of `environments.toml`, then those of the server.
+fn search_path(first: &[String], info: &InfoResult, rest: Option<String>) -> anyhow::Result<String> {
+    let mut directories = Vec::new();
+    for dir in first {
+        directories.push(match dir.strip_prefix("~/") {
+            None => dir.clone(),
+            Some(below) => {
+                let home = info.home_dir.as_ref().with_context(|| format!("`{dir}`: the server reports no home"))?;
+                let home = PathArg::new(home.as_str()).resolve()?;
+                home.join(below).to_string_lossy().into_owned()
+            }
+        });
+    }
+    directories.push(rest.unwrap_or_else(|| DEFAULT_PATH.to_owned()));
+    Ok(directories.join(":"))
+}
+
+async fn server_directory(client: &Client) -> anyhow::Result<PathBuf> {
+    let info = client.environment_info().await.context("ask the server for its directory")?;
+    let cwd = info.cwd.context("the server reports no directory of its own; pass `--cwd DIR`")?;
+    Ok(PathArg::new(cwd.as_str()).resolve()?)
 }
 
 /// `None` is the server's own.

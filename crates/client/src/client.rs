@@ -13,6 +13,7 @@ use exec_server_protocol::{
     initialize::Ttl,
     path::{Form, PathArg},
     process as wire,
+    sandbox::AppliedSandbox,
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -130,28 +131,30 @@ impl Client {
         };
         // Answered: whatever it was, nothing is under way any more. An unknown outcome is not an answer.
         starting.is_asked = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
-        let pid = started?;
+        let Started { pid, sandbox } = started?;
         std::mem::forget(starting);
         session.routes.confirm(&key);
         let is_h = is_reference && info.is_some();
-        let origin = Origin { key, log, is_tty: start.tty, pid, is_h, terminate_on_drop: start.terminate_on_drop };
+        let terminate_on_drop = start.terminate_on_drop;
+        let origin = Origin { key, log, is_tty: start.tty, pid, sandbox, is_h, terminate_on_drop };
         Ok(Process::new(Arc::clone(&self.handle), origin))
     }
 
-    async fn start_once(&self, start: &Start, key: &Key, cwd: PathArg) -> Result<Option<u32>, Error> {
+    async fn start_once(&self, start: &Start, key: &Key, cwd: PathArg) -> Result<Started, Error> {
         let mut is_repeated = false;
         let params = start.params(key.process_id.clone(), cwd);
         match self.session().call_noting::<requests::ProcessStart>(&params, &mut is_repeated).await {
-            Ok(result) => Ok(result.pid),
+            Ok(result) => Ok(Started { pid: result.pid, sandbox: result.sandbox }),
             // The first time worked, and its answer was lost with the link.
             Err(Error::Server { kind, message, .. }) if is_repeated && is_duplicate(kind, &message) => {
-                Ok(recovery::find(self.session(), key).await.ok().flatten().and_then(|info| info.pid))
+                let info = recovery::find(self.session(), key).await.ok().flatten();
+                Ok(Started { pid: info.and_then(|info| info.pid), sandbox: None })
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn start_v0(&self, start: &Start, process_id: ProcessId, cwd: PathArg) -> Result<Option<u32>, Error> {
+    async fn start_v0(&self, start: &Start, process_id: ProcessId, cwd: PathArg) -> Result<Started, Error> {
         let params = command::ExecParams {
             process_id,
             argv: start.argv.clone(),
@@ -161,7 +164,8 @@ impl Client {
             arg0: start.arg0.clone(),
             output_bytes_cap: None,
         };
-        Ok(self.session().call::<requests::CommandExec>(&params).await?.pid)
+        let pid = self.session().call::<requests::CommandExec>(&params).await?.pid;
+        Ok(Started { pid, sandbox: None })
     }
 
     /// Refuses what this server would silently ignore.
@@ -243,6 +247,7 @@ impl Client {
             log,
             is_tty: info.as_ref().is_some_and(|info| info.tty),
             pid: info.and_then(|info| info.pid),
+            sandbox: None,
             is_h,
             terminate_on_drop: false,
         };
@@ -364,6 +369,12 @@ fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
         });
         runtime.spawn(work);
     }
+}
+
+/// What the reply to a start says.
+struct Started {
+    pid: Option<u32>,
+    sandbox: Option<AppliedSandbox>,
 }
 
 /// A start that was asked for; dropped before its answer, it is called off.

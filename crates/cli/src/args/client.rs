@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values;
+use super::{Confinement, values};
 
 const RUN_HELP: &str = "\
 Without a server the program runs here, in this directory, with this environment. On a server it \
@@ -29,6 +29,8 @@ Examples:
   exec-server run -- sh -c 'echo out; echo err >&2; exit 3'
   tar c . | exec-server run --connect ssh://build-host --cwd /tmp -- tar x
   exec-server run -t --connect ssh://build-host -- bash
+  exec-server run --login --connect ssh://build-host -- node --version
+  exec-server run --sandbox --write . --no-network -- make
   exec-server run --detach --name nightly -- make -C /src all";
 
 const PS_HELP: &str = "\
@@ -162,6 +164,9 @@ pub(crate) struct Run {
     /// Which other variables it inherits [default: all here, core on a server]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) env_inherit: Option<InheritArg>,
+    /// Add the variables of the user's login shell there, as its profile sets them
+    #[arg(long)]
+    pub(crate) login: bool,
     /// End the program after this long, such as 90s or 2h
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) timeout: Option<Duration>,
@@ -184,6 +189,8 @@ pub(crate) struct Run {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) argv: Vec<String>,
+    #[command(flatten)]
+    pub(crate) confinement: Confinement,
     #[command(flatten)]
     pub(crate) connect: Connect,
 }

@@ -38,6 +38,11 @@ impl Ended {
 
     /// Says what a code alone does not tell.
     pub(crate) fn explain(&self) {
+        if self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied == Some(true)) {
+            say::talk(
+                "exec-server: the sandbox may be why the program failed; `--read DIR` and `--write DIR` allow more",
+            );
+        }
         match self.exit.as_ref().and_then(|exit| exit.cause) {
             Some(Cause::Timeout) => say::talk("exec-server: the program was ended: its time was over"),
             Some(Cause::IdleTimeout) => say::talk("exec-server: the program was ended: it wrote nothing for too long"),

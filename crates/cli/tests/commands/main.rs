@@ -24,6 +24,8 @@ mod mcp_serve_files;
 mod mcp_serve_http;
 mod remote;
 mod run;
+mod run_environment;
+mod run_sandbox;
 mod security_md;
 mod terminal;
 mod trees;

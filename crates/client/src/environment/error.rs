@@ -136,6 +136,12 @@ pub enum Fault {
         /// The schemes that it is for.
         schemes: &'static str,
     },
+    /// A directory that cannot stand in a `PATH`.
+    #[error("`{directory}` must begin with `/` or `~/` and contain no colon")]
+    SearchDirectory {
+        /// The directory.
+        directory: String,
+    },
     /// The URL cannot be used.
     #[error("{reason}")]
     Url {

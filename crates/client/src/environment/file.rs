@@ -9,6 +9,8 @@
 //! url = "wss://build.example:4000"    # or ws, unix, ssh, stdio:COMMAND
 //! token_file = "build.token"          # paths are relative to this file
 //! connect_timeout_sec = 5
+//! path = ["~/.local/bin"]             # in front of the PATH of programs that `run` starts there
+//! env = { LANG = "C.UTF-8" }          # variables of these programs; with `program`, variables of that program
 //!
 //! [[environments]]
 //! id = "box"
@@ -50,6 +52,7 @@ const KEYS: &[&str] = &[
     "args",
     "env",
     "cwd",
+    "path",
     "connect_timeout_sec",
     "initialize_timeout_sec",
     "token_file",
@@ -93,6 +96,10 @@ pub struct RemoteSpec {
     pub insecure_plaintext: bool,
     /// Our own certificate and its key, as PEM; absolute.
     pub identity: Option<Identity>,
+    /// Variables for programs that are started there.
+    pub env: Vec<(String, String)>,
+    /// Directories of the server's host to search for programs before its `PATH`; `~/` is the home directory there.
+    pub path: Vec<String>,
 }
 
 /// The files of a client certificate.
@@ -225,6 +232,8 @@ impl RemoteSpec {
             ca_file: None,
             identity: None,
             insecure_plaintext: false,
+            env: Vec::new(),
+            path: Vec::new(),
         }
     }
 }
@@ -243,6 +252,14 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
     spec.token_file = keys.file("token_file")?;
     spec.ca_file = keys.file("ca_file")?;
     spec.insecure_plaintext = keys.flag("insecure_plaintext")?.unwrap_or(false);
+    spec.path = keys.texts("path")?.into_iter().map(str::to_owned).collect();
+    if let Some(bad) = spec.path.iter().find(|dir| !is_search_directory(dir)) {
+        return Err(keys.fault("path", Fault::SearchDirectory { directory: bad.clone() }));
+    }
+    if keys.text("program")?.is_none() {
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        spec.env = keys.pairs("env")?.into_iter().map(owned).collect();
+    }
     spec.identity = match (keys.file("client_cert")?, keys.file("client_key")?) {
         (Some(cert), Some(key)) => Some(Identity { cert, key }),
         (Some(_), None) => return Err(keys.fault("client_cert", Fault::Needs { other: "client_key" })),
@@ -257,7 +274,7 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
 fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
     let (url, program) = (keys.text("url")?, keys.text("program")?);
     if program.is_none()
-        && let Some(key) = ["args", "env", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
+        && let Some(key) = ["args", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
     {
         return Err(keys.fault(key, Fault::Needs { other: "program" }));
     }
@@ -292,6 +309,11 @@ fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
         }
     }
     Ok(())
+}
+
+/// Whether a directory can stand in a `PATH`.
+fn is_search_directory(dir: &str) -> bool {
+    (dir.starts_with('/') || dir.starts_with("~/")) && !dir.contains([':', '\0'])
 }
 
 fn scheme(url: &str) -> &str {

@@ -6,7 +6,7 @@
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use exec_server_protocol::{ProcessId, SessionId, base64, command, process as wire};
+use exec_server_protocol::{ProcessId, SessionId, base64, command, process as wire, sandbox::AppliedSandbox};
 use tokio::sync::watch;
 
 use crate::{
@@ -47,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) input: Arc<input::Input>,
     is_tty: bool,
     pid: Option<u32>,
+    sandbox: Option<AppliedSandbox>,
     terminate_on_drop: bool,
 }
 
@@ -88,6 +89,7 @@ pub(crate) struct Origin {
     pub(crate) log: Arc<Log>,
     pub(crate) is_tty: bool,
     pub(crate) pid: Option<u32>,
+    pub(crate) sandbox: Option<AppliedSandbox>,
     /// The server is of generation H, which keeps write ids.
     pub(crate) is_h: bool,
     pub(crate) terminate_on_drop: bool,
@@ -105,6 +107,7 @@ impl Process {
             input: Arc::new(input),
             is_tty: origin.is_tty,
             pid: origin.pid,
+            sandbox: origin.sandbox,
             terminate_on_drop: origin.terminate_on_drop,
         };
         Self { shared: Arc::new(shared) }
@@ -126,6 +129,14 @@ impl Process {
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.shared.pid
+    }
+
+    /// The sandbox that the server applied when it started the process.
+    ///
+    /// `None` without a sandbox, for a process that was attached, and where the connection broke before the reply to the start.
+    #[must_use]
+    pub fn sandbox(&self) -> Option<AppliedSandbox> {
+        self.shared.sandbox
     }
 
     /// Whether it runs on a terminal.

@@ -1,0 +1,114 @@
+//! `run --login`: the environment that the user's login shell has on the host where the program will run.
+//!
+//! The login shell is started there once, reads its profile, and prints its variables. The program itself then starts without a shell,
+//! so its arguments, its signals and the error for a missing program stay as they are without the flag.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, bail};
+use exec_server_client::{Client, Event, Process, Start, protocol::process::Stream};
+use tokio::time;
+
+use crate::ids;
+
+/// A profile that takes longer is more likely to wait for something than to work.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// An environment larger than this could not be passed to a program anyway.
+const OUTPUT_MAX: usize = 2 << 20;
+
+/// How much of the shell's error output a message quotes.
+const QUOTE_MAX: usize = 500;
+
+/// Printed between what a profile may print and the variables.
+const MARK: &str = "exec-server:login-environment:";
+
+/// Finds the login shell (`SHELL`, else the password database) and lets it print its environment with NUL after each variable.
+const SCRIPT: &str = r#"
+shell=$SHELL
+[ -n "$shell" ] || shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7)
+exec "${shell:-/bin/sh}" -l -c 'printf %s exec-server:login-environment:; exec env -0'"#;
+
+/// Variables that describe the shell itself.
+const OF_THE_SHELL: [&str; 4] = ["_", "SHLVL", "PWD", "OLDPWD"];
+
+/// Asks for the variables. `base` prepares the shell's own start, with the variables that it inherits.
+pub(crate) async fn environment(
+    client: &Client,
+    base: impl FnOnce(Start) -> Start,
+) -> anyhow::Result<BTreeMap<String, String>> {
+    let start = base(Start::new(["/bin/sh", "-c", SCRIPT]).id(ids::generate("login")));
+    let process = client.start(start).await.context("start the login shell for `--login`")?;
+    let read = time::timeout(WITHIN, read_output(&process)).await;
+    let outcome = match read {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            // The session ends it if this request is lost.
+            process.terminate(Some(Duration::ZERO)).await.ok();
+            bail!(
+                "the login shell did not print its environment within {} s; does its profile wait for input?",
+                WITHIN.as_secs()
+            );
+        }
+    };
+    // Its output was read; a failure leaves it to the end of the session.
+    process.forget().await.ok();
+    outcome.context("read the environment of the login shell")
+}
+
+async fn read_output(process: &Process) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut events = process.events();
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut code = None;
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Output { stream: Stream::Stderr, bytes, .. } => stderr.extend_from_slice(&bytes),
+            Event::Output { bytes, .. } => stdout.extend_from_slice(&bytes),
+            Event::Exited { exit, .. } => code = Some(exit.code),
+            Event::Failed(error) => return Err(error.into()),
+            Event::Gap { .. } | Event::Closed { .. } => {}
+        }
+        if stdout.len() + stderr.len() > OUTPUT_MAX {
+            bail!("it printed more than {} MiB", OUTPUT_MAX >> 20);
+        }
+    }
+    match parse(&stdout) {
+        Some(variables) if code == Some(0) => Ok(variables),
+        Some(_) | None => {
+            let text = String::from_utf8_lossy(&stderr);
+            let text = text.trim();
+            bail!("it ended with code {}: {}", code.unwrap_or(-1), &text[..text.floor_char_boundary(QUOTE_MAX)])
+        }
+    }
+}
+
+/// The variables behind the mark; `None` without a mark. What is not UTF-8 cannot be sent and is left out.
+fn parse(output: &[u8]) -> Option<BTreeMap<String, String>> {
+    let at = output.windows(MARK.len()).position(|part| part == MARK.as_bytes())?;
+    let variables = output[at + MARK.len()..].split(|byte| *byte == 0).filter_map(|line| {
+        let (name, value) = std::str::from_utf8(line).ok()?.split_once('=')?;
+        let is_wanted = !name.is_empty() && !OF_THE_SHELL.contains(&name);
+        is_wanted.then(|| (name.to_owned(), value.to_owned()))
+    });
+    Some(variables.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_profile_prints_is_skipped_and_the_shells_own_variables_are_left_out() {
+        let output =
+            b"Welcome!\nexec-server:login-environment:A=1\0PATH=/x:/y\0_=/usr/bin/env\0SHLVL=1\0B=two\nlines\0=odd\0";
+        let expected = [("A", "1"), ("B", "two\nlines"), ("PATH", "/x:/y")];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(parse(output), Some(BTreeMap::from(expected)));
+        assert_eq!(parse(b"A=1\0"), None);
+    }
+
+    #[test]
+    fn the_script_prints_the_mark() {
+        assert!(SCRIPT.contains(MARK));
+    }
+}

@@ -1,0 +1,130 @@
+//! `run --sandbox`: turns flags into a policy for the server, and reports what the server applied.
+//! Must not know how a policy is enforced.
+
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::bail;
+use exec_server_client::{
+    Client, Generation, Process,
+    protocol::{
+        path::{self, PathArg},
+        sandbox::{Access, AppliedFileSystem, Entry, EntryPath, FileSystem, Network, Profile, SandboxContext, Special},
+    },
+};
+
+use crate::{args::Confinement, say};
+
+/// What a program may touch, with absolute paths of the server's host.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Grants {
+    cwd: PathBuf,
+    read: Vec<PathBuf>,
+    write: Vec<PathBuf>,
+    network: Network,
+}
+
+impl Grants {
+    /// The grants that the flags ask for. Relative directories are resolved against `base`.
+    pub(crate) fn new(args: &Confinement, cwd: &Path, base: &Path) -> Self {
+        let all = |dirs: &[PathBuf]| dirs.iter().map(|dir| absolute(dir, base)).collect();
+        Self {
+            cwd: cwd.to_owned(),
+            read: all(&args.read),
+            write: all(&args.write),
+            network: if args.no_network { Network::Restricted } else { Network::Enabled },
+        }
+    }
+
+    /// The policy as the wire has it.
+    pub(crate) fn to_policy(&self) -> SandboxContext {
+        let uri = |dir: &PathBuf| PathArg::new(path::to_uri(dir));
+        let entry = |path, access| Entry { path, access, missing_path_behavior: None };
+        let dir = |access| move |dir| entry(EntryPath::Path { path: uri(dir) }, access);
+        let system = entry(EntryPath::Special { value: Special::Minimal }, Access::Read);
+        let mut entries = vec![system];
+        entries.extend([&self.cwd].into_iter().chain(&self.read).map(dir(Access::Read)));
+        entries.extend(self.write.iter().map(dir(Access::Write)));
+        SandboxContext {
+            permissions: Profile::Managed {
+                file_system: FileSystem::Restricted { entries, glob_scan_max_depth: None },
+                network: self.network,
+            },
+            cwd: Some(uri(&self.cwd)),
+            workspace_roots: None,
+            windows_sandbox_level: None,
+            windows_sandbox_private_desktop: false,
+            windows_sandbox_proxy_settings_mode: None,
+            use_legacy_landlock: false,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let list = |dirs: &[PathBuf]| {
+            let names: Vec<String> = dirs.iter().map(|dir| format!("`{}`", dir.display())).collect();
+            names.join(", ")
+        };
+        let is_writable = self.write.contains(&self.cwd);
+        let mut readable = self.read.clone();
+        if !is_writable {
+            readable.insert(0, self.cwd.clone());
+        }
+        let read = if readable.is_empty() { String::new() } else { format!(" and {}", list(&readable)) };
+        let write = if self.write.is_empty() { "nothing".to_owned() } else { list(&self.write) };
+        let network = match self.network {
+            Network::Restricted => "off",
+            Network::Enabled => "on",
+        };
+        format!("sandbox: read system directories{read}; write {write}; network {network}")
+    }
+}
+
+/// Refuses a server that cannot say how it confined the program.
+pub(crate) fn check_server(client: &Client) -> anyhow::Result<()> {
+    if client.server().generation != Generation::Current {
+        bail!("the server at {} does not report what it confines; run without `--sandbox`", client.address());
+    }
+    Ok(())
+}
+
+/// Reports on stderr what was applied to the program that was started.
+///
+/// A server refuses what it cannot enforce. After a cut the answer that says how files are confined may be lost, so `None` is no error.
+pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
+    match process.sandbox() {
+        Some(applied) if applied.file_system != AppliedFileSystem::View || applied.network != grants.network => {
+            bail!("the server applied another sandbox than the one asked for: {applied:?}")
+        }
+        Some(_) | None => say::talk(format_args!("exec-server: {}", grants.describe())),
+    }
+    Ok(())
+}
+
+/// Joins and removes `.` parts; `..` stays, since only the server knows where links lead.
+fn absolute(dir: &Path, base: &Path) -> PathBuf {
+    base.join(dir).components().filter(|part| *part != Component::CurDir).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(read: &[&str], write: &[&str], no_network: bool) -> Confinement {
+        let paths = |dirs: &[&str]| dirs.iter().map(PathBuf::from).collect();
+        Confinement { sandbox: true, read: paths(read), write: paths(write), no_network }
+    }
+
+    #[test]
+    fn relative_directories_are_resolved_and_the_report_names_every_grant() {
+        let cwd = Path::new("/src/app");
+        for (flags, text) in [
+            (flags(&[], &[], false), "sandbox: read system directories and `/src/app`; write nothing; network on"),
+            (
+                flags(&["../lib", "/data"], &["out"], true),
+                "sandbox: read system directories and `/src/app`, `/src/app/../lib`, `/data`; write `/src/app/out`; network off",
+            ),
+            (flags(&[], &["."], true), "sandbox: read system directories; write `/src/app`; network off"),
+        ] {
+            assert_eq!(Grants::new(&flags, cwd, cwd).describe(), text);
+        }
+    }
+}
