@@ -41,6 +41,9 @@ const STARTS_MAX: u32 = 3;
 /// How long the server stays when nobody is connected and nothing runs. The next one is up in milliseconds.
 const IDLE: &str = "60s";
 
+/// Directories below the home directory that users install programs into.
+const LOGIN_DIRECTORIES: [&str; 3] = [".local/bin", "bin", ".cargo/bin"];
+
 /// The user's own server as something that the client library connects to; started where none runs.
 #[derive(Debug)]
 pub(crate) struct PerUser {
@@ -150,6 +153,21 @@ fn is_locked(dir: &Path) -> bool {
     free == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
+/// Our `PATH` and, behind it, the directories that a login shell usually adds: sshd starts commands without a profile.
+fn search_path() -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let home = std::env::home_dir().filter(|home| home.is_absolute());
+    let below_home = home.iter().flat_map(|home| LOGIN_DIRECTORIES.map(|dir| home.join(dir)));
+    for dir in below_home.chain([PathBuf::from("/usr/local/bin")]) {
+        if !directories.contains(&dir) {
+            directories.push(dir);
+        }
+    }
+    // A home with a colon in its name cannot stand in a PATH.
+    std::env::join_paths(directories).unwrap_or(path)
+}
+
 fn start(dir: &Path) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("find our own program")?;
     let mut listen = OsString::from("unix://");
@@ -162,6 +180,7 @@ fn start(dir: &Path) -> anyhow::Result<Child> {
         .arg(dir)
         .arg("--listen")
         .arg(listen)
+        .env("PATH", search_path())
         // Where a login begins, as over ssh.
         .current_dir(std::env::home_dir().filter(|home| home.is_dir()).unwrap_or_else(|| PathBuf::from("/")))
         .stdin(Stdio::null())

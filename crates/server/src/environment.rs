@@ -31,6 +31,9 @@ const PLUMBING: [&str; 6] = [
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
+/// How much of a `PATH` an error message quotes.
+const SHOWN_PATH_MAX: usize = 1000;
+
 /// Refuses names that would come out as another variable.
 pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String, String>) -> Result<(), Failure> {
     let set = policy.into_iter().flat_map(|policy| policy.set.keys());
@@ -69,6 +72,17 @@ pub(crate) fn child_environment(
             line
         })
         .collect()
+}
+
+/// The `PATH` that a program is searched in, for people: long ones are cut. `None` for a program with a slash.
+pub(crate) fn search_path(program: &str, env: &[Vec<u8>]) -> Option<String> {
+    if program.contains('/') {
+        return None;
+    }
+    let path = env.iter().find_map(|entry| entry.strip_prefix(b"PATH="));
+    let path = String::from_utf8_lossy(path.unwrap_or(b"unset"));
+    let shown = &path[..path.floor_char_boundary(SHOWN_PATH_MAX)];
+    Some(if shown.len() < path.len() { format!("{shown}...") } else { shown.to_owned() })
 }
 
 fn apply_policy(server: &[(OsString, OsString)], policy: &EnvPolicy, child: &mut BTreeMap<Vec<u8>, Vec<u8>>) {

@@ -56,6 +56,8 @@ pub(crate) enum Failure {
     NotClosed { id: String },
     #[error("start `{program}`: {source}")]
     Program { program: String, source: io::Error },
+    #[error("start `{program}`: not found in PATH ({search_path}): {source}")]
+    NotInPath { program: String, search_path: String, source: io::Error },
     #[error("start `{program}` in `{cwd}`: {source}")]
     Cwd { program: String, cwd: String, source: io::Error },
     #[error("start `{program}`: the host is out of resources: {source}")]
@@ -149,7 +151,9 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// What a holder says about a start that came to nothing.
-    pub(crate) fn start(meta: &Meta, stage: Stage, errno: i32, detail: &[u8]) -> Self {
+    ///
+    /// `search_path` is where a program without a slash was searched.
+    pub(crate) fn start(meta: &Meta, search_path: Option<String>, stage: Stage, errno: i32, detail: &[u8]) -> Self {
         let program = meta.program();
         let source = io::Error::from_raw_os_error(errno);
         match stage {
@@ -158,7 +162,12 @@ impl Failure {
             }
             Stage::Resources => Self::Resources { program, source },
             Stage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
-            Stage::Exec => Self::Program { program, source },
+            Stage::Exec => match search_path {
+                Some(search_path) if source.kind() == io::ErrorKind::NotFound => {
+                    Self::NotInPath { program, search_path, source }
+                }
+                Some(_) | None => Self::Program { program, source },
+            },
             Stage::Sandbox => Self::NotEnforceable { what: format!("the child could not confine itself: {source}") },
         }
     }
@@ -190,6 +199,7 @@ impl Failure {
                 io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
                 _ => Kind::SpawnFailed,
             },
+            Self::NotInPath { .. } => Kind::ProgramNotFound,
             Self::Cwd { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
                 _ => Kind::CwdNotFound,

@@ -90,6 +90,8 @@ pub(crate) enum Waiter {
         confined: Option<Arc<Confined>>,
         reserved: Reserved,
         session: Weak<Session>,
+        /// Where a program without a slash is searched, for the error if it is missing.
+        search_path: Option<String>,
     },
     Stdin(Weak<Process>),
     Done(oneshot::Sender<Status>),
@@ -485,9 +487,9 @@ impl Link {
                 }
             }
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                if let Some(Waiter::Start { meta, gate, reply, confined, .. }) = self.waiter(req) {
+                if let Some(Waiter::Start { meta, gate, reply, confined, search_path, .. }) = self.waiter(req) {
                     session.handle_start_failed(&meta.process_id, &gate);
-                    let failure = Failure::start(&meta, stage, errno, &detail);
+                    let failure = Failure::start(&meta, search_path, stage, errno, &detail);
                     let failure = match confined {
                         Some(confined) => confined.explain(failure),
                         None => failure,

@@ -12,6 +12,7 @@ use std::{future::poll_fn, io, sync::Arc, task::Poll};
 use super::{Gate, Launch, Session};
 use crate::{
     descriptors::Reserved,
+    environment,
     error::Failure,
     link::{Unsent, Waiter},
     process::lock,
@@ -79,7 +80,8 @@ impl Session {
         };
         let Launch { meta, spec, .. } = launch;
         let (confining, session) = (confined.clone(), Arc::downgrade(self));
-        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session };
+        let search_path = environment::search_path(&meta.program(), &spec.env);
+        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session, search_path };
         if let Err(unsent) = link.start(waiter, spec, confined)
             && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
         {
