@@ -17,7 +17,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (4, "tokens are hashed, named, scoped, expiring, revocable"),
     (5, "tokens come by file, never by argument, and reach no child"),
     (6, "any origin is refused"),
-    (7, "the host must be ours"),
+    (7, "the name in Host must be ours, with any port"),
     (8, "a socket on disk is its owner's alone"),
     (9, "client certificates, reloaded without restart"),
     (10, "scopes come from the server's record"),

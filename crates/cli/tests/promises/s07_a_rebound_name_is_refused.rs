@@ -1,8 +1,15 @@
-//! S7: `Host` must be a loopback literal or `localhost` with our port, the address we are bound to, or a name that was allowed, on
-//! every route but the two of health. A page that made its own name resolve to us sends its own name.
+//! S7: the name in `Host` must be a loopback literal, `localhost`, the address we are bound to, or a name that was allowed, with any
+//! port, on every route but the two of health. A page that made its own name resolve to us sends its own name; a client behind a
+//! forwarded port sends ours with another port.
+
+use std::{
+    io,
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+};
 
 use crate::{
-    common::{TestServer, http},
+    common::{Client, TestServer, http},
     promises::upgrade,
 };
 
@@ -32,9 +39,12 @@ fn a_rebound_name_is_forbidden_unless_it_is_allowed() {
         (format!("localhost:{port}, evil.example"), 403),
         ("xbox.example".to_owned(), 403),
         ("box.example.evil.example".to_owned(), 403),
-        ("localhost".to_owned(), 403),
-        ("localhost:1".to_owned(), 403),
+        ("localhost".to_owned(), 101),
+        ("localhost:1".to_owned(), 101),
+        ("127.0.0.1:1".to_owned(), 101),
         ("localhost:".to_owned(), 403),
+        ("localhost:65536".to_owned(), 403),
+        ("evil.example:1".to_owned(), 403),
         (String::new(), 403),
     ] {
         assert_eq!(http(host, &upgrade(&target, &name, "")).status, status, "{name}");
@@ -88,4 +98,34 @@ fn health_is_told_under_any_name() {
         let reply = http(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n"));
         assert_eq!((reply.status, reply.body.as_str()), (200, "ok"));
     }
+}
+
+#[test]
+fn a_client_behind_a_forwarded_port_is_let_in() {
+    let server = TestServer::start();
+    let forward = TcpListener::bind("127.0.0.1:0").expect("bind the forwarded port");
+    let local = forward.local_addr().expect("the address of the forwarded port");
+    let target = server.address().to_owned();
+    let forwarding = thread::spawn(move || {
+        let (client, _) = forward.accept().expect("accept the client");
+        forward_both_ways(&client, &TcpStream::connect(target).expect("connect to the server"));
+    });
+    let url = server.url().replace(server.address(), &format!("localhost:{}", local.port()));
+    let mut client = Client::connect(&url).expect("connect through the forwarded port");
+    client.initialize();
+    assert_eq!(client.run("p", &["echo", "hi"]).stdout, b"hi\n");
+    drop(client);
+    forwarding.join().expect("the forwarding ends with its client");
+}
+
+/// Copies bytes as `ssh -L` does, until both directions have ended.
+fn forward_both_ways(client: &TcpStream, server: &TcpStream) {
+    let copy = |mut from: &TcpStream, mut to: &TcpStream| {
+        io::copy(&mut from, &mut to).ok();
+        to.shutdown(Shutdown::Write).ok();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| copy(client, server));
+        copy(server, client);
+    });
 }

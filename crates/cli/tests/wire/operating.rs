@@ -196,7 +196,7 @@ fn metrics_count_what_happened() {
     );
     client.call("process/read", json!({"processId": "nobody"})).expect_err("an unknown process");
     client.call("no/such/method", json!({})).expect_err("an unknown method");
-    assert_eq!(http(server.address(), "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").status, 403);
+    assert_eq!(http(server.address(), "GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n").status, 403);
     let host = format!("Host: {}\r\n", server.address());
     assert_eq!(http(server.address(), &format!("GET /metrics HTTP/1.1\r\n{host}\r\n")).status, 401);
     let mut page = metrics(&server);

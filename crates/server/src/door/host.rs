@@ -1,4 +1,5 @@
-//! Whose name a request may call us by. A page that made its own name resolve to us (DNS rebinding) sends its own name.
+//! Which names a request's `Host` may have. A page that made its own name resolve to us (DNS rebinding) sends its own name, so the name
+//! decides and the port does not: behind `ssh -L`, a published container port or a proxy the client dials another port than ours.
 //! Must not resolve anything.
 
 use std::{
@@ -8,7 +9,7 @@ use std::{
 
 use crate::{listen::exposure::is_loopback, tls::OwnNames};
 
-/// A Host without a port means the one of plain HTTP, or of HTTPS.
+/// The port that a Host without one means, for names that were allowed with a port.
 const DEFAULT_PORT: u16 = 80;
 const DEFAULT_TLS_PORT: u16 = 443;
 
@@ -68,9 +69,8 @@ pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Ho
         let is_port = allowed.port.is_none_or(|allowed| allowed == port);
         is_port && allowed.name.eq_ignore_ascii_case(name)
     });
-    // Whatever the port: the client has checked that the name is ours before it sent anything.
     let is_certified = ours.certified.is_some_and(|names| names.has(name));
-    is_allowed || is_certified || (port == ours.local.port() && is_local(name, ours.local.ip()))
+    is_allowed || is_certified || is_local(name, ours.local.ip())
 }
 
 /// `localhost`, a loopback literal, or the very address that we are bound to.

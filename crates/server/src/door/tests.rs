@@ -163,10 +163,13 @@ fn a_foreign_host_is_forbidden_on_every_route_before_the_token_is_looked_at() {
         ("box.example", true),
         ("BOX.example:99", true),
         ("proxy.example:8443", true),
+        ("localhost", true),
+        ("127.0.0.1", true),
+        ("127.0.0.1:4001", true),
+        ("[::1]", true),
         ("", false),
-        ("localhost", false),
-        ("127.0.0.1", false),
-        ("127.0.0.1:4001", false),
+        ("localhost:", false),
+        ("localhost:65536", false),
         ("127.0.0.1:04000x", false),
         ("localhost:4000:4000", false),
         ("localhost.:4000", false),
@@ -205,6 +208,7 @@ fn a_foreign_host_is_forbidden_on_every_route_before_the_token_is_looked_at() {
 fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
     let at = |local: &str, host: &str| status_at(local, &upgrade("/", host, &bearer()));
     assert_eq!(at("10.0.0.7:4000", "10.0.0.7:4000"), 101);
+    assert_eq!(at("10.0.0.7:4000", "10.0.0.7:8443"), 101);
     assert_eq!(at("10.0.0.7:4000", "10.0.0.8:4000"), 403);
     assert_eq!(at("0.0.0.0:4000", "0.0.0.0:4000"), 403);
     assert_eq!(at("0.0.0.0:4000", "127.0.0.1:4000"), 101);
