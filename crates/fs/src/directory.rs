@@ -32,6 +32,8 @@ pub struct Entry {
     pub is_directory: bool,
     /// A regular file, or a link to one.
     pub is_file: bool,
+    /// A symbolic link itself.
+    pub is_symlink: bool,
 }
 
 /// The same with all that is known of it.
@@ -112,7 +114,8 @@ pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cance
             }
             if let Some(kind) = kind_followed(view, (path, dir.as_fd()), name, file_type) {
                 let (is_directory, is_file) = (kind == Type::Directory, kind == Type::File);
-                entries.push(Entry { name: name.to_owned(), is_directory, is_file });
+                let is_symlink = is_link(dir.as_fd(), name, file_type);
+                entries.push(Entry { name: name.to_owned(), is_directory, is_file, is_symlink });
             }
             Ok(())
         })?;
@@ -138,6 +141,14 @@ pub(crate) fn kind_followed(
     // Through the view, since the link may lead anywhere.
     let target = view.locate(&path.join(name), Links::Follow).ok()?;
     Stat::of(target.as_fd()).ok().map(|stat| stat.kind)
+}
+
+/// Whether an entry is a symbolic link itself, whatever it leads to.
+pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> bool {
+    match file_type {
+        FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == Type::Symlink),
+        known => known == FileType::Symlink,
+    }
 }
 
 /// Lists a directory with all that is known of its entries, sorted by the bytes of their names: those after `after`, `most` of them. The
@@ -189,7 +200,8 @@ fn detail(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> 
         kind => Some(kind),
     };
     let (is_directory, is_file) = (kind == Some(Type::Directory), kind == Some(Type::File));
-    Some(Detail { entry: Entry { name, is_directory, is_file }, stat, link_target })
+    let is_symlink = stat.kind == Type::Symlink;
+    Some(Detail { entry: Entry { name, is_directory, is_file, is_symlink }, stat, link_target })
 }
 
 /// The names in a directory.

@@ -3,15 +3,19 @@
 use std::{
     collections::{HashSet, VecDeque},
     ffi::OsString,
+    io,
     os::{fd::AsFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    io::Errno,
+};
 
 use crate::{
     Cancel, Links, Result, Stat, Trouble, Type, View,
-    directory::{each, kind_followed},
+    directory::{each, is_link, kind_followed},
     error::On,
 };
 
@@ -98,7 +102,7 @@ pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result
             Ok(Err(Full)) => break,
             Err(Trouble::Cancelled) => return Err(Trouble::Cancelled.on("walk", path)),
             Err(trouble) => {
-                if walked.error(directory, trouble.to_string(), options.max_bytes).is_err() {
+                if walked.error(directory, system_text(&trouble), options.max_bytes).is_err() {
                     break;
                 }
             }
@@ -169,7 +173,7 @@ impl Walker<'_> {
         let found = self.view.locate(&path, Links::Follow).and_then(|fd| Stat::of(fd.as_fd()));
         let identity = match found {
             Ok(stat) => (stat.device, stat.inode),
-            Err(trouble) => return walked.error(path, trouble.to_string(), self.options.max_bytes),
+            Err(trouble) => return walked.error(path, system_text(&trouble), self.options.max_bytes),
         };
         if self.options.follow_directories && self.visited.contains(&identity) {
             return Ok(());
@@ -201,9 +205,12 @@ impl Walker<'_> {
     }
 }
 
-fn is_link(dir: std::os::fd::BorrowedFd<'_>, name: &OsString, file_type: FileType) -> bool {
-    match file_type {
-        FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == Type::Symlink),
-        known => known == FileType::Symlink,
-    }
+/// The system's text for an error of one entry: clients of other generations compare it.
+fn system_text(trouble: &Trouble) -> String {
+    let errno = match trouble {
+        Trouble::OutsideView => Errno::PERM,
+        Trouble::Symlink => Errno::LOOP,
+        other => return other.to_string(),
+    };
+    io::Error::from(errno).to_string()
 }

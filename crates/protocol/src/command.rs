@@ -24,7 +24,7 @@ pub struct ExecParams {
     /// Override of `argv[0]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// Output kept in memory while nobody takes it, default 1 MiB.
+    /// Accepted from older clients and ignored: the limits of the server apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes_cap: Option<u64>,
 }

@@ -382,10 +382,16 @@ impl Connection {
             // Nothing is ever asked of a client, so nothing waits for an answer.
             Ok(Incoming::Response { .. } | Incoming::Error { .. }) => {}
             Err(error) => {
-                let failure = Failure::Malformed { label: self.label.clone(), reason: error.to_string() };
+                let failure = self.malformed(&error);
                 self.fail(&message::MALFORMED_ID, &failure);
             }
         }
+    }
+
+    /// The framing is named because peers compare the text.
+    fn malformed(&self, error: &dyn std::error::Error) -> Failure {
+        let (is_websocket, label) = (self.pings, self.label.clone());
+        Failure::Malformed { is_websocket, label, reason: error.to_string() }
     }
 
     /// A `process/write` that came as a frame.
@@ -393,7 +399,7 @@ impl Connection {
         let (head, data) = match WriteFrame::decode(bytes) {
             Ok(decoded) => decoded,
             Err(error) => {
-                let failure = Failure::Malformed { label: self.label.clone(), reason: error.to_string() };
+                let failure = self.malformed(&error);
                 return self.fail(&message::MALFORMED_ID, &failure);
             }
         };

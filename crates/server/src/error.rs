@@ -26,8 +26,8 @@ pub(crate) enum Failure {
     UnknownMethod { method: String },
     #[error("unknown notification `{method}`")]
     UnknownNotification { method: String },
-    #[error("failed to parse websocket JSON-RPC message from {label}: {reason}")]
-    Malformed { label: String, reason: String },
+    #[error("failed to parse {}JSON-RPC message from {label}: {reason}", if *is_websocket { "websocket " } else { "" })]
+    Malformed { is_websocket: bool, label: String, reason: String },
     #[error("{reason}")]
     InvalidParams { reason: String },
     #[error("`{path}`: {source}")]
@@ -68,7 +68,8 @@ pub(crate) enum Failure {
     UnknownSignal { name: String },
     #[error("this server cannot enforce what is asked, so it does nothing: {what}")]
     NotEnforceable { what: String },
-    #[error("{what}")]
+    /// Ends with the system's text: clients of the reference look for it.
+    #[error("{what}: Operation not permitted")]
     SandboxDenied { what: String },
     #[error("{what}")]
     SandboxNeedsCwd { what: String },
@@ -124,13 +125,14 @@ pub(crate) enum Failure {
     UnknownHandle { id: String },
     #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
     WrongHandle { id: String, used: Use },
-    #[error("HTTP request to `{host}`: {source}")]
+    /// This and the next begin with the text by which the reference's MCP client knows what it may retry.
+    #[error("http/request failed: request to `{host}`: {source}")]
     Http { host: String, source: Box<FetchError> },
     #[error(
         "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
     )]
     HttpTarget { principal: String, source: Box<FetchError> },
-    #[error("HTTP request to `{host}`: not done within {ms} ms")]
+    #[error("http/request failed: request to `{host}`: not done within {ms} ms")]
     HttpTimeout { host: String, ms: u64 },
     #[error(
         "HTTP request to `{host}`: the body has more than {} bytes, which do not fit one answer; ask for it with `streamResponse`",

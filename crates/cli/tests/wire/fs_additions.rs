@@ -413,7 +413,10 @@ fn names_that_are_no_text_survive() {
     let name = encode_base64(b"odd-\xff\n-name");
     assert_eq!(
         listed["entries"],
-        json!([{"fileName": "odd-\u{fffd}\n-name", "fileNameBase64": name, "isDirectory": false, "isFile": true}])
+        json!([{
+            "fileName": "odd-\u{fffd}\n-name", "fileNameBase64": name, "isDirectory": false, "isFile": true,
+            "isSymlink": false,
+        }])
     );
     assert_eq!(files.ok("fs/canonicalize", json!({"path": odd_uri})), json!({"path": odd_uri}));
     let link = files.link("link", &odd);

@@ -281,3 +281,43 @@ fn file_system_walk_reports_non_utf8_names() {
     let answer = files.ok("fs/readFile", json!({"path": error["uri"]}));
     assert_eq!(data(&answer), b"odd");
 }
+
+#[test]
+fn file_system_walk_reports_errors_in_the_form_of_the_request_with_the_text_of_the_system() {
+    let mut files = Files::start();
+    let top = files.directory("top");
+    fs::write(top.join(OsStr::from_bytes(b"invalid-\xff")), b"contents").expect("write a file");
+    let lossy = top.join("invalid-\u{fffd}");
+    let text = fs::symlink_metadata(&lossy).expect_err("nothing has this name").to_string();
+    let options = options(json!({"maxDepth": 0, "maxDirectories": 1, "maxEntries": 1}));
+    let as_uri = format!("{}/invalid-%EF%BF%BD", uri(&top));
+    for (path, told) in [(uri(&top), as_uri), (top.display().to_string(), lossy.display().to_string())] {
+        let walked = files.ok("fs/walk", json!({"path": path, "options": options}));
+        let error = json!({"path": told, "message": text, "uri": format!("{}/invalid-%FF", uri(&top))});
+        assert_eq!(walked, json!({"entries": [], "errors": [error], "truncated": false}));
+    }
+}
+
+#[test]
+fn file_system_walk_reports_what_its_sandbox_hides_with_the_text_of_the_system() {
+    let mut files = Files::start();
+    let top = files.directory("top");
+    let secret = files.directory("top/secret");
+    files.file("top/secret/file", b"");
+    files.file("top/plain", b"");
+    let entry = |path: &Path, access: &str| json!({"path": {"type": "path", "path": uri(path)}, "access": access});
+    let sandbox = json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {
+        "type": "restricted", "entries": [entry(&top, "read"), entry(&secret, "deny")],
+    }}});
+    let walked = files.ok("fs/walk", json!({"path": uri(&top), "options": options(json!({})), "sandbox": sandbox}));
+    let plain = json!({"path": uri(&top.join("plain")), "kind": "file"});
+    assert!(walked["entries"].as_array().expect("entries").contains(&plain), "{walked}");
+    assert!(!walked.to_string().contains("secret/file"), "{walked}");
+    let errors = walked["errors"].as_array().expect("errors");
+    for error in errors {
+        assert_eq!(error["path"], uri(&secret), "{walked}");
+        let message = error["message"].as_str().expect("a text");
+        assert!(message.ends_with("(os error 1)") || message.ends_with("(os error 13)"), "{walked}");
+    }
+    assert_eq!(errors.len(), 1, "{walked}");
+}

@@ -85,8 +85,8 @@ fn file_system_methods_cover_surface_area() {
     let listed = entries.as_array_mut().expect("entries");
     listed.sort_by_key(|entry| entry["fileName"].to_string());
     let expected = json!([
-        {"fileName": "nested", "isDirectory": true, "isFile": false},
-        {"fileName": "root.txt", "isDirectory": false, "isFile": true},
+        {"fileName": "nested", "isDirectory": true, "isFile": false, "isSymlink": false},
+        {"fileName": "root.txt", "isDirectory": false, "isFile": true, "isSymlink": false},
     ]);
     assert_eq!(entries, expected, "a link that leads nowhere is left out");
     assert_eq!(files.ok("fs/remove", json!({"path": source})), json!({}));
@@ -333,14 +333,18 @@ fn file_system_read_directory_lists_entries() {
     files.file("file", b"");
     files.directory("directory");
     fifo(&files.dir(), "pipe");
-    let (dir, plain) = (files.dir(), json!({"isDirectory": false, "isFile": false}));
+    files.link("to-directory", "directory");
+    files.link("to-file", "file");
+    let (dir, plain) = (files.dir(), json!({"isDirectory": false, "isFile": false, "isSymlink": false}));
     let listed = files.ok("fs/readDirectory", json!({"path": uri(&dir)}));
     let mut entries: Vec<Value> = listed["entries"].as_array().expect("entries").clone();
     entries.sort_by_key(|entry| entry["fileName"].to_string());
     let expected = [
-        json!({"fileName": "directory", "isDirectory": true, "isFile": false}),
-        json!({"fileName": "file", "isDirectory": false, "isFile": true}),
+        json!({"fileName": "directory", "isDirectory": true, "isFile": false, "isSymlink": false}),
+        json!({"fileName": "file", "isDirectory": false, "isFile": true, "isSymlink": false}),
         crate::with(json!({"fileName": "pipe"}), plain),
+        json!({"fileName": "to-directory", "isDirectory": true, "isFile": false, "isSymlink": true}),
+        json!({"fileName": "to-file", "isDirectory": false, "isFile": true, "isSymlink": true}),
     ];
     assert_eq!(entries, expected);
 }
@@ -357,9 +361,9 @@ fn file_system_metadata_and_directory_listing_follow_symlinks() {
     let mut entries: Vec<Value> = listed["entries"].as_array().expect("entries").clone();
     entries.sort_by_key(|entry| entry["fileName"].to_string());
     let expected = [
-        json!({"fileName": "file", "isDirectory": false, "isFile": true}),
-        json!({"fileName": "to-file", "isDirectory": false, "isFile": true}),
-        json!({"fileName": "up", "isDirectory": true, "isFile": false}),
+        json!({"fileName": "file", "isDirectory": false, "isFile": true, "isSymlink": false}),
+        json!({"fileName": "to-file", "isDirectory": false, "isFile": true, "isSymlink": true}),
+        json!({"fileName": "up", "isDirectory": true, "isFile": false, "isSymlink": true}),
     ];
     assert_eq!(entries, expected);
     assert_eq!(files.ok("fs/getMetadata", json!({"path": alias.join("up")}))["isSymlink"], true);
@@ -470,4 +474,33 @@ fn a_sandbox_that_confines_is_not_passed_over_in_silence() {
     let open = sandbox(json!({"type": "disabled"}));
     assert_eq!(data(&files.ok("fs/readFile", json!({"path": file, "sandbox": open}))), b"x");
     assert_eq!(data(&files.ok("fs/readFile", json!({"path": file, "sandbox": null}))), b"x");
+}
+
+#[test]
+fn file_system_sandboxed_refusals_end_with_the_text_of_the_system() {
+    let mut files = Files::start();
+    let allowed = files.directory("allowed");
+    let inside = files.file("allowed/inside", b"inside");
+    let outside = files.file("outside", b"outside");
+    let escape = files.link("allowed/escape", &outside);
+    let entry = json!({"path": {"type": "path", "path": uri(&allowed)}, "access": "read"});
+    let sandbox = json!({"permissions": {
+        "type": "managed", "network": "restricted", "file_system": {"type": "restricted", "entries": [entry]},
+    }});
+    let read = files.ok("fs/readFile", json!({"path": uri(&inside), "sandbox": sandbox}));
+    assert_eq!(data(&read), b"inside");
+    for (method, params) in [
+        ("fs/readFile", json!({"path": uri(&outside)})),
+        ("fs/readFile", json!({"path": uri(&escape)})),
+        ("fs/open", json!({"handleId": "h", "path": uri(&outside)})),
+        ("fs/readDirectory", json!({"path": uri(&files.dir())})),
+        ("fs/writeFile", json!({"path": uri(&inside), "dataBase64": ""})),
+        ("fs/createDirectory", json!({"path": uri(&files.path("new"))})),
+        ("fs/remove", json!({"path": uri(&inside)})),
+    ] {
+        let error = files.fails(method, crate::with(params.clone(), json!({"sandbox": sandbox})));
+        assert_error(&error, -32600, "sandboxDenied");
+        assert!(error.message.ends_with(": Operation not permitted"), "{method} {params}: {}", error.message);
+    }
+    assert_eq!(fs::read(&inside).expect("it is still there"), b"inside");
 }

@@ -331,3 +331,30 @@ fn exec_server_http_request_can_follow_redirects() {
     assert_eq!(target.asked().len(), before + 11, "ten are followed");
     assert_error(&client.fails("http/request", get(&target.url("/file"))), -32603, "httpFailed");
 }
+
+#[test]
+fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_clients_retry() {
+    let target = Target::start(|asked, stream| match asked.path.as_str() {
+        "/never" => target::wait_closed(stream),
+        _ => drop(stream.shutdown(std::net::Shutdown::Both)),
+    });
+    // Nothing listens on a port that was just given back.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let server = TestServer::start();
+    let mut client = server.client();
+    for (url, timeout, kind) in [
+        (format!("http://{free}/"), None, "httpFailed"),
+        ("http://no-such-host.invalid/".to_owned(), None, "httpFailed"),
+        (target.url("/broken"), None, "httpFailed"),
+        (target.url("/never"), Some(50), "httpTimeout"),
+    ] {
+        let params = json!({"method": "GET", "url": url, "requestId": url, "timeoutMs": timeout});
+        let error = client.fails("http/request", params);
+        assert_error(&error, -32603, kind);
+        assert!(error.message.starts_with("http/request failed: "), "{url}: {}", error.message);
+    }
+    // A request that is wrong in itself is not worth a retry.
+    let error = client.fails("http/request", json!({"method": "GET", "url": "ftp://x/", "requestId": "r"}));
+    assert_error(&error, -32602, "invalidParams");
+    assert!(!error.message.starts_with("http/request failed: "), "{}", error.message);
+}

@@ -376,3 +376,38 @@ fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
         }
     }
 }
+
+#[test]
+fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the_plain_command() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let start = |id: &str, argv: &[&str], policy: Value| {
+        with(
+            start_params(id, argv),
+            json!({
+                "envPolicy": policy,
+                "shellSnapshot": {"scopeId": "s", "shell": {"name": "sh", "path": "/bin/sh"}},
+            }),
+        )
+    };
+    let policy = |ignores: bool, exclude: &[&str], only: &[&str]| {
+        json!({
+            "inherit": "core", "ignoreDefaultExcludes": ignores, "exclude": exclude, "set": {}, "includeOnly": only,
+        })
+    };
+    let login = ["/bin/sh", "-lc", "exit 4"];
+    for filters in [policy(false, &[], &[]), policy(true, &["A*"], &[]), policy(true, &[], &["PATH"])] {
+        let error = client.fails("process/start", start("p", &login, filters.clone()));
+        assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{filters}");
+    }
+    for (id, argv, policy) in [
+        ("no-policy", &login[..], Value::Null),
+        ("no-filter", &login, policy(true, &[], &[])),
+        ("other-command", &["/bin/sh", "-c", "exit 4"], policy(false, &[], &[])),
+        ("other-shell", &["/usr/bin/env", "sh", "-lc", "exit 4"], policy(false, &[], &[])),
+    ] {
+        assert_eq!(client.run_params(start(id, argv, policy)).code(), 4, "{id}");
+    }
+    let error = client.fails("process/start", with(sh("p", "exit 0"), json!({"shellSnapshot": {"scopeId": 1}})));
+    assert_eq!((error.code, error.kind()), (-32602, "invalidParams"));
+}

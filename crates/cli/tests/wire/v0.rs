@@ -129,8 +129,7 @@ fn starts_fail_as_in_the_other_generations() {
         (start_params("c", &[]), -32602, "emptyArgv"),
         (start_params("c", &["/no/such"]), -32603, "programNotFound"),
         (with(start_params("c", &["true"]), json!({"cwd": "/no/such"})), -32603, "cwdNotFound"),
-        // V0 took relative paths against the server's directory, which a client cannot know.
-        (with(start_params("c", &["true"]), json!({"cwd": "relative"})), -32602, "relativePath"),
+        (with(start_params("c", &["true"]), json!({"cwd": "no/such"})), -32603, "cwdNotFound"),
         (with(start_params("c", &["true"]), json!({"env": {"": "x"}})), -32602, "invalidParams"),
     ] {
         assert_error(&client.fails("command/exec", params), code, kind);
@@ -202,4 +201,20 @@ fn a_later_resume_of_another_session_ends_the_implicit_one() {
     wait_pid_gone(pid);
     assert_eq!(client.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
     client.assert_alive();
+}
+
+#[test]
+fn a_relative_directory_is_taken_from_the_servers_own() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    // A server of a test runs in the test's own directory.
+    let own = std::env::current_dir().expect("the test has a directory");
+    for (id, cwd, expected) in [("below", "tests/wire", own.join("tests/wire")), ("dot", ".", own.clone())] {
+        client.ok("command/exec", with(start_params(id, &["/bin/pwd", "-P"]), json!({"cwd": cwd})));
+        assert_eq!(collect(&mut client, id).stdout.trim_end(), expected.display().to_string());
+    }
+    // The later generations have absolute paths alone.
+    client.initialize();
+    let later = with(start_params("p", &["true"]), json!({"cwd": "tests"}));
+    assert_error(&client.fails("process/start", later), -32602, "relativePath");
 }

@@ -109,6 +109,9 @@ pub struct DirectoryEntry {
     pub is_directory: bool,
     /// A regular file, links followed.
     pub is_file: bool,
+    /// A symbolic link itself; servers of older generations leave it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub is_symlink: Option<bool>,
     /// Base64 of the name, where it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_name_base64: Option<String>,

@@ -65,10 +65,43 @@ pub struct StartParams {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub network_proxy: Option<Box<RawValue>>,
-    /// The reference's cached shell state; ignored.
+    /// The reference's cached shell state. Refused where `envPolicy` would filter what the shell's profile exports; otherwise the
+    /// plain command runs, as in the reference when the state cannot be captured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub shell_snapshot: Option<Box<RawValue>>,
+    pub shell_snapshot: Option<ShellSnapshot>,
+}
+
+/// Params of the reference's cached shell state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ShellSnapshot {
+    /// Whom the state belongs to.
+    pub scope_id: String,
+    /// The shell whose profile is captured.
+    pub shell: SnapshotShell,
+}
+
+/// The shell whose profile is captured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotShell {
+    /// Its name; `bash`, `zsh` and `sh` have such a state.
+    pub name: String,
+    /// Its program.
+    pub path: String,
+}
+
+impl ShellSnapshot {
+    /// Whether the reference would run this command with the state: `[path, "-lc", script, …]` of a shell that it knows.
+    #[must_use]
+    pub fn applies_to(&self, argv: &[String]) -> bool {
+        matches!(self.shell.name.as_str(), "bash" | "zsh" | "sh")
+            && argv.len() >= 3
+            && argv[0] == self.shell.path
+            && argv[1] == "-lc"
+    }
 }
 
 /// How a child's environment is made from the server's; every member is required.
@@ -86,6 +119,14 @@ pub struct EnvPolicy {
     pub set: BTreeMap<String, String>,
     /// When not empty: patterns of the only names to keep.
     pub include_only: Vec<String>,
+}
+
+impl EnvPolicy {
+    /// Whether it keeps variables away from the child by their names.
+    #[must_use]
+    pub fn filters(&self) -> bool {
+        !self.ignore_default_excludes || !self.exclude.is_empty() || !self.include_only.is_empty()
+    }
 }
 
 /// Which variables of the server a child inherits.

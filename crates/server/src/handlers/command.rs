@@ -1,9 +1,12 @@
 //! V0's `command/exec` family, in terms of the same processes. Such a process speaks V0 to its client: see `Dialect::Command`.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use exec_server_holder::wire::{Overflow, StartSpec};
-use exec_server_protocol::command;
+use exec_server_protocol::{
+    command,
+    path::{PathArg, PathError},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -25,7 +28,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
     let parts = Parts {
         process_id: params.process_id.as_str().to_owned(),
         argv: params.argv,
-        cwd: params.cwd,
+        cwd: absolute(params.cwd, config.cwd.as_deref()),
         dialect: Dialect::Command,
         stdin: params.tty,
         tty: params.tty,
@@ -52,6 +55,16 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
         }
     };
     context.session.start(launch, gate, reply).await;
+}
+
+/// V0 took a relative path from the server's own directory. Roots are checked afterwards, as for any other path.
+fn absolute(cwd: PathArg, own: Option<&Path>) -> PathArg {
+    match (cwd.resolve(), own.and_then(Path::to_str)) {
+        (Err(PathError::Relative), Some(own)) => {
+            PathArg::new(format!("{}/{}", own.trim_end_matches('/'), cwd.as_str()))
+        }
+        _ => cwd,
+    }
 }
 
 /// `command/exec/terminate`: the entry goes at once, so that a following write says unknown; the exit still arrives.

@@ -98,6 +98,13 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     if params.network_proxy.is_some() {
         return Err(Failure::NotEnforceable { what: "`networkProxy` is of another product".to_owned() });
     }
+    let applies = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
+    if applies && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
+        // The plain command would read the profile and export what the policy keeps away.
+        return Err(Failure::NotEnforceable {
+            what: "`shellSnapshot` with an `envPolicy` that filters needs a captured shell state".to_owned(),
+        });
+    }
     check_names(params.env_policy.as_ref(), &params.env)?;
     let config = &context.core.config;
     let mut env = params.env;

@@ -18,6 +18,9 @@ use crate::{error::Failure, handlers::Context, pump::Reply};
 /// Entries of one answer with details: with their members they stay below the values of one message.
 const DETAILED_ENTRIES: usize = limits::VALUES / 16;
 
+/// Values of an answer around its entries: envelope, result, list and the sandbox that was applied.
+const ENVELOPE_VALUES: usize = 16;
+
 /// `fs/createDirectory`.
 pub(crate) async fn create_directory(context: Context, params: wire::CreateDirectoryParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/createDirectory").await;
@@ -41,7 +44,16 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
     errand.context.peer.mailbox.room_for_answers().await;
     if !params.details {
         let most = limits::DIRECTORY_ENTRIES;
-        let operation = move |view: &View, cancel: &Cancel| files::read_directory(view, &path, links, most, cancel);
+        let operation = move |view: &View, cancel: &Cancel| {
+            let entries = files::read_directory(view, &path, links, most, cancel)?;
+            // An entry and its members; one more where the name needs its bytes beside it.
+            let values = entries.iter().map(|entry| 5 + usize::from(entry.name.to_str().is_none())).sum::<usize>();
+            if values + ENVELOPE_VALUES > limits::VALUES {
+                let advice = "ask for it with `details`, in parts";
+                return Err(files::Error { action: "list", path, trouble: files::Trouble::TooMany { most, advice } });
+            }
+            Ok(entries)
+        };
         let entries = errand.run(params.sandbox.as_deref(), operation).await?;
         return Ok(wire::ReadDirectoryResult { entries: entries.iter().map(entry).collect(), truncated: false });
     }
@@ -59,6 +71,7 @@ fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
         file_name,
         is_directory: entry.is_directory,
         is_file: entry.is_file,
+        is_symlink: Some(entry.is_symlink),
         file_name_base64,
         kind: None,
         size: None,
@@ -127,7 +140,7 @@ fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
     let (mut entries, mut errors) = (Vec::new(), Vec::new());
     for (path, kind) in walked.entries {
         if path.to_str().is_none() {
-            errors.push(walk_error(&path, "its name is not UTF-8".to_owned()));
+            errors.push(unnamed_error(&path, form));
             continue;
         }
         let kind = if kind == files::Type::Directory { wire::WalkKind::Directory } else { wire::WalkKind::File };
@@ -140,9 +153,11 @@ fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
     wire::WalkResult { entries, errors, truncated: walked.truncated }
 }
 
-fn walk_error(path: &Path, message: String) -> wire::WalkError {
+/// An entry whose name is not UTF-8: under the name that its text gives there is nothing.
+fn unnamed_error(path: &Path, form: Form) -> wire::WalkError {
     let lossy = path.to_string_lossy().into_owned();
-    wire::WalkError { path: PathArg::new(lossy), message, uri: Some(paths::to_uri(path)) }
+    let message = std::io::Error::from(rustix::io::Errno::NOENT).to_string();
+    wire::WalkError { path: PathArg::new(form.write(Path::new(&lossy))), message, uri: Some(paths::to_uri(path)) }
 }
 
 /// A path in the form of the request, and its URI where that form cannot say it.
