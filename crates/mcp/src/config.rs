@@ -104,7 +104,7 @@ pub struct ServerConfig {
     pub enabled: bool,
     /// Whether the whole is useless without it.
     pub required: bool,
-    /// For the handshake, and again for the list of its tools.
+    /// For reaching the executor, again for starting it and the handshake, and again for the list of its tools.
     pub startup_timeout: Duration,
     /// For one call; the clock stands still while the server asks the user.
     pub tool_timeout: Duration,
