@@ -11,7 +11,13 @@ mod sandbox;
 mod settings;
 mod values;
 
-use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString,
+    fmt, io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use exec_server_server::{
@@ -22,6 +28,7 @@ use exec_server_server::{
     },
     tls::{Oldest, TlsFiles},
 };
+use rustix::fs::FileType;
 
 pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
@@ -314,7 +321,7 @@ impl std::error::Error for Wrong {}
 
 /// Reads the command line; ends the program with help or a usage error.
 pub(crate) fn parse() -> Command {
-    try_parse(normalized(std::env::args_os())).unwrap_or_else(|error| error.exit())
+    try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| error.exit())
 }
 
 fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
@@ -354,7 +361,9 @@ pub(crate) enum Role {
 
 /// The role of this command, by a look at its first word: nothing may be read or built before the spawner is forked.
 pub(crate) fn role() -> Role {
-    let first = std::env::args_os().nth(1).unwrap_or_default();
+    let Some(first) = std::env::args_os().nth(1) else {
+        return if are_pipes() { Role::Serves } else { Role::Neither };
+    };
     match first.as_encoded_bytes() {
         b"run" | b"mcp" => Role::Runs,
         b"serve" | b"exec-server" => Role::Serves,
@@ -369,11 +378,23 @@ pub(crate) fn is_detached() -> bool {
     std::env::args_os().nth(2).is_some_and(|arg| arg == DETACHED)
 }
 
-/// The reference is started as `exec-server --listen URL`, or with the name once more: both mean `serve`.
-fn normalized(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// Whether standard input and output are both pipes or sockets, as a program that starts us gives them. A terminal, a file and
+/// `/dev/null` are not.
+fn are_pipes() -> bool {
+    let is_pipe = |fd: BorrowedFd<'_>| {
+        let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        matches!(kind, Ok(FileType::Fifo | FileType::Socket))
+    };
+    is_pipe(io::stdin().as_fd()) && is_pipe(io::stdout().as_fd())
+}
+
+/// The reference is started as `exec-server --listen URL`, or with the name once more: both mean `serve`. The launcher of its first
+/// generation gives no argument and two pipes, and expects the protocol on them.
+fn normalized(args: impl Iterator<Item = OsString>, are_pipes: bool) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let first = args.get(1).and_then(|arg| arg.to_str());
     match first {
+        None if args.len() == 1 && are_pipes => args.extend(["serve", "--listen", "stdio"].map(OsString::from)),
         Some("exec-server") => args[1] = "serve".into(),
         Some("--help" | "--version") => {}
         Some(flag) if flag.starts_with("--") => args.insert(1, "serve".into()),
@@ -387,7 +408,7 @@ mod tests {
     use super::{Command, grammar, normalized, try_parse, values::CONCURRENT_MAX};
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
-        try_parse(normalized(line.split(' ').map(Into::into)))
+        try_parse(normalized(line.split(' ').map(Into::into), false))
     }
 
     #[test]
@@ -408,6 +429,8 @@ mod tests {
         }
         assert!(matches!(parse("exec-server exec-server"), Ok(Command::Serve(_))));
         assert!(parse("exec-server").is_err());
+        let piped = try_parse(normalized(["exec-server".into()].into_iter(), true));
+        assert!(matches!(piped, Ok(Command::Serve(serve)) if serve.listen == ["stdio".parse().expect("a URL")]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread::{self, JoinHandle},
 };
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    common::{Client, DEADLINE, TestServer, decode_base64, encode_base64, marked, wait_for, wait_gone},
+    common::{Client, DEADLINE, TestServer, binary, decode_base64, encode_base64, marked, wait_for, wait_gone},
     pid_of, piped, process, sh, tty, wait_pid_gone,
 };
 
@@ -81,13 +81,23 @@ impl Lines {
     fn start(name: &str) -> Self {
         let dir = tempfile::tempdir().expect("make a private directory");
         let mark = format!("stdio-{}-{name}.test", std::process::id());
-        let builder = TestServer::builder().default_state_dir().listen("stdio");
-        let mut child = builder
-            .command(dir.path(), &mark)
-            .stdin(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("start exec-server");
+        let command = TestServer::builder().default_state_dir().listen("stdio").command(dir.path(), &mark);
+        Self::spawn(command, dir, mark)
+    }
+
+    /// The way in which the first generation's launcher starts it: no arguments, and two pipes.
+    fn start_without_arguments() -> Self {
+        let dir = tempfile::tempdir().expect("make a private directory");
+        let (mut command, mark) = (Command::new(binary()), dir.path().display().to_string());
+        command.env_remove("EXEC_SERVER_TOKEN").stdout(Stdio::piped());
+        for name in ["HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"] {
+            command.env(name, dir.path());
+        }
+        Self::spawn(command, dir, mark)
+    }
+
+    fn spawn(mut command: Command, dir: TempDir, mark: String) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("start exec-server");
         let (sender, messages) = channel();
         let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let reader = thread::spawn(move || {
@@ -221,6 +231,53 @@ fn exec_server_accepts_initialize_over_stdio() {
     assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(1), &json!("exec-server.v0")));
     lines.send(r#"{"method":"initialized","params":{}}"#);
     assert_eq!(lines.call("environment/status", json!({}))["result"]["status"], "ready");
+}
+
+#[test]
+fn without_arguments_and_with_two_pipes_it_serves_on_its_standard_streams() {
+    let mut lines = Lines::start_without_arguments();
+    lines.send(r#"{"id":1,"method":"initialize","params":{"clientName":"test"}}"#);
+    let answer = lines.receive();
+    assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(1), &json!("exec-server.v0")));
+    lines.send(r#"{"method":"initialized","params":{}}"#);
+    let started = lines.call("command/exec", sh("c", "exec sleep 1000"));
+    assert_eq!(started["result"]["running"], true);
+    drop(lines.stdin.take());
+    wait_pid_gone(pid_of(&started["result"]));
+}
+
+#[test]
+fn without_arguments_and_without_two_pipes_it_prints_help() {
+    use rustix::{fs::OFlags, pty};
+    let terminal = pty::openpt(pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY).expect("open a terminal");
+    pty::grantpt(&terminal).and_then(|()| pty::unlockpt(&terminal)).expect("unlock the terminal");
+    let name = pty::ptsname(&terminal, Vec::new()).expect("the terminal has a name");
+    let side = || -> Stdio {
+        rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, rustix::fs::Mode::empty())
+            .expect("open the other side of the terminal")
+            .into()
+    };
+    for (what, stdin, stdout) in [
+        ("a terminal", side(), side()),
+        ("a terminal and a pipe", side(), Stdio::piped()),
+        ("a pipe and a terminal", Stdio::piped(), side()),
+        ("nothing and a pipe", Stdio::null(), Stdio::piped()),
+    ] {
+        let child = Command::new(binary()).stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn();
+        let ended = child.and_then(Child::wait_with_output).expect("run exec-server");
+        assert_eq!(ended.status.code(), Some(2), "{what}");
+        assert!(String::from_utf8_lossy(&ended.stderr).contains("Usage: exec-server"), "{what}");
+    }
+}
+
+#[test]
+fn a_line_that_does_not_parse_is_not_blamed_on_a_websocket() {
+    let mut lines = Lines::start("parse");
+    lines.send("not-json");
+    let error = lines.receive()["error"].clone();
+    let text = error["message"].as_str().expect("a text");
+    assert!(text.starts_with("failed to parse JSON-RPC message from stdio: "), "{text}");
+    assert!(!text.contains("websocket"), "{text}");
 }
 
 #[test]

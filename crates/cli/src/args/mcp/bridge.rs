@@ -66,7 +66,7 @@ mod tests {
     fn everything_after_the_server_is_its_own_and_a_variable_may_be_a_name() {
         let line =
             "exec-server mcp bridge --env A --env B=c=d --env C= --env-remote E --keep 3s -- prog --env X=y --keep";
-        let parsed = try_parse(normalized(line.split(' ').map(Into::into)));
+        let parsed = try_parse(normalized(line.split(' ').map(Into::into), false));
         let Ok(Command::Mcp(mcp)) = parsed else { panic!("{parsed:?}") };
         let McpCommand::Bridge(bridge) = mcp.command else { panic!("{mcp:?}") };
         let variable = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(bridge.argv, ["prog", "--env", "X=y", "--keep"]);
         for wrong in ["--env =x -- p", "--env-remote A=b -- p", "--env-remote A* -- p", "--keep 0s -- p", "--"] {
             let line = format!("exec-server mcp bridge {wrong}");
-            assert!(try_parse(normalized(line.split(' ').map(Into::into))).is_err(), "{wrong}");
+            assert!(try_parse(normalized(line.split(' ').map(Into::into), false)).is_err(), "{wrong}");
         }
     }
 }
