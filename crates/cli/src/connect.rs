@@ -9,7 +9,7 @@ use exec_server_client::{
     environment::{self, Choice, Identity, RemoteSpec},
     protocol::{
         initialize::Ttl,
-        process::{ProcessInfo, Scope},
+        process::{AdoptingSession, ListResult, ProcessInfo, Scope},
     },
 };
 use tokio::time;
@@ -154,6 +154,8 @@ pub(crate) struct Visit {
     /// None where there is nothing to be asked.
     client: Option<Client>,
     all: Vec<ProcessInfo>,
+    /// Sessions whose processes the server cannot list yet.
+    adopting: Vec<AdoptingSession>,
 }
 
 impl Visit {
@@ -164,11 +166,11 @@ impl Visit {
             None => Server::per_user(args)?,
         };
         if !server.is_worth_asking()? {
-            return Ok(Self { server, client: None, all: Vec::new() });
+            return Ok(Self { server, client: None, all: Vec::new(), adopting: Vec::new() });
         }
         let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
-        let all = client.list(Scope::All).await.context("list processes")?;
-        Ok(Self { server, client: Some(client), all })
+        let ListResult { processes: all, adopting } = client.listing(Scope::All).await.context("list processes")?;
+        Ok(Self { server, client: Some(client), all, adopting })
     }
 
     /// The server.
@@ -179,6 +181,11 @@ impl Visit {
     /// Every process there when we came, the oldest first.
     pub(crate) fn all(&self) -> &[ProcessInfo] {
         &self.all
+    }
+
+    /// The sessions whose processes were not listed when we came, because their holders did not answer.
+    pub(crate) fn adopting(&self) -> &[AdoptingSession] {
+        &self.adopting
     }
 
     /// Every process there by now.
@@ -192,7 +199,13 @@ impl Visit {
     /// The process that is meant, and the client to speak of it with.
     pub(crate) fn find(&self, asked: &str) -> Result<(&Client, &ProcessInfo), NoProcess> {
         let unknown = || NoProcess::Unknown { asked: asked.to_owned() };
-        Ok((self.client.as_ref().ok_or_else(unknown)?, ids::resolve(asked, &self.all)?))
+        let found = ids::resolve(asked, &self.all).map_err(|error| match error {
+            NoProcess::Unknown { asked } if !self.adopting.is_empty() => {
+                NoProcess::Unlisted { asked, sessions: self.adopting.len() }
+            }
+            error => error,
+        });
+        Ok((self.client.as_ref().ok_or_else(unknown)?, found?))
     }
 
     /// Leaves, and leaves nothing behind.

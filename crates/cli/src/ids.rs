@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use exec_server_protocol::{ProcessId, process::ProcessInfo};
+use exec_server_protocol::{ProcessId, SessionId, process::ProcessInfo};
 
 /// Letters of a made name that come from the program's.
 const STEM_MAX: usize = 20;
@@ -24,6 +24,8 @@ const SESSION_SHOWN: usize = 8;
 pub(crate) enum NoProcess {
     /// Nothing of that name.
     Unknown { asked: String },
+    /// Nothing of that name, but the processes of some sessions are not known yet.
+    Unlisted { asked: String, sessions: usize },
     /// Several, written so that each can be asked for.
     Ambiguous { asked: String, candidates: Vec<String> },
     /// It still runs, and only an ended one would do.
@@ -34,6 +36,12 @@ impl fmt::Display for NoProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown { asked } => write!(f, "no such process: `{}`; `exec-server ps` lists them", clean(asked)),
+            Self::Unlisted { asked, sessions } => write!(
+                f,
+                "no such process: `{}`; {sessions} session(s) not listed yet, because the holder process does not answer; \
+                 try again",
+                clean(asked)
+            ),
             Self::Ambiguous { asked, candidates } => {
                 write!(f, "`{}` may be any of: {}", clean(asked), candidates.join(", "))
             }
@@ -92,7 +100,12 @@ pub(crate) fn is_in_use(name: &str, all: &[ProcessInfo]) -> bool {
 
 /// The session as it is shown.
 pub(crate) fn short(info: &ProcessInfo) -> String {
-    info.session_id.as_str().chars().take(SESSION_SHOWN).collect()
+    short_session(&info.session_id)
+}
+
+/// The beginning of a session's id.
+pub(crate) fn short_session(id: &SessionId) -> String {
+    clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
 /// Text of others on our terminal: control characters are written out, so that they steer nothing.

@@ -32,6 +32,7 @@ async fn tell(client: &Client, say: &impl Fn(&str)) {
                 is_broken = true;
                 say(&format!("connection to {address} lost ({reason}); reconnecting"));
             }
+            State::Recovering { reason } => say(&format!("still reconnecting to {address}: {reason}")),
             State::Connected if is_broken => {
                 is_broken = false;
                 say(&format!("connected to {address} again"));

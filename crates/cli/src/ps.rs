@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use exec_server_protocol::process::{Blocked, Cause, ProcessInfo};
+use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo};
 
 use crate::{args, codes, connect::Visit, env_token, ids, runtime, say};
 
@@ -23,6 +23,9 @@ pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow:
         let visit = Visit::begin(&args.connect, token).await?;
         let shown = visit.all().iter().filter(|info| !(args.running && info.exited)).cloned();
         let shown: Vec<ProcessInfo> = shown.collect();
+        if let Some(notice) = unlisted(visit.adopting()) {
+            say::talk(format_args!("exec-server: {notice}"));
+        }
         visit.end().await;
         Ok(shown)
     })?;
@@ -41,6 +44,14 @@ pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow:
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),
         Err(error) => Err(error).context("write standard output"),
     }
+}
+
+/// What is said of sessions whose processes are missing in the table.
+fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
+    let longest = adopting.iter().map(|session| session.waiting_ms).max()? / 1000;
+    let names: Vec<String> = adopting.iter().map(|session| ids::short_session(&session.session_id)).collect();
+    let names = names.join(", ");
+    Some(format!("not listed, because the holder process has not answered for {longest} s: session {names}"))
 }
 
 /// As wide as the terminal, if there is one: commands are cut.

@@ -256,7 +256,12 @@ impl Client {
 
     /// The processes of this session, or of every session of the same principal.
     pub async fn list(&self, scope: wire::Scope) -> Result<Vec<wire::ProcessInfo>, Error> {
-        Ok(self.request::<requests::ProcessList>(&wire::ListParams { scope }).await?.processes)
+        Ok(self.listing(scope).await?.processes)
+    }
+
+    /// As [`list`](Self::list), with the sessions whose processes a restarted server cannot list yet.
+    pub async fn listing(&self, scope: wire::Scope) -> Result<wire::ListResult, Error> {
+        self.request::<requests::ProcessList>(&wire::ListParams { scope }).await
     }
 
     /// What the far host says of itself.

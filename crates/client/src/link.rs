@@ -310,7 +310,12 @@ impl Link {
     /// What a failed handshake means.
     async fn explain(&self, error: Error, resume: Option<SessionId>) -> Refused {
         match (error, resume) {
-            (error @ Error::Server { kind: Some(Kind::SessionAttached | Kind::Draining), .. }, _)
+            (
+                error @ Error::Server {
+                    kind: Some(Kind::SessionAttached | Kind::SessionAdopting | Kind::Draining), ..
+                },
+                _,
+            )
             | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => Refused::for_now(error),
             // Generation S says it in words alone.
             (Error::Server { code, kind: None, message }, _) if message.ends_with(ATTACHED) => {

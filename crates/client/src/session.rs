@@ -47,8 +47,10 @@ use crate::{
     transport::Connect,
 };
 
+mod adopting;
 mod mending;
 
+pub(crate) use self::adopting::is_adopting;
 use self::mending::Mending;
 
 /// How long a reference server's session can be resumed: 25 s, inside the 30 s of generation H.
@@ -155,7 +157,8 @@ impl Session {
     pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
         let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
-        let retry_until = Instant::now() + options.connect_retry_for.min(FOREVER);
+        let began = Instant::now();
+        let retry_until = began + options.connect_retry_for.min(FOREVER);
         let mut backoff = options.backoff.clone();
         let mut has_ghost = false;
         let (link, result) = loop {
@@ -168,7 +171,8 @@ impl Session {
                     let is_hopeless = !refused.is_worth_retrying
                         || refused.is_offence
                         || matches!(refused.error, Error::Spawn { .. });
-                    if is_hopeless || Instant::now() + pause >= retry_until {
+                    let until = retry_until.max(began + adopting::resume_within(&options, &refused.error));
+                    if is_hopeless || Instant::now() + pause >= until {
                         return Err(refused.error);
                     }
                     // One that asked for a new session takes nothing from us when it comes late.
@@ -444,6 +448,8 @@ impl Session {
         };
         let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
         let until = Instant::now() + within.min(FOREVER);
+        // Once: its text counts the seconds.
+        let mut is_adopting_told = false;
         loop {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
@@ -452,6 +458,9 @@ impl Session {
                     if !refused.is_worth_retrying || mending.is_hopeless() {
                         self.lose(refused.error);
                         return None;
+                    }
+                    if is_adopting(&refused.error) && !std::mem::replace(&mut is_adopting_told, true) {
+                        self.set(Status::Down { reason: refused.error.to_string() });
                     }
                     refused.error
                 }

@@ -81,6 +81,8 @@ pub struct ServerCapabilities {
     pub ttl: bool,
     /// `initialize` takes `takeover`.
     pub takeover: bool,
+    /// A resume may be answered with `sessionAdopting`, and `process/list` names the sessions that are being adopted.
+    pub adopting: bool,
     /// `session/end` is served.
     pub session_end: bool,
     /// `process/forget` is served.
@@ -137,6 +139,7 @@ impl ServerCapabilities {
             subscribe: true,
             ttl: true,
             takeover: true,
+            adopting: true,
             session_end: true,
             forget: true,
             limits_hit: true,

@@ -15,7 +15,7 @@ pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL: i64 = -32603;
 /// There is no such file, or no such open file.
 pub const NOT_FOUND: i64 = -32004;
-/// The session has a live connection.
+/// The session cannot be attached now: it has a live connection, or is being adopted. Clients of generation H try again.
 pub const SESSION_ATTACHED: i64 = -32010;
 
 macro_rules! kinds {
@@ -71,6 +71,7 @@ kinds! {
     UnknownSession "unknownSession" INVALID_REQUEST "There is no such session for this principal.";
     SessionExpired "sessionExpired" INVALID_REQUEST "The session waited too long for its client and was ended.";
     SessionAttached "sessionAttached" SESSION_ATTACHED "The session has a live connection and `takeover` was not asked for.";
+    SessionAdopting "sessionAdopting" SESSION_ATTACHED "The server was restarted and waits for the session's holder process to answer; try again.";
     SessionResumedElsewhere "sessionResumedElsewhere" INVALID_REQUEST "Another connection has taken the session.";
     UnknownProcess "unknownProcess" INVALID_REQUEST "There is no such process in the session.";
     DuplicateProcess "duplicateProcess" INVALID_REQUEST "The session already has a process of this name.";

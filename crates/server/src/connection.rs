@@ -333,10 +333,16 @@ impl Connection {
 
     /// Waits, unless the connection is told to end meanwhile.
     pub(crate) async fn pause(&mut self, wait: Duration) {
+        self.hold(std::future::pending(), wait).await;
+    }
+
+    /// Waits for something, at most so long, unless the connection is told to end meanwhile.
+    pub(crate) async fn hold(&mut self, until: impl Future<Output = ()>, most: Duration) {
         let mut grant = self.grant.clone();
         // All are cancel safe.
         tokio::select! {
-            () = tokio::time::sleep(wait) => {}
+            () = until => {}
+            () = tokio::time::sleep(most) => {}
             // The loop waits for the same word.
             () = self.peer.ended.notified() => self.peer.ended.notify_one(),
             _ = grant.ended() => {}

@@ -20,12 +20,7 @@ use exec_server_log::Recovered;
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
 use exec_server_sandbox::{BuildError, Built, Script};
-use tokio::{
-    io::AsyncWriteExt as _,
-    sync::Notify,
-    task::JoinSet,
-    time::{Instant, MissedTickBehavior},
-};
+use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     access::Grant,
@@ -39,9 +34,10 @@ use crate::{
     process::{Process, lock},
     sandbox::Sandboxes,
     seekers::Places,
-    session::{Attachment, Claim, Session, SessionRecord, short},
+    session::{Attachment, Claim, Session, short},
 };
 
+mod adoption;
 mod config;
 mod gone;
 mod guesses;
@@ -55,7 +51,8 @@ pub use hook::Hook;
 pub use idle::Visit;
 pub use ids::SessionIds;
 
-use self::gone::Gone;
+pub(crate) use self::adoption::HELD_FOR;
+use self::{adoption::Pending, gone::Gone};
 
 /// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,6 +152,10 @@ pub trait Holders: Send + Sync + 'static {
     fn scan(&self) -> io::Result<Vec<(String, Found)>>;
     /// What is there of one session; `None` where nothing is left.
     fn look(&self, session: &str) -> io::Result<Option<Found>>;
+    /// The record of a session, also of one that has a holder; `None` where it was never written.
+    fn read_record(&self, _session: &str) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
     /// Keeps the record of a session that has no holder yet.
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
     /// Reads a spilled segment (blocking; called off the runtime's threads).
@@ -185,12 +186,6 @@ pub trait Holders: Send + Sync + 'static {
     }
 }
 
-/// A holder that has not introduced itself by then (stopped, or drowned) is left alone, so that the others can be served.
-const ADOPT_WITHIN: Duration = Duration::from_secs(5);
-
-/// How often sessions are looked after.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
-
 /// Sessions that are remembered after their end, so that a late client hears why.
 const GONE_REMEMBERED: usize = 1024;
 
@@ -209,6 +204,8 @@ pub struct Core {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
+    /// Sessions whose holders have not been adopted yet.
+    pending: Pending,
     /// Sessions that a late client may still ask for, and why they are gone.
     gone: Mutex<BTreeMap<String, Gone>>,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
@@ -242,6 +239,7 @@ impl Core {
             metrics: Arc::default(),
             sessions: Mutex::default(),
             gone: Mutex::default(),
+            pending: Pending::default(),
             peers: Mutex::default(),
             peer_gone: Notify::new(),
             next_peer: AtomicU64::new(1),
@@ -256,154 +254,6 @@ impl Core {
     pub async fn serve(self: &Arc<Self>, connection: Authenticated) {
         let id = self.next_peer.fetch_add(1, Ordering::Relaxed);
         connection::serve(self.clone(), connection, id).await;
-    }
-
-    /// Takes over what earlier servers left in the state directory, and begins to look after sessions. Call it once, before serving.
-    pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
-        let holders = self.holders.clone();
-        let found = tokio::task::spawn_blocking(move || holders.scan()).await.map_err(io::Error::other)??;
-        // At once: a holder that does not answer must not keep the others waiting.
-        let mut adoptions = JoinSet::new();
-        for (id, found) in found {
-            let core = self.clone();
-            adoptions.spawn(async move { core.adopt_one(id, found).await });
-        }
-        adoptions.join_all().await;
-        let core = Arc::downgrade(self);
-        self.spawn(async move {
-            let mut tick = tokio::time::interval(SWEEP_EVERY);
-            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                // A tick tells when it was due. After a pause that is long ago, and what closed just now would seem to be old.
-                tick.tick().await;
-                let Some(core) = core.upgrade() else { return };
-                core.sweep(Instant::now());
-                if core.sandboxes.has_any() {
-                    let sandboxes = core.sandboxes.clone();
-                    tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
-                }
-                if !core.holders.is_well() {
-                    let holders = core.holders.clone();
-                    tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());
-                }
-            }
-        });
-        Ok(())
-    }
-
-    async fn adopt_one(self: &Arc<Self>, id: String, found: Found) {
-        match found {
-            Found::Holder { controller, secret } => {
-                if let Err(error) = self.adopt_holder(&id, controller, secret).await {
-                    // Never killed: it is asked again, and else its own clock ends it.
-                    tracing::error!(session = short(&id), %error, "its holder cannot be adopted now");
-                    self.metrics.adoption_failures.inc();
-                    self.adopt_later(id);
-                }
-            }
-            Found::Silent => {
-                tracing::error!(session = short(&id), "its holder takes no connection now");
-                self.metrics.adoption_failures.inc();
-                self.adopt_later(id);
-            }
-            left => self.adopt_left(id, left).await,
-        }
-    }
-
-    /// Takes over what is left of a session that has no holder, or none any more.
-    async fn adopt_left(self: &Arc<Self>, id: String, found: Found) {
-        match found {
-            Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
-                Ok(record) => {
-                    let attachment =
-                        Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
-                    let principal = Principal::named(&record.principal);
-                    let session = Session::new(
-                        id.as_str().into(),
-                        principal,
-                        Arc::downgrade(self),
-                        attachment,
-                        Some(Instant::now()),
-                    );
-                    lock(&self.sessions).insert(session.id.clone(), session);
-                }
-                Err(error) => self.discard(&id, &format!("its record cannot be read: {error}")),
-            },
-            Found::Expired(text) => {
-                self.remember_gone(&id, Gone::expired_before(&text));
-                self.discard(&id, "its time was over");
-            }
-            Found::Remains(remains) => {
-                self.bury(&id).await;
-                match Session::from_remains(self, id.as_str().into(), remains) {
-                    Ok(session) => {
-                        let processes = session.processes().len();
-                        tracing::error!(session = short(&id), processes, "its holder is gone; what it spilled is kept");
-                        lock(&self.sessions).insert(session.id.clone(), session);
-                    }
-                    Err(error) => {
-                        self.remember_gone(&id, Gone::HolderLost);
-                        self.discard(&id, &format!("its holder is gone, and what it left cannot be read: {error}"));
-                    }
-                }
-            }
-            Found::Dead => {
-                self.bury(&id).await;
-                self.remember_gone(&id, Gone::HolderLost);
-                self.discard(&id, "its holder is gone");
-            }
-            // Lives, and is asked by whoever found it.
-            Found::Holder { .. } | Found::Silent => {}
-        }
-    }
-
-    /// Ends what a dead holder left running. It may wait, so not on the runtime's threads.
-    async fn bury(&self, id: &str) {
-        let (holders, session) = (self.holders.clone(), id.to_owned());
-        tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
-    }
-
-    async fn adopt_holder(self: &Arc<Self>, id: &str, controller: OwnedFd, secret: [u8; 32]) -> io::Result<()> {
-        let adoption = Session::adopt(self, id.into(), controller, secret, epoch());
-        let session = tokio::time::timeout(ADOPT_WITHIN, adoption).await.map_err(io::Error::from).flatten()?;
-        tracing::info!(session = short(id), processes = session.processes().len(), "adopted");
-        self.metrics.adopted.inc();
-        lock(&self.sessions).insert(session.id.clone(), session);
-        Ok(())
-    }
-
-    /// Asks a holder that did not answer again and again, until it does or is gone: it may have been stopped.
-    fn adopt_later(self: &Arc<Self>, id: String) {
-        let core = Arc::downgrade(self);
-        self.spawn(async move {
-            loop {
-                tokio::time::sleep(ADOPT_WITHIN).await;
-                let Some(core) = core.upgrade() else { return };
-                let (holders, session) = (core.holders.clone(), id.clone());
-                // Only this one: each look at a holder that stands still leaves a connection in its backlog.
-                let look = tokio::task::spawn_blocking(move || holders.look(&session)).await;
-                match look.map_err(io::Error::other).flatten() {
-                    Ok(Some(Found::Holder { controller, secret })) => {
-                        if core.adopt_holder(&id, controller, secret).await.is_ok() {
-                            return;
-                        }
-                    }
-                    // It has ended meanwhile, by its own clock or by somebody's hand; or what is left of it will never be understood.
-                    Ok(None) => return,
-                    Err(error) if error.kind() == io::ErrorKind::InvalidData => return,
-                    // A directory that cannot be read now says nothing about the holder.
-                    Ok(Some(Found::Silent)) | Err(_) => {}
-                    Ok(Some(left)) => return core.adopt_left(id, left).await,
-                }
-            }
-        });
-    }
-
-    fn discard(&self, id: &str, why: &str) {
-        tracing::warn!(session = short(id), why, "session removed");
-        if let Err(error) = self.holders.remove(id) {
-            tracing::warn!(session = short(id), %error, "what was left of it stays");
-        }
     }
 
     /// Says goodbye to every connection and waits until they are gone, at most until the deadline. Sessions and holders stay.
@@ -522,6 +372,10 @@ impl Core {
 
     /// A session by id, for its own principal only: to others it is unknown.
     pub(crate) fn session(&self, id: &str, principal: &Principal) -> Result<Arc<Session>, Failure> {
+        // Before the table: a session enters the table first and leaves the pending ones then, so that one of the two has it.
+        if let Some(waited) = self.pending.waited(id, principal) {
+            return Err(Failure::SessionAdopting { id: id.to_owned(), waited });
+        }
         if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
             return Ok(session.clone());
         }
@@ -576,10 +430,4 @@ impl Core {
             session.sweep(now, self.config.closed_kept);
         }
     }
-}
-
-/// A number that only grows while holders live: they do not outlive a boot.
-fn epoch() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

@@ -2,7 +2,7 @@
 //!
 //! Texts that peers compare (`spec/wire.md` 0.1) stand here too; nothing in the server decides by them.
 
-use std::io;
+use std::{io, time::Duration};
 
 use exec_server_holder::wire::Stage;
 use exec_server_protocol::{
@@ -46,6 +46,8 @@ pub(crate) enum Failure {
     SessionExpired { id: String, when: String, what: String },
     #[error("session {id} is already attached to another connection")]
     SessionAttached { id: String },
+    #[error("session {id} is being adopted: its holder process has not answered for {} s; try again", waited.as_secs())]
+    SessionAdopting { id: String, waited: Duration },
     #[error("session has been resumed by another connection")]
     Superseded,
     #[error("unknown process id {id}")]
@@ -192,6 +194,7 @@ impl Failure {
             Self::UnknownSession { .. } => Kind::UnknownSession,
             Self::SessionExpired { .. } => Kind::SessionExpired,
             Self::SessionAttached { .. } => Kind::SessionAttached,
+            Self::SessionAdopting { .. } => Kind::SessionAdopting,
             Self::Superseded => Kind::SessionResumedElsewhere,
             Self::UnknownProcess { .. } => Kind::UnknownProcess,
             Self::DuplicateProcess { .. } => Kind::DuplicateProcess,

@@ -266,17 +266,21 @@ impl Session {
         core.spawn(link.run(self.clone(), welcome));
     }
 
-    /// Takes over the holder that an earlier server left behind.
+    /// Takes over the holder that an earlier server left behind. Holds no core while it waits for the holder to introduce itself.
     pub(crate) async fn adopt(
-        core: &Arc<Core>,
+        owner: &Weak<Core>,
         id: Arc<str>,
         socket: std::os::fd::OwnedFd,
         secret: [u8; 32],
         epoch: u64,
     ) -> io::Result<Arc<Self>> {
+        let gone = || io::Error::other("the server is shutting down");
+        let core = owner.upgrade().ok_or_else(gone)?;
         let link = Link::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
+        drop(core);
         let mut found = Vec::new();
         let welcome = link.hello(secret, epoch, Shortage::Passes, |process| found.push(process)).await?;
+        let core = owner.upgrade().ok_or_else(gone)?;
         let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
         let attachment = Attachment {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
@@ -284,7 +288,7 @@ impl Session {
         };
         let now = Instant::now();
         let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
-        let session = Self::new(id, Principal::named(&record.principal), Arc::downgrade(core), attachment, Some(since));
+        let session = Self::new(id, Principal::named(&record.principal), owner.clone(), attachment, Some(since));
         session.recall_ends(&core.config.audit, &found);
         {
             let mut state = lock(&session.state);

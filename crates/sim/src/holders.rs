@@ -242,6 +242,10 @@ impl core::Holders for Holders {
         Ok(entry.and_then(|entry| Self::find(&entry).ok()))
     }
 
+    fn read_record(&self, session: &str) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.lock().sessions.get(session).and_then(|entry| entry.record.clone()))
+    }
+
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
         self.gate.pass();
         self.entry(session)?;

@@ -54,6 +54,7 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
         &["D1", "D2", "D3", "D4", "F7", "F8", "F9", "F11", "F12", "F13"],
     ),
     (7, "trouble of one session costs others little", &["F7", "F9", "F10", "F11", "F12", "F18", "F24"]),
+    (8, "an end is always reported, and a session being adopted is known", &["F15"]),
 ];
 
 /// A rule or promise and its files, in the order of their names.

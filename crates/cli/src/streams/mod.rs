@@ -238,15 +238,16 @@ async fn send(process: &Process, name: &'static str) {
     ));
 }
 
-/// One quiet line for each time that the link breaks.
+/// One quiet line for each time that the link breaks, and for what keeps it from being mended.
 pub(crate) struct LinkNotice {
     state: watch::Receiver<State>,
+    was_broken: bool,
     is_over: bool,
 }
 
 impl LinkNotice {
     pub(crate) fn new(state: watch::Receiver<State>) -> Self {
-        Self { state, is_over: false }
+        Self { state, was_broken: false, is_over: false }
     }
 
     fn is_broken(&self) -> bool {
@@ -259,8 +260,17 @@ impl LinkNotice {
             self.is_over = true;
             return std::future::pending().await;
         }
-        if let State::Recovering { reason } = &*self.state.borrow_and_update() {
-            say::talk(format_args!("exec-server: connection lost ({reason}); reconnecting"));
+        let state = self.state.borrow_and_update();
+        let is_broken = matches!(*state, State::Recovering { .. });
+        let was_broken = std::mem::replace(&mut self.was_broken, is_broken);
+        match &*state {
+            State::Recovering { reason } if was_broken => {
+                say::talk(format_args!("exec-server: still reconnecting: {reason}"));
+            }
+            State::Recovering { reason } => {
+                say::talk(format_args!("exec-server: connection lost ({reason}); reconnecting"));
+            }
+            _ => {}
         }
     }
 }

@@ -3,7 +3,11 @@
 //! The wire's own rules rebuild events from a `process/read`: output has numbers, the exit takes the number that is missing
 //! among them, the close takes the last. A contradiction fails that process alone.
 
-use std::{collections::VecDeque, sync::Weak, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use exec_server_protocol::{base64, process as wire};
 
@@ -17,7 +21,7 @@ use crate::{
     link::Link,
     requests,
     routes::Feed,
-    session::{Generation, Key, Session, State},
+    session::{Generation, Key, Session, State, is_adopting},
 };
 
 /// How long a polling read waits for news.
@@ -49,6 +53,9 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
         match caught_up {
             Ok(()) => {}
             Err(error @ Error::Disconnected { .. }) => return Err(error),
+            Err(error) if is_adopting(&error) => {
+                session.subscribe_adopted(key, Arc::downgrade(&log), feed != Feed::Observed, link.epoch);
+            }
             // The start may have been lost with the link, and is about to be repeated.
             Err(Error::Server { .. }) if feed == Feed::Starting => {}
             Err(error) => log.fail(error),
@@ -103,7 +110,7 @@ impl Through<'_> {
     async fn read(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
         match self {
             Self::Link(link) => link.call::<requests::ProcessRead>(params).await,
-            Self::Session(session) => session.call::<requests::ProcessRead>(params).await,
+            Self::Session(session) => session.call_adopted::<requests::ProcessRead>(params).await,
         }
     }
 

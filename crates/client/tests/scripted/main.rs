@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
 mod acks;
+mod adopting;
 mod calls;
 mod copies;
 mod events;

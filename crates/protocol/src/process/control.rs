@@ -100,6 +100,20 @@ pub enum Scope {
 pub struct ListResult {
     /// The processes, oldest first.
     pub processes: Vec<ProcessInfo>,
+    /// Sessions whose processes are not listed, because their holders have not answered since the server was restarted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adopting: Vec<AdoptingSession>,
+}
+
+/// A session whose holder has not answered since the server was restarted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AdoptingSession {
+    /// The session.
+    pub session_id: SessionId,
+    /// How long the server has waited for its holder.
+    pub waiting_ms: u64,
 }
 
 /// One process in a `process/list`.

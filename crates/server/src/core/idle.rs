@@ -70,7 +70,10 @@ impl Core {
     }
 
     fn is_idle(&self) -> bool {
-        lock(&self.peers).is_empty() && lock(&self.sessions).values().all(|session| session.is_idle())
+        // A holder that does not answer may have processes that run.
+        lock(&self.peers).is_empty()
+            && self.pending.is_empty()
+            && lock(&self.sessions).values().all(|session| session.is_idle())
     }
 
     fn connections_so_far(&self) -> u64 {

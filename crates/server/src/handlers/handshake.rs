@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::{
     audit::Record,
     connection::{Connection, Peer, Stage},
+    core::HELD_FOR,
     error::Failure,
     pump::{Manners, Reply},
     session::{Attachment, Claim, Session, short},
@@ -79,7 +80,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
     let (session, resumed, claim) = match (&params.resume_session_id, implicit) {
         (Some(id), implicit) => {
-            let session = connection.core.session(id.as_str(), connection.grant.principal())?;
+            let session = find_session(connection, id.as_str(), attachment.reference).await?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
             let claim = if params.takeover { Claim::Any } else { Claim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
@@ -113,6 +114,19 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         connection.core.metrics.resumed.inc();
     }
     Ok((session, resumed))
+}
+
+/// The session to resume. One that is being adopted is refused at once for a client that announced something, and tries again. Of the
+/// older generations only H tries again, so their resume is held until the holder answers, within a bound.
+async fn find_session(connection: &mut Connection, id: &str, is_reference: bool) -> Result<Arc<Session>, Failure> {
+    let (core, principal) = (connection.core.clone(), connection.grant.principal().clone());
+    match core.session(id, &principal) {
+        Err(Failure::SessionAdopting { .. }) if is_reference => {
+            connection.hold(core.session_settled(id), HELD_FOR).await;
+            core.session(id, &principal)
+        }
+        found => found,
+    }
 }
 
 /// How long the session may be without a connection: what was asked for, else by kind of client, never above the server's bound.

@@ -225,14 +225,16 @@ pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>
 
 /// `process/list`: this session's processes, or those of every session of the principal.
 pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
-    let sessions = match params.scope {
-        wire::Scope::Session => vec![context.session.clone()],
-        wire::Scope::All => context.core.sessions_of(&context.session.principal),
+    let principal = &context.session.principal;
+    // Before the sessions: one that is adopted in between is listed twice rather than not at all.
+    let (adopting, sessions) = match params.scope {
+        wire::Scope::Session => (Vec::new(), vec![context.session.clone()]),
+        wire::Scope::All => (context.core.adopting(principal), context.core.sessions_of(principal)),
     };
     let mut processes: Vec<wire::ProcessInfo> =
         sessions.iter().flat_map(|session| session.processes()).map(|process| describe(&process)).collect();
     processes.sort_by(|a, b| (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id)));
-    reply.result(&wire::ListResult { processes });
+    reply.result(&wire::ListResult { processes, adopting });
 }
 
 fn describe(process: &Arc<Process>) -> wire::ProcessInfo {

@@ -192,6 +192,10 @@ impl Holders for Spawned {
         }
     }
 
+    fn read_record(&self, session: &str) -> io::Result<Option<Vec<u8>>> {
+        self.state.read_record(session)
+    }
+
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
         self.state.write_record(session, record)
     }

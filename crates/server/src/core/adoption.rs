@@ -1,0 +1,290 @@
+//! Adoption: takes over the sessions that earlier servers left in the state directory.
+//!
+//! ```text
+//!  scan ──▶ pending ──holder answers──▶ in the table
+//!              │
+//!              └──holder is gone──▶ what it left: a record, remains on disk, or a note why the session is gone
+//! ```
+//! One task per session waits for its holder, however long that takes: a holder that is stopped or starved still has running children.
+//! Until then the session is *pending*: known, and refused with a retryable error. Owns the table of pending sessions.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use exec_server_protocol::process::AdoptingSession;
+use tokio::{
+    sync::Notify,
+    time::{Instant, MissedTickBehavior},
+};
+
+use super::{Core, Found, Gone, Principal};
+use crate::{
+    process::lock,
+    session::{Attachment, Session, SessionRecord, short},
+};
+
+/// How long the start of a server waits for holders. After that it serves, and the sessions of those that did not answer stay pending.
+const ADOPT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long the resume of a client that announced nothing is held while its session is pending. Less than the 10 s that generation H
+/// waits for the answer to `initialize`.
+pub(crate) const HELD_FOR: Duration = Duration::from_secs(8);
+
+/// How often a holder is looked for again that takes no connection, or that failed to introduce itself.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// How often sessions are looked after.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// The sessions whose holders have not answered yet.
+#[derive(Default)]
+pub(super) struct Pending {
+    sessions: Mutex<BTreeMap<String, PendingSession>>,
+    /// Notified when a session is no longer pending.
+    settled: Notify,
+}
+
+struct PendingSession {
+    /// From the session's record. `None` where the record could not be read or was never written.
+    principal: Option<Principal>,
+    since: Instant,
+}
+
+impl Pending {
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.sessions).is_empty()
+    }
+
+    /// How long a session of this principal has been pending; `None` where it is not. Without a readable record nobody knows whose the
+    /// session is. Then whoever names its id gets the answer, because `unknownSession` would make its owner give it up.
+    pub(super) fn waited(&self, id: &str, principal: &Principal) -> Option<Duration> {
+        let sessions = lock(&self.sessions);
+        let pending = sessions.get(id)?;
+        let is_own = pending.principal.as_ref().is_none_or(|owner| owner == principal);
+        is_own.then(|| pending.since.elapsed())
+    }
+
+    /// Returns when no session is pending that `is_meant` selects.
+    async fn settled(&self, is_meant: impl Fn(&str) -> bool) {
+        loop {
+            // Enabled before the look, so that no change is missed between the two.
+            let mut settled = std::pin::pin!(self.settled.notified());
+            settled.as_mut().enable();
+            if !lock(&self.sessions).keys().any(|id| is_meant(id)) {
+                return;
+            }
+            settled.await;
+        }
+    }
+}
+
+/// A pending session; no longer pending when this is dropped.
+struct Adopting {
+    core: Weak<Core>,
+    id: String,
+}
+
+impl Adopting {
+    fn begin(core: &Arc<Core>, id: String, principal: Option<Principal>) -> Self {
+        lock(&core.pending.sessions).insert(id.clone(), PendingSession { principal, since: Instant::now() });
+        Self { core: Arc::downgrade(core), id }
+    }
+
+    /// Waits for the holder, or for its end. Holds no core while it waits: this is a task of the core.
+    async fn run(self, mut found: Found) {
+        loop {
+            match found {
+                Found::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
+                    Ok(()) => return,
+                    // Never killed: it is asked again, and else its own clock ends it.
+                    Err(error) => {
+                        tracing::warn!(session = short(&self.id), %error, "its holder did not introduce itself")
+                    }
+                },
+                Found::Silent => {}
+                left => {
+                    if let Some(core) = self.core.upgrade() {
+                        core.adopt_left(&self.id, left).await;
+                    }
+                    return;
+                }
+            }
+            match self.look_again().await {
+                Some(again) => found = again,
+                None => return,
+            }
+        }
+    }
+
+    /// What is there of the session by now; `None` where nothing is left, or nothing that will ever be understood.
+    async fn look_again(&self) -> Option<Found> {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let (holders, session) = (self.core.upgrade()?.holders.clone(), self.id.clone());
+            let look = tokio::task::spawn_blocking(move || holders.look(&session)).await;
+            match look.map_err(io::Error::other).flatten() {
+                Ok(found) => return found,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => return None,
+                // A directory that cannot be read now says nothing about the holder.
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn adopt_holder(&self, controller: OwnedFd, secret: [u8; 32]) -> io::Result<()> {
+        let session = Session::adopt(&self.core, self.id.as_str().into(), controller, secret, epoch()).await?;
+        let Some(core) = self.core.upgrade() else { return Ok(()) };
+        tracing::info!(session = short(&self.id), processes = session.processes().len(), "adopted");
+        core.metrics.adopted.inc();
+        lock(&core.sessions).insert(session.id.clone(), session);
+        Ok(())
+    }
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.upgrade() {
+            lock(&core.pending.sessions).remove(&self.id);
+            core.pending.settled.notify_waiters();
+        }
+    }
+}
+
+impl Core {
+    /// Takes over what earlier servers left in the state directory, and begins to look after sessions. Call it once, before serving.
+    /// Holders that do not answer in time are waited for in the background.
+    pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
+        let holders = self.holders.clone();
+        let scan = move || -> io::Result<Vec<_>> {
+            let found = holders.scan()?.into_iter().map(|(id, found)| {
+                let record = holders.read_record(&id).ok().flatten();
+                (id, record, found)
+            });
+            Ok(found.collect())
+        };
+        let found = tokio::task::spawn_blocking(scan).await.map_err(io::Error::other)??;
+        // All of them are known before the first is adopted, and before any client is let in.
+        let mut begun = Vec::new();
+        for (id, record, found) in found {
+            let record = record.and_then(|record| serde_json::from_slice::<SessionRecord>(&record).ok());
+            let principal = record.map(|record| Principal::named(&record.principal));
+            begun.push((Adopting::begin(self, id, principal), found));
+        }
+        // At once: a holder that does not answer must not keep the others waiting.
+        for (adopting, found) in begun {
+            self.spawn(adopting.run(found));
+        }
+        if tokio::time::timeout(ADOPT_WITHIN, self.pending.settled(|_| true)).await.is_err() {
+            for id in lock(&self.pending.sessions).keys() {
+                tracing::error!(session = short(id), "its holder cannot be adopted now; it is waited for");
+                self.metrics.adoption_failures.inc();
+            }
+        }
+        self.spawn_sweep();
+        Ok(())
+    }
+
+    fn spawn_sweep(self: &Arc<Self>) {
+        let core = Arc::downgrade(self);
+        self.spawn(async move {
+            let mut tick = tokio::time::interval(SWEEP_EVERY);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                // A tick tells when it was due. After a pause that is long ago, and what closed just now would seem to be old.
+                tick.tick().await;
+                let Some(core) = core.upgrade() else { return };
+                core.sweep(Instant::now());
+                if core.sandboxes.has_any() {
+                    let sandboxes = core.sandboxes.clone();
+                    tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
+                }
+                if !core.holders.is_well() {
+                    let holders = core.holders.clone();
+                    tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());
+                }
+            }
+        });
+    }
+
+    /// Returns when the session is not pending any more.
+    pub(crate) async fn session_settled(&self, id: &str) {
+        self.pending.settled(|pending| pending == id).await;
+    }
+
+    /// The pending sessions of a principal.
+    pub(crate) fn adopting(&self, principal: &Principal) -> Vec<AdoptingSession> {
+        let sessions = lock(&self.pending.sessions);
+        let own = sessions.iter().filter(|(_, pending)| pending.principal.as_ref() == Some(principal));
+        let describe = |(id, pending): (&String, &PendingSession)| AdoptingSession {
+            session_id: id.as_str().into(),
+            waiting_ms: u64::try_from(pending.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        };
+        own.map(describe).collect()
+    }
+
+    /// Takes over what is left of a session that has no holder, or none any more.
+    async fn adopt_left(self: &Arc<Self>, id: &str, found: Found) {
+        match found {
+            Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
+                Ok(record) => {
+                    let attachment =
+                        Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
+                    let principal = Principal::named(&record.principal);
+                    let since = Some(Instant::now());
+                    let session = Session::new(id.into(), principal, Arc::downgrade(self), attachment, since);
+                    lock(&self.sessions).insert(session.id.clone(), session);
+                }
+                Err(error) => self.discard(id, &format!("its record cannot be read: {error}")),
+            },
+            Found::Expired(text) => {
+                self.remember_gone(id, Gone::expired_before(&text));
+                self.discard(id, "its time was over");
+            }
+            Found::Remains(remains) => {
+                self.bury(id).await;
+                match Session::from_remains(self, id.into(), remains) {
+                    Ok(session) => {
+                        let processes = session.processes().len();
+                        tracing::error!(session = short(id), processes, "its holder is gone; what it spilled is kept");
+                        lock(&self.sessions).insert(session.id.clone(), session);
+                    }
+                    Err(error) => {
+                        self.remember_gone(id, Gone::HolderLost);
+                        self.discard(id, &format!("its holder is gone, and what it left cannot be read: {error}"));
+                    }
+                }
+            }
+            Found::Dead => {
+                self.bury(id).await;
+                self.remember_gone(id, Gone::HolderLost);
+                self.discard(id, "its holder is gone");
+            }
+            // Handled by `Adopting::run`.
+            Found::Holder { .. } | Found::Silent => {}
+        }
+    }
+
+    /// Ends what a dead holder left running. It may wait, so not on the runtime's threads.
+    async fn bury(&self, id: &str) {
+        let (holders, session) = (self.holders.clone(), id.to_owned());
+        tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
+    }
+
+    fn discard(&self, id: &str, why: &str) {
+        tracing::warn!(session = short(id), why, "session removed");
+        if let Err(error) = self.holders.remove(id) {
+            tracing::warn!(session = short(id), %error, "what was left of it stays");
+        }
+    }
+}
+
+/// A number that only grows while holders live: they do not outlive a boot.
+fn epoch() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
