@@ -231,7 +231,7 @@ pub(crate) struct Serve {
     pub(crate) settings: Vec<Setting>,
     /// Leave the session of whoever started this server
     #[arg(long, hide = true)]
-    detached: bool,
+    pub(crate) detached: bool,
     /// Last, because flags after it would stand under its heading.
     #[command(flatten)]
     pub(crate) bounds: Bounds,

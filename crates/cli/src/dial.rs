@@ -147,7 +147,7 @@ fn is_nobody(error: &io::Error) -> bool {
 }
 
 /// Whether a server holds the state directory: then it is starting, serving or ending.
-fn is_locked(dir: &Path) -> bool {
+pub(crate) fn is_locked(dir: &Path) -> bool {
     let Ok(lock) = File::open(dir.join("lock")) else { return false };
     let free = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
     free == Err(rustix::io::Errno::WOULDBLOCK)

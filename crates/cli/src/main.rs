@@ -24,6 +24,7 @@ mod kernel;
 mod kill;
 mod limits;
 mod link;
+mod listeners;
 mod log;
 mod login;
 mod logs;

@@ -49,7 +49,8 @@ pub(crate) fn of_user(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn state_home() -> anyhow::Result<PathBuf> {
+/// The directory of all state directories that have no `--state-dir`.
+pub(crate) fn state_home() -> anyhow::Result<PathBuf> {
     let xdg = env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let base = match xdg {
         Some(base) => base,
@@ -59,6 +60,14 @@ fn state_home() -> anyhow::Result<PathBuf> {
             .join(".local/state"),
     };
     Ok(base.join("exec-server"))
+}
+
+/// The state directory that `serve` uses for one listener and no `--state-dir`.
+pub(crate) fn of_listener(url: &ListenUrl) -> anyhow::Result<PathBuf> {
+    let slug = state_dir::slug(std::slice::from_ref(url));
+    let slug =
+        slug.with_context(|| format!("a server at `{url}` has no lasting state directory; pass `--state-dir`"))?;
+    Ok(state_home()?.join(slug))
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {

@@ -29,7 +29,13 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{args, confine, env_token, kernel, log, notify, place::Place, runtime, say, signals};
+use crate::{
+    args, confine, env_token, kernel,
+    listeners::{self, Listener},
+    log, notify,
+    place::Place,
+    runtime, say, signals,
+};
 
 /// The token's name among the credentials of a service.
 const CREDENTIAL: &str = "exec-server-token";
@@ -53,9 +59,6 @@ pub(crate) fn run(
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
     let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
     let state = Arc::new(StateDir::open(&place.path)?);
-    if place.is_private {
-        say::talk(format_args!("state: {}", place.path.display()));
-    }
     let ended = serve_from(&args, &place, token, &state, spawner);
     // Also when it never served: nobody else knows the directory.
     if place.is_private {
@@ -118,6 +121,8 @@ async fn serve(
     let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
     // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
+    record_listeners(place, &server, &args.terms());
+    announce_to_people(args, place, &server, token.as_ref());
     announce(&server, &args.terms(), token);
     let mut tasks = JoinSet::new();
     let watching =
@@ -208,6 +213,34 @@ fn secrets(args: &args::Serve) -> Vec<PathBuf> {
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
     let all = files.chain(args.listen.iter().filter_map(socket)).chain(credentials);
     all.filter_map(|path| std::path::absolute(path).ok()).collect()
+}
+
+/// Writes where we listen into the state directory; without it only `token create` knows less.
+fn record_listeners(place: &Place, server: &Server, terms: &Terms) {
+    let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
+    let all: Vec<Listener> = server.bound().iter().map(|bound| listener(&bound.url)).collect();
+    if let Err(error) = listeners::write(&place.path, &all) {
+        tracing::warn!(%error, "cannot record the listeners in the state directory");
+    }
+}
+
+/// Tells on stderr where the state is, and a command that reaches us. The token itself belongs to stdout alone.
+fn announce_to_people(args: &args::Serve, place: &Place, server: &Server, token: Option<&Token>) {
+    let socket = server.bound().iter().map(|bound| &bound.url).find(|url| **url != ListenUrl::Stdio);
+    if args.detached || (socket.is_none() && !place.is_private) {
+        return;
+    }
+    say::talk(format_args!("state: {}", place.path.display()));
+    let Some(url) = socket else { return };
+    let kept = place.path.join("token");
+    let is_kept = |token: &Token| std::fs::read_to_string(&kept).is_ok_and(|text| text.trim() == token.reveal());
+    let token = match (token.filter(|_| args.terms().asks_for_token(url)), &args.token_file) {
+        (None, _) => String::new(),
+        (Some(_), Some(file)) => format!(" --token-file {}", file.display()),
+        (Some(token), None) if is_kept(token) => format!(" --token-file {}", kept.display()),
+        (Some(_), None) => " --token-file FILE".to_owned(),
+    };
+    say::talk(format_args!("try: exec-server run --connect {url}{token} -- uname -sm"));
 }
 
 /// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,

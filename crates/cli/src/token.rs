@@ -2,8 +2,9 @@
 //! Must not know how a server reads it.
 
 use std::{
-    fs::DirBuilder,
-    os::unix::fs::DirBuilderExt as _,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::Write as _,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -12,6 +13,7 @@ use anyhow::Context as _;
 use exec_server_protocol::method::Scope;
 use exec_server_server::{
     access::{Entry, FileError, Moment, TokenFile},
+    listen::ListenUrl,
     state_dir::TOKENS,
     wall_clock,
 };
@@ -19,7 +21,7 @@ use serde_json::json;
 
 use crate::{
     args::{Create, Token, TokenCommand, TokenPlace},
-    place, say,
+    listeners, place, say,
 };
 
 /// There is no such entry, or one already.
@@ -42,11 +44,32 @@ pub(crate) fn run(args: &Token) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The token file that is meant.
 fn file(place: &TokenPlace) -> anyhow::Result<PathBuf> {
     match &place.tokens {
         Some(file) => std::path::absolute(file).with_context(|| format!("find `{}`", file.display())),
-        None => Ok(place::of_user(place.state_dir.as_deref())?.join(TOKENS)),
+        None => Ok(state_dir(place)?.join(TOKENS)),
     }
+}
+
+/// The state directory of the server that is meant.
+fn state_dir(place: &TokenPlace) -> anyhow::Result<PathBuf> {
+    match (&place.listen, &place.connect) {
+        (Some(url), _) => listeners::find(url),
+        (None, Some(url)) => listeners::find(&local_listener(url)?),
+        (None, None) => place::of_user(place.state_dir.as_deref()),
+    }
+}
+
+/// The listener of this machine that a client's URL leads to.
+fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
+    let without_token = url.split('?').next().unwrap_or_default();
+    let by_address = without_token.replacen("//localhost:", "//127.0.0.1:", 1);
+    by_address.parse().with_context(|| {
+        format!(
+            "`{without_token}` is not a listener of this machine; run `exec-server token create` on the server's own"
+        )
+    })
 }
 
 fn create(args: &Create) -> anyhow::Result<()> {
@@ -73,10 +96,71 @@ fn create(args: &Create) -> anyhow::Result<()> {
         expires: args.expires.map(|after| Moment(wall_clock::now_seconds() + after.as_secs())),
         ..Entry::default()
     };
+    // Opened first: a token that cannot be written anywhere must not be made.
+    let out = args.out.as_deref().map(NewFile::create).transpose()?;
     let token = TokenFile::create(&path, entry)?;
-    say::talk(format_args!("`{}` is in `{}`; its token is shown only now", args.name, path.display()));
-    say::line(token.reveal());
+    match out {
+        Some(out) => {
+            let shown = args.out.as_deref().unwrap_or(Path::new("")).display().to_string();
+            out.write(token.reveal())?;
+            say::talk(format_args!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display()));
+        }
+        None => {
+            say::talk(format_args!("`{}` is in `{}`; its token is shown only now", args.name, path.display()));
+            say::line(token.reveal());
+        }
+    }
+    if let (None, Some(dir)) = (&args.place.tokens, path.parent()) {
+        warn_of_no_use(dir)?;
+    }
     Ok(())
+}
+
+/// Says so where the server asks nobody for a token.
+fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
+    let Some(all) = listeners::read(dir) else {
+        say::talk(format_args!("note: no server has used `{}` yet; is it the one you mean?", dir.display()));
+        return Ok(());
+    };
+    if all.iter().any(|listener| listener.asks_for_token) {
+        return Ok(());
+    }
+    let urls: Vec<&str> = all.iter().map(|listener| listener.url.as_str()).collect();
+    say::talk(format_args!("warning: the server at {} asks for no token", urls.join(", ")));
+    for url in listeners::that_ask_for_tokens()? {
+        say::talk(format_args!("  a server that does: --listen {url}"));
+    }
+    Ok(())
+}
+
+/// A file for a secret; removed again if nothing is written to it.
+struct NewFile {
+    path: PathBuf,
+    file: File,
+    is_written: bool,
+}
+
+impl NewFile {
+    fn create(path: &Path) -> anyhow::Result<Self> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = file.with_context(|| format!("create `{}` for the token", path.display()))?;
+        Ok(Self { path: path.to_owned(), file, is_written: false })
+    }
+
+    fn write(mut self, token: &str) -> anyhow::Result<()> {
+        let written = writeln!(self.file, "{token}").and_then(|()| self.file.sync_all());
+        written.with_context(|| format!("write `{}`; revoke the token and try again", self.path.display()))?;
+        self.is_written = true;
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.is_written {
+            fs::remove_file(&self.path).ok(); // The error that led here is reported.
+        }
+    }
 }
 
 fn revoke(path: &Path, name: &str) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use exec_server_server::{access::Floor, audit::Mode};
+use exec_server_server::{access::Floor, audit::Mode, listen::ListenUrl};
 
 use super::values;
 
@@ -21,7 +21,7 @@ A certificate of a client (see `serve --client-ca`) is granted less than everyth
 Exit codes: 0 done; 1 there is no such entry, or one too many; 2 the command line is wrong; 255 trouble with the file
 
 Examples:
-  exec-server token create ci --scope exec --scope stdin --root /srv/ci --expires 30d >ci.token
+  exec-server token create ci --listen ws://127.0.0.1:4000 --scope exec --scope stdin --expires 30d --out ci.token
   exec-server token list
   exec-server token revoke ci";
 
@@ -120,19 +120,29 @@ pub(crate) struct Create {
     /// Let it end after so long: 12h, 30d [default: never]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) expires: Option<Duration>,
+    /// Write the token to FILE, readable for you alone, instead of printing it; FILE must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: TokenPlace,
 }
 
-/// Which file.
+/// Which server of this machine, and so which file.
 #[derive(Debug, Args)]
+#[group(multiple = false)]
 pub(crate) struct TokenPlace {
     /// The state directory of the server [default: that of the user's own server]
-    #[arg(long, value_name = "DIR", conflicts_with = "tokens")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// The token file that the server was given with the same flag
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
+    /// The server that was started with this --listen and no --state-dir
+    #[arg(long, value_name = "URL")]
+    pub(crate) listen: Option<ListenUrl>,
+    /// The server of this machine that clients reach by this URL
+    #[arg(long, value_name = "URL")]
+    pub(crate) connect: Option<String>,
 }
 
 /// `exec-server audit …`.

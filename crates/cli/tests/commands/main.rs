@@ -28,6 +28,7 @@ mod run_environment;
 mod run_sandbox;
 mod security_md;
 mod terminal;
+mod tokens;
 mod trees;
 mod trouble_md;
 mod troubled;

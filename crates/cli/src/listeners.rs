@@ -1,0 +1,78 @@
+//! The file `listeners` in a state directory: where its server listens, and which sockets ask for tokens.
+//!
+//! The server writes it once it is bound. `token create` reads it, because a token for a server that asks for none is of no use.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use exec_server_server::{listen::ListenUrl, state_dir};
+
+use crate::{dial, place};
+
+const FILE: &str = "listeners";
+
+/// One socket of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listener {
+    pub(crate) url: String,
+    pub(crate) asks_for_token: bool,
+}
+
+/// Replaces the file.
+pub(crate) fn write(dir: &Path, listeners: &[Listener]) -> io::Result<()> {
+    let lines = listeners.iter().map(|listener| {
+        let word = if listener.asks_for_token { "token" } else { "open" };
+        format!("{word} {}\n", listener.url)
+    });
+    state_dir::write_private(&dir.join(FILE), lines.collect::<String>().as_bytes())
+}
+
+/// What the server that used the directory last has written; `None` if none has.
+pub(crate) fn read(dir: &Path) -> Option<Vec<Listener>> {
+    let text = fs::read_to_string(dir.join(FILE)).ok()?;
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    Some(lines.map(|(word, url)| Listener { url: url.to_owned(), asks_for_token: word == "token" }).collect())
+}
+
+/// The state directory of the server that listens at a URL: the one that recorded it, else the one that `serve` would use.
+pub(crate) fn find(url: &ListenUrl) -> anyhow::Result<PathBuf> {
+    let text = url.to_string();
+    let has_it = |dir: &PathBuf| read(dir).is_some_and(|all| all.iter().any(|listener| listener.url == text));
+    match known()?.into_iter().find(has_it) {
+        Some(dir) => Ok(dir),
+        None => place::of_listener(url),
+    }
+}
+
+/// Sockets of servers of this user that run now and ask for tokens.
+pub(crate) fn that_ask_for_tokens() -> anyhow::Result<Vec<String>> {
+    let running = known()?.into_iter().filter(|dir| dial::is_locked(dir));
+    let all = running.filter_map(|dir| read(&dir)).flatten();
+    Ok(all.filter(|listener| listener.asks_for_token).map(|listener| listener.url).collect())
+}
+
+/// The state directories that `serve` has made below the user's.
+fn known() -> anyhow::Result<Vec<PathBuf>> {
+    let home = place::state_home()?;
+    let Ok(entries) = fs::read_dir(home) else { return Ok(Vec::new()) };
+    let mut all: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    all.sort();
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let dir = tempfile::tempdir().expect("make a directory");
+        assert_eq!(read(dir.path()), None);
+        let listener = |url: &str, asks_for_token| Listener { url: url.to_owned(), asks_for_token };
+        let all = [listener("ws://127.0.0.1:4000", true), listener("unix:///run/a b.sock", false)];
+        write(dir.path(), &all).expect("write");
+        assert_eq!(read(dir.path()), Some(all.to_vec()));
+    }
+}
