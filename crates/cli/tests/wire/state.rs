@@ -59,7 +59,8 @@ fn a_fixed_address_has_its_own_directory_and_a_free_port_a_private_one() {
     let server = TestServer::builder().default_state_dir().listen(&listen).start();
     let kept = server.dir().join("xdg-state/exec-server").join(format!("ws-127.0.0.1-{port}"));
     assert!(kept.join("lock").exists());
-    assert!(!server.stderr().contains("state:"), "{}", server.stderr());
+    let line = format!("state: {}\n", kept.display());
+    wait_for("the line", || server.stderr().contains(&line));
 
     let mut server = TestServer::builder().default_state_dir().keep_holders().start();
     wait_for("the line", || server.stderr().contains("state: "));
