@@ -57,9 +57,19 @@ pub(crate) struct Confinement {
     files: Option<Policy>,
     scope: Scope,
     is_network_restricted: bool,
+    /// The principal whose floor demands that files are restricted.
+    floor_of: Option<String>,
 }
 
+/// What a principal with a floor is told whose policy restricts no files.
+pub(crate) const NEEDS_RESTRICTED_FILES: &str = "a sandbox that restricts files, in which `/` is not writable";
+
 impl Confinement {
+    /// Refuses, when it is read, to let everything be written.
+    pub(crate) fn with_floor_of(self, principal: String) -> Self {
+        Self { floor_of: Some(principal), ..self }
+    }
+
     /// Whether only some files can be reached.
     pub(crate) fn restricts_files(&self) -> bool {
         self.files.is_some()
@@ -250,7 +260,7 @@ impl Sandboxes {
             (None, Some(_)) => Some(cwd.iter().cloned().collect()),
         };
         let scope = Scope { cwd, roots, tmpdir: self.tmpdir.clone(), hidden: self.hidden.clone() };
-        Ok(Some(Confinement { files, scope, is_network_restricted }))
+        Ok(Some(Confinement { files, scope, is_network_restricted, floor_of: None }))
     }
 
     /// The same from the text of a request.
@@ -441,7 +451,13 @@ impl Confinement {
             entries: vec![Entry { place: Place::Root, access: Access::Write, skips_missing: false }],
             scan_depth: None,
         };
-        self.files.as_ref().unwrap_or(&everything).resolve(&self.scope).map_err(Failure::from)
+        let rules = self.files.as_ref().unwrap_or(&everything).resolve(&self.scope)?;
+        match &self.floor_of {
+            Some(principal) if rules.access(Path::new("/")) == Access::Write => {
+                Err(Failure::BelowFloor { principal: principal.clone(), needed: NEEDS_RESTRICTED_FILES })
+            }
+            _ => Ok(rules),
+        }
     }
 
     fn has_patterns(&self) -> bool {

@@ -15,7 +15,7 @@ use exec_server_protocol::process::EnvPolicy;
 use crate::{
     access::{Floor, Grant},
     error::Failure,
-    sandbox::Confinement,
+    sandbox::{Confinement, NEEDS_RESTRICTED_FILES},
 };
 
 /// The directory to start in, with links resolved where that matters: what was looked at is what is used.
@@ -63,15 +63,18 @@ pub(super) fn variables(
     }
 }
 
-/// What touches files or runs is confined as far as the principal must be at least.
-pub(super) fn sandbox(grant: &Grant, asked: Option<&Confinement>) -> Result<(), Failure> {
-    let needed = match grant.rights().sandbox {
-        None => return Ok(()),
-        Some(_) if !asked.is_some_and(Confinement::restricts_files) => "a sandbox that restricts files",
-        Some(Floor::Offline) if !asked.is_some_and(Confinement::restricts_network) => "a sandbox without a network",
-        Some(Floor::Required | Floor::Offline) => return Ok(()),
-    };
-    Err(Failure::BelowFloor { principal: grant.principal().to_string(), needed })
+/// Checks the sandbox of a request against the principal's floor. Whether the entries of a policy restrict anything is known only when they
+/// are read on this host, which blocks: the returned confinement remembers that they have to.
+pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Option<Confinement>, Failure> {
+    let Some(floor) = grant.rights().sandbox else { return Ok(asked) };
+    let principal = grant.principal().to_string();
+    match asked.filter(Confinement::restricts_files) {
+        None => Err(Failure::BelowFloor { principal, needed: NEEDS_RESTRICTED_FILES }),
+        Some(asked) if floor == Floor::Offline && !asked.restricts_network() => {
+            Err(Failure::BelowFloor { principal, needed: "a sandbox without a network" })
+        }
+        Some(asked) => Ok(Some(asked.with_floor_of(principal))),
+    }
 }
 
 /// A request of our own making has the server's network, whatever the sandbox of a process has.

@@ -46,7 +46,7 @@ pub(super) struct Parts {
 /// Checks what can be checked before the id is looked at: the path, then argv, then whether one more may wait.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
-    permitted::sandbox(&context.grant, confinement.as_ref())?;
+    let confinement = permitted::sandbox(&context.grant, confinement)?;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
     if argv.is_empty() {

@@ -1,0 +1,94 @@
+//! S27: a sandbox floor (`--sandbox required`, `--sandbox offline`) refuses a policy that restricts nothing, for processes and for file
+//! methods alike. A policy restricts nothing where it is not `managed`, leaves files `unrestricted`, or makes `/` writable,
+//! whatever it excepts.
+
+use serde_json::{Value, json};
+
+use super::{
+    boxes::{self, Ground, path, special},
+    tokens,
+};
+use crate::common::{Client, TestServer, start_params};
+
+fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
+    answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+}
+
+/// Policies that restrict nothing, with a name for each.
+fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
+    let of_type = |permissions: Value| json!({"permissions": permissions});
+    let open = |entries: Vec<Value>| boxes::sandbox(entries, "restricted");
+    vec![
+        ("none", Value::Null),
+        ("disabled", of_type(json!({"type": "disabled"}))),
+        ("external", of_type(json!({"type": "external", "network": "restricted"}))),
+        (
+            "unrestricted",
+            of_type(json!({"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}})),
+        ),
+        ("root", open(vec![special("root", "write")])),
+        ("root twice", open(vec![special("root", "read"), special("root", "write")])),
+        ("its path", open(vec![path("/", "write")])),
+        ("its path with dots", open(vec![path("/tmp/..", "write")])),
+        ("a project root", {
+            let mut sandbox = open(vec![special("project_roots", "write")]);
+            sandbox["workspaceRoots"] = json!(["/"]);
+            sandbox
+        }),
+        ("less a missing path", open(vec![special("root", "write"), path("/no/such/path", "deny")])),
+        ("less one file", open(vec![special("root", "write"), path(ground.at("outside/file"), "deny")])),
+        ("less one directory", open(vec![special("root", "write"), path(ground.at("outside"), "read")])),
+        ("the older shape", of_type(json!({"file_system": {"write": ["/"]}}))),
+    ]
+}
+
+/// What a principal may do in these sandboxes, by the method that it calls.
+fn tries(client: &mut Client, ground: &Ground, (id, sandbox): (&str, &Value)) -> Vec<(&'static str, String)> {
+    let with = |mut params: Value| {
+        params["sandbox"] = sandbox.clone();
+        params
+    };
+    let (file, dir) = (ground.at("work/inner"), ground.at("work"));
+    let calls = [
+        ("process/start", start_params(id, &["true"])),
+        ("fs/readFile", json!({"path": file})),
+        ("fs/getMetadata", json!({"path": file})),
+        ("fs/readDirectory", json!({"path": dir})),
+        ("fs/open", json!({"handleId": id, "path": file})),
+        ("fs/glob", json!({"path": dir, "pattern": "*"})),
+        ("fs/search", json!({"path": dir, "pattern": "inner"})),
+        ("fs/watch", json!({"handleId": format!("w-{id}"), "path": dir})),
+        ("fs/writeFile", json!({"path": ground.at("work/new"), "dataBase64": "eA=="})),
+        ("fs/createDirectory", json!({"path": ground.at("work/dir")})),
+    ];
+    let answers = calls.map(|(method, params)| (method, kind(client.call(method, with(params)))));
+    for handle in [id.to_owned(), format!("w-{id}")] {
+        client.ok("fs/close", json!({"handleId": handle}));
+    }
+    answers.to_vec()
+}
+
+#[test]
+fn a_policy_that_restricts_nothing_is_below_every_floor() {
+    let (server, ground) = (TestServer::start(), Ground::new());
+    let closed = boxes::workspace(&ground.at("work"));
+    let policies = open_policies(&ground);
+    for floor in ["required", "offline"] {
+        let token = tokens::create(&server, floor, &["--sandbox", floor]);
+        let mut client = tokens::client(&server, &token);
+        for (name, policy) in &policies {
+            // A null sandbox is none.
+            for (method, answer) in tries(&mut client, &ground, (name, policy)) {
+                assert_eq!(answer, "forbidden", "{floor}, {name}: {method}");
+            }
+        }
+        for (method, answer) in tries(&mut client, &ground, ("closed", &closed)) {
+            assert_eq!(answer, "ok", "{floor}: {method}");
+        }
+    }
+    // Without a floor the same policies are the principal's own choice.
+    let mut client = tokens::client(&server, &tokens::create(&server, "free", &[]));
+    for (name, policy) in &policies {
+        assert_eq!(tries(&mut client, &ground, (name, policy))[1].1, "ok", "{name}");
+    }
+}
