@@ -1,13 +1,14 @@
 //! What children are confined to: limits, control groups, another user. Turns flags into settings, and says what this host
 //! cannot enforce. Must not know how any of it is done.
 
-use std::{ffi::OsString, path::Path};
+use std::{ffi::OsString, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use exec_server_holder::{
     Confine, Limits, User,
     cgroup::{self, Enforced},
 };
+use exec_server_sandbox::FileUser;
 use exec_server_server::state_dir::{SpawnedConfig, shared_name};
 
 use crate::args;
@@ -114,6 +115,12 @@ impl RunAs {
         let shell = if known[6].is_empty() { "/bin/sh" } else { &known[6] };
         let entry = Entry { name: known[0].clone(), home: known[5].clone(), shell: shell.to_owned() };
         Ok(Self { user: User { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
+    }
+
+    /// The same user for file methods.
+    pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
+        let User { uid, gid, groups } = self.user.clone();
+        Ok(Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?))
     }
 
     /// The server's environment as this user would have it; policies inherit from it.

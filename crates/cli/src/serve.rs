@@ -108,7 +108,7 @@ async fn serve(
     // Before anything can be seen of us: a signal that comes early must drain, too.
     let mut signals = Signals::new()?;
     let access = Arc::new(open_access(args, place, token.as_ref())?);
-    let core = Core::new(core_config(args, run_as, audit.clone()), holders);
+    let core = Core::new(core_config(args, run_as, audit.clone())?, holders);
     let door = Door::new(DoorConfig {
         access: Arc::clone(&access),
         audit: audit.clone(),
@@ -185,7 +185,7 @@ fn tell(audit: &Audit, news: &News) {
     }
 }
 
-fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit) -> Config {
+fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit) -> anyhow::Result<Config> {
     let environment: Vec<_> = env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect();
     let mut config = Config {
         session_ttl_max: args.session_ttl.0,
@@ -197,10 +197,11 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit
         cwd: env::current_dir().ok(),
         audit,
         hidden: secrets(args),
+        file_user: run_as.map(confine::RunAs::file_user).transpose()?,
         ..Config::default()
     };
     args.bounds.apply(&mut config);
-    config
+    Ok(config)
 }
 
 /// What no sandbox shows besides the state directory: secrets that came by file, who may come in, the record of it, and our own sockets.

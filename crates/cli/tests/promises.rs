@@ -43,6 +43,7 @@ mod promises {
     mod s22_a_client_believes_no_server;
     mod s24_an_audit_that_shows_what_was_removed;
     mod s27_a_floor_needs_a_sandbox_that_restricts;
+    mod s28_run_as_covers_files;
     mod s29_kernel_files_are_read_only_and_ipc_is_apart;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";

@@ -19,7 +19,10 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, directory::each, error::On, target::scratch_kind};
+use crate::{
+    Cancel, Links, Result, Stat, Trouble, Type, View, directory::each, error::On, metadata::file_uid,
+    target::scratch_kind,
+};
 
 /// Says of a file that its writer lives. `false` if somebody else is at it.
 pub(crate) fn hold(file: &File) -> bool {
@@ -37,7 +40,7 @@ pub(crate) fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
 
 fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
     let seen = Stat::entry(dir, name)?;
-    if seen.uid != rustix::process::geteuid().as_raw() {
+    if seen.uid != file_uid() {
         return Ok(false);
     }
     let _held = match seen.kind {

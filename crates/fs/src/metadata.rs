@@ -124,13 +124,25 @@ impl Stat {
         self.stored >= self.size
     }
 
+    /// Device and inode: the same for every path that leads to it.
+    #[must_use]
+    pub fn identity(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+
+    /// When its inode was changed last: on creation, on every write, chmod, rename and on every new hard link.
+    #[must_use]
+    pub fn changed(&self) -> Moment {
+        self.changed
+    }
+
     /// Of what a descriptor stands for.
-    pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self, Trouble> {
+    pub fn of(fd: BorrowedFd<'_>) -> Result<Self, Trouble> {
         Self::at(fd, Path::new(""), AtFlags::EMPTY_PATH)
     }
 
     /// Of an entry of a directory; a link is not followed.
-    pub(crate) fn entry(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Self, Trouble> {
+    pub fn entry(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Self, Trouble> {
         Self::at(dir, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
@@ -251,6 +263,15 @@ fn is_recent(stat: &Stat) -> bool {
     let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
     // A clock that was set back makes every file recent, which costs a hash and nothing else.
     now - stat.changed.nanoseconds() < TICK_NS
+}
+
+/// The uid that files of this thread are made with: the kernel's fsuid, which a caller may have set apart from the effective uid.
+pub(crate) fn file_uid() -> u32 {
+    // `Uid:` has the real, effective, saved and file system uid.
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let uid = line.and_then(|ids| ids.split_whitespace().nth(3)).and_then(|uid| uid.parse().ok());
+    uid.unwrap_or_else(|| rustix::process::geteuid().as_raw())
 }
 
 /// Against accidents, not against enemies: whoever can write the file needs no collision.

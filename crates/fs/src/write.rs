@@ -28,7 +28,7 @@ use crate::{
     error::On,
     in_place::{InPlace, finish_in_place, require_finish},
     left,
-    metadata::{ABSENT, etag, permissions, times},
+    metadata::{ABSENT, etag, file_uid, permissions, times},
     target::{Existing, FILE_END, Target, require_state},
     view::proc_path,
 };
@@ -482,6 +482,18 @@ impl Draft {
         }
     }
 
+    /// Closes it and removes nothing: what it has stays as after a kill, for the next writer of the name to clear away.
+    pub fn leave(&mut self) {
+        self.scratch = None;
+    }
+
+    /// Does what dropping it does: leaves nothing behind, unless it was made to be kept.
+    pub fn abandon(&mut self) {
+        if self.scratch.as_ref().is_some_and(|scratch| !scratch.is_kept) {
+            self.discard();
+        }
+    }
+
     pub(crate) fn file(&self) -> Result<&File, Trouble> {
         self.scratch.as_ref().map(|scratch| &scratch.file).ok_or_else(|| Errno::BADF.into())
     }
@@ -489,9 +501,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if self.scratch.as_ref().is_some_and(|scratch| !scratch.is_kept) {
-            self.discard();
-        }
+        self.abandon();
     }
 }
 
@@ -507,7 +517,7 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
         let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
         let stat = Stat::of(file.as_fd())?;
         // Whoever put something else there must not get the bytes, nor decide what becomes the file.
-        if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != rustix::process::geteuid().as_raw() {
+        if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != file_uid() {
             return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {

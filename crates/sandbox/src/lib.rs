@@ -17,11 +17,13 @@
 //! - Landlock denies nothing inside of what it allows, and knows nothing of modes, owners and times of files: so there is always a view.
 //!   A view alone does not keep a process from reaching into another one, which sees more: so a process always gets Landlock, too ([`Kit`]).
 //! - A process sees the kernel's own file systems read-only, and has an IPC namespace of its own.
+//! - [`FileUser`] is no part of a sandbox: it lets a thread of the server use files as the user that processes run as.
 //! - What cannot be enforced is an error that says what is missing; nothing is ever left out in silence.
 
 #![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]
 
 mod build;
+mod file_user;
 mod filter;
 mod glob;
 mod host;
@@ -36,6 +38,7 @@ mod script;
 mod system;
 
 pub use build::{BuildError, Built, build};
+pub use file_user::{Acting, FileUser, as_server};
 pub use host::Host;
 pub use kit::{Applied, InChild, Ipc, Kit, KitError};
 pub use mounted::Mounted;

@@ -12,6 +12,7 @@ use std::{
 
 use exec_server_fs::{Cancel, Draft, Line, OpenFile};
 use exec_server_protocol::limits;
+use exec_server_sandbox::{Acting, FileUser};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::{core::Hook, error::Failure, process::lock};
@@ -120,12 +121,41 @@ pub(crate) enum Handle {
 pub(crate) struct Writing {
     pub(crate) draft: Mutex<Draft>,
     pub(crate) line: Arc<Line>,
+    /// The user that it is written as, and that removes what is left of it.
+    user: Option<Arc<FileUser>>,
 }
 
 impl Writing {
-    pub(crate) fn new(draft: Draft) -> Arc<Self> {
-        Arc::new(Self { draft: Mutex::new(draft), line: Arc::default() })
+    /// Called on the thread that made the draft: from then on it is abandoned as the user who began it, whoever drops it.
+    pub(crate) fn new(draft: Draft, user: Option<Arc<FileUser>>) -> Arc<Self> {
+        Arc::new(Self { draft: Mutex::new(draft), line: Arc::default(), user })
     }
+
+    /// Leaves nothing behind, whatever was to be kept.
+    pub(crate) fn discard(&self) {
+        if let Ok(_acting) = act(self.user.as_ref()) {
+            lock(&self.draft).discard();
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        // Never with the server's rights: the user may have put something else under the hidden name.
+        match act(self.user.as_ref()) {
+            Ok(_acting) => lock(&self.draft).abandon(),
+            Err(failure) => {
+                tracing::error!(%failure, "a draft could not be removed");
+                lock(&self.draft).leave();
+            }
+        }
+    }
+}
+
+/// Makes this thread use files as a user until the returned value is dropped. Without a user nothing changes.
+pub(crate) fn act(user: Option<&Arc<FileUser>>) -> Result<Option<Acting>, Failure> {
+    let acting = user.map(|user| user.enter()).transpose();
+    acting.map_err(|source| Failure::Host { what: "use files as the user of `--run-as`", source })
 }
 
 /// What a file is opened for.

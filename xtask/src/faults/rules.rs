@@ -35,6 +35,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (22, "a client believes no server"),
     (24, "an audit that shows what was removed"),
     (27, "a sandbox floor refuses a policy that restricts nothing"),
+    (28, "file methods act as the user of `--run-as`"),
     (29, "kernel files are read-only and IPC of others is out of reach for confined processes"),
 ];
 

@@ -1,8 +1,9 @@
 //! Settings of the core: every timeout and bound that a test or a user may want to change, with its default.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use exec_server_protocol::{limits, process::Overflow};
+use exec_server_sandbox::FileUser;
 
 use super::{Hook, SessionIds};
 use crate::audit::Audit;
@@ -49,6 +50,8 @@ pub struct Config {
     pub session_ids: SessionIds,
     /// Files and directories that no sandbox ever shows, besides the state directory: tokens, keys, sockets.
     pub hidden: Vec<PathBuf>,
+    /// The user that file methods act as (`--run-as`); the server's own where there is none.
+    pub file_user: Option<Arc<FileUser>>,
 }
 
 impl Config {
@@ -89,6 +92,7 @@ impl Default for Config {
             before_file_work: Hook::default(),
             session_ids: SessionIds::default(),
             hidden: Vec::new(),
+            file_user: None,
         }
     }
 }

@@ -100,7 +100,7 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
     if let Some(handle) = closed {
         let close = move || {
             if let (Handle::Writing(writing), true) = (&handle, params.discard) {
-                lock(&writing.draft).discard();
+                writing.discard();
             }
             drop(handle);
         };
@@ -122,13 +122,14 @@ async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wir
     if keep.is_some() {
         close_left(errand, &path);
     }
+    let user = errand.context.core.config.file_user.clone();
     let operation = move |view: &View, _: &Cancel| {
         let draft = Draft::create(view, &path, links, keep.as_deref())?;
         let size = draft.size()?;
-        Ok((draft, size))
+        Ok((Writing::new(draft, user), size))
     };
-    let (draft, size) = errand.run(params.sandbox.as_deref(), operation).await?;
-    opening.done(Handle::Writing(Writing::new(draft)));
+    let (writing, size) = errand.run(params.sandbox.as_deref(), operation).await?;
+    opening.done(Handle::Writing(writing));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 

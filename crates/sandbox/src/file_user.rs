@@ -1,0 +1,247 @@
+//! Lets one thread use files as another user (`--run-as`): its fsuid, fsgid, supplementary groups and none of root's capabilities.
+//!
+//! ```text
+//!  FileUser::enter ──▶ setgroups, setfsgid, setfsuid, capset ──▶ work ──▶ Acting::drop restores in reverse order
+//!                                                                 └── as_server(..): the server's own rights for a moment
+//! ```
+//!
+//! All calls are raw system calls: the C library's `setgroups` would change every thread of the process. The effective uid stays that of the
+//! server, so another process of the user can neither signal nor trace the server. Failure path: a thread that cannot get
+//! its rights back would do the server's work as the user, or the user's next work as root, so the program aborts. The kernel
+//! gives a new thread the ids of the thread that starts it, so work that acts as a user must start none.
+//!
+//! This module must not know which files are used.
+
+use std::{cell::RefCell, io, marker::PhantomData, sync::Arc};
+
+use crate::system::{address, call, io_call};
+
+/// `_LINUX_CAPABILITY_VERSION_3`: two words of 32 bits for each set.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// CAP_SETGID and CAP_SETUID, which a thread needs to become itself again. They give no right to any file.
+const KEPT: u32 = 1 << 6 | 1 << 7;
+
+/// Asks for the current id instead of setting one: no user has this number.
+const ASK: usize = u32::MAX as usize;
+
+thread_local! {
+    /// Whom this thread acts as now, and what it needs to stop.
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+}
+
+struct Current {
+    user: Arc<FileUser>,
+    capabilities: [CapabilityWords; 2],
+}
+
+/// The kernel's `__user_cap_data_struct`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CapabilityWords {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// The user that file operations are done as.
+#[derive(Debug, PartialEq, Eq)]
+pub struct FileUser {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    /// Uid, gid and groups of the server itself.
+    server: (u32, u32, Vec<u32>),
+}
+
+/// A thread that acts as a [`FileUser`] until this is dropped. It cannot leave its thread.
+#[derive(Debug)]
+pub struct Acting {
+    /// A second one on a thread that acts already changes nothing.
+    is_outer: bool,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl FileUser {
+    /// A user by numbers. Remembers the server's own ids, which must be those of every thread that will act.
+    pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> io::Result<Self> {
+        let own_groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), own_groups);
+        Ok(Self { uid, gid, groups, server: own })
+    }
+
+    /// Makes this thread act as the user until the returned value is dropped.
+    pub fn enter(self: &Arc<Self>) -> io::Result<Acting> {
+        let is_outer = CURRENT.with_borrow(Option::is_none);
+        if is_outer {
+            let capabilities = capabilities()?;
+            // Before anything is changed, so that a failure half-way is undone like the end of the work.
+            CURRENT.set(Some(Current { user: self.clone(), capabilities }));
+            if let Err(error) = self.take_rights(&capabilities) {
+                end();
+                return Err(error);
+            }
+        }
+        Ok(Acting { is_outer, _not_send: PhantomData })
+    }
+
+    fn take_rights(&self, capabilities: &[CapabilityWords; 2]) -> io::Result<()> {
+        set_groups(&self.groups)?;
+        set_file_id(libc::SYS_setfsgid, self.gid)?;
+        // From 0 to another uid the kernel drops the capabilities over files by itself; the others would still give rights to
+        // reserved disk space, quotas and some attributes.
+        set_file_id(libc::SYS_setfsuid, self.uid)?;
+        if self.uid != 0 {
+            let [low, high] = *capabilities;
+            let kept = CapabilityWords { effective: low.permitted & KEPT, ..low };
+            set_capabilities(&[kept, CapabilityWords { effective: 0, ..high }])?;
+        }
+        Ok(())
+    }
+
+    fn give_rights_back(&self, capabilities: &[CapabilityWords; 2]) -> io::Result<()> {
+        let (uid, gid, groups) = &self.server;
+        set_file_id(libc::SYS_setfsuid, *uid)?;
+        set_file_id(libc::SYS_setfsgid, *gid)?;
+        set_groups(groups)?;
+        set_capabilities(capabilities)
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        if self.is_outer {
+            end();
+        }
+    }
+}
+
+/// Runs work with the server's own rights on a thread that may act as a user, for example to look at the server's own files.
+pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
+    struct Resume(Option<Arc<FileUser>>);
+    impl Drop for Resume {
+        fn drop(&mut self) {
+            // Whether the work ended or panicked: the rest of the user's work is the user's.
+            let resumed = self.0.take().map(|user| user.enter());
+            match resumed {
+                Some(Ok(acting)) => std::mem::forget(acting), // The outer one ends it.
+                Some(Err(_)) => std::process::abort(),
+                None => {}
+            }
+        }
+    }
+    let user = CURRENT.with_borrow(|current| current.as_ref().map(|current| current.user.clone()));
+    if user.is_some() {
+        end();
+    }
+    let _resume = Resume(user);
+    work()
+}
+
+/// Makes the thread the server's again.
+fn end() {
+    if let Some(Current { user, capabilities }) = CURRENT.take()
+        && user.give_rights_back(&capabilities).is_err()
+    {
+        std::process::abort();
+    }
+}
+
+fn set_groups(groups: &[u32]) -> io::Result<()> {
+    io_call(libc::SYS_setgroups, [groups.len(), address(groups.as_ptr()), 0, 0, 0, 0]).map(drop)
+}
+
+/// `setfsuid` and `setfsgid` tell the id before and never an error, so the id is asked for afterwards.
+fn set_file_id(number: libc::c_long, id: u32) -> io::Result<()> {
+    let set = |id: usize| call(number, [id, 0, 0, 0, 0, 0]).map_err(io::Error::from_raw_os_error);
+    set(id as usize)?;
+    let now = set(ASK)?;
+    if u32::try_from(now) == Ok(id) { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+fn capabilities() -> io::Result<[CapabilityWords; 2]> {
+    let header = [CAPABILITY_VERSION, 0];
+    let mut words = [CapabilityWords::default(); 2];
+    let data = address(std::ptr::from_mut(&mut words).cast_const());
+    io_call(libc::SYS_capget, [address(header.as_ptr()), data, 0, 0, 0, 0])?;
+    Ok(words)
+}
+
+fn set_capabilities(words: &[CapabilityWords; 2]) -> io::Result<()> {
+    let header = [CAPABILITY_VERSION, 0];
+    let data = address(words.as_ptr());
+    io_call(libc::SYS_capset, [address(header.as_ptr()), data, 0, 0, 0, 0]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+        sync::mpsc,
+        thread,
+    };
+
+    use super::*;
+
+    const NOBODY: u32 = 65534;
+
+    fn status(name: &str) -> String {
+        let status = fs::read_to_string("/proc/thread-self/status").expect("read the status");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of that name");
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn all() -> [String; 4] {
+        ["Uid:", "Gid:", "Groups:", "CapEff:"].map(status)
+    }
+
+    #[test]
+    fn a_thread_uses_files_as_the_user_and_is_the_server_s_again_afterwards() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("open it");
+        let secret = dir.path().join("secret");
+        fs::write(&secret, "secret").expect("write");
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("close it");
+        let user = Arc::new(FileUser::new(NOBODY, NOBODY, vec![NOBODY, 7]).expect("our own groups"));
+        let before = all();
+        let (go_tx, go_rx) = mpsc::sync_channel::<()>(0);
+        let path = secret.clone();
+        let other = thread::spawn(move || {
+            go_rx.recv().expect("the test goes on");
+            fs::read_to_string(path)
+        });
+        let acting = user.enter().expect("enter");
+        assert_eq!(status("Uid:"), format!("0 0 0 {NOBODY}"));
+        assert_eq!(status("Gid:").split(' ').next_back(), Some(NOBODY.to_string().as_str()));
+        assert_eq!(status("Groups:"), format!("7 {NOBODY}"));
+        assert_eq!(status("CapEff:"), "00000000000000c0");
+        assert_eq!(fs::read(&secret).expect_err("root's").kind(), io::ErrorKind::PermissionDenied);
+        let made = dir.path().join("made");
+        fs::write(&made, "x").expect("write");
+        assert_eq!(as_server(|| fs::read_to_string(&secret)).expect("the server may"), "secret");
+        let inner = user.enter().expect("a second one");
+        drop(inner);
+        assert_eq!(fs::read(&secret).expect_err("still root's").kind(), io::ErrorKind::PermissionDenied);
+        go_tx.send(()).expect("the other thread waits");
+        assert_eq!(other.join().expect("joined").expect("read"), "secret", "other threads are not touched");
+        drop(acting);
+        assert_eq!(all(), before);
+        let owner = fs::metadata(&made).expect("look at it");
+        assert_eq!((owner.uid(), owner.gid()), (NOBODY, NOBODY));
+    }
+
+    #[test]
+    fn a_panic_gives_the_rights_back() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
+        let user = Arc::new(FileUser::new(NOBODY, NOBODY, Vec::new()).expect("our own groups"));
+        let before = all();
+        let panicked = std::panic::catch_unwind(|| {
+            let _acting = user.enter().expect("enter");
+            as_server(|| panic!("half-way"));
+        });
+        assert!(panicked.is_err());
+        assert_eq!(all(), before);
+    }
+}
