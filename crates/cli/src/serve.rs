@@ -2,7 +2,10 @@
 //! Must not know HTTP, frames or methods.
 
 use std::{
-    env, future,
+    env,
+    fs::OpenOptions,
+    future,
+    os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
     process::{self, ExitCode},
     sync::Arc,
@@ -164,6 +167,9 @@ fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyh
     let file = args.guard.tokens.clone().unwrap_or_else(|| place.path.join(TOKENS));
     if args.guard.tokens.is_some() && !file.exists() {
         say::talk(format_args!("warning: there is no `{}` yet; `exec-server token create` makes it", file.display()));
+        // An empty table means the same, and a sandbox can hide it: a process in one could make a table that is missing. Where this
+        // fails, such a process cannot make it either, or the directory is missing as well.
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).map(drop).ok();
     }
     let access = token.map_or_else(Access::default, |token| Access::new(token.digest()));
     Ok(access.with_file(&file)?)
@@ -197,6 +203,7 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit
         cwd: env::current_dir().ok(),
         audit,
         hidden: secrets(args),
+        owner_only: absolute([&args.tls_cert, &args.client_ca].into_iter().flatten().cloned()),
         file_user: run_as.map(confine::RunAs::file_user).transpose()?,
         ..Config::default()
     };
@@ -212,8 +219,11 @@ fn secrets(args: &args::Serve) -> Vec<PathBuf> {
     };
     let files = [&args.token_file, &args.tls_key, &args.guard.tokens, &args.guard.audit].into_iter().flatten().cloned();
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    let all = files.chain(args.listen.iter().filter_map(socket)).chain(credentials);
-    all.filter_map(|path| std::path::absolute(path).ok()).collect()
+    absolute(files.chain(args.listen.iter().filter_map(socket)).chain(credentials))
+}
+
+fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    paths.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
 /// Writes where we listen into the state directory; without it only `token create` knows less.

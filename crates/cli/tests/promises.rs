@@ -42,6 +42,7 @@ mod promises {
     mod s21_memory_is_bounded;
     mod s22_a_client_believes_no_server;
     mod s24_an_audit_that_shows_what_was_removed;
+    mod s26_the_server_s_own_files_are_its_owner_s;
     mod s27_a_floor_needs_a_sandbox_that_restricts;
     mod s28_run_as_covers_files;
     mod s29_kernel_files_are_read_only_and_ipc_is_apart;

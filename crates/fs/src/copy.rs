@@ -130,6 +130,7 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     while let Some(relative) = waiting.pop_front() {
         let from = source.join(&relative);
         let dir = below(top, &relative, OFlags::RDONLY | OFlags::DIRECTORY).on("copy", &from)?;
+        view.admit(dir.as_fd()).on("copy", &from)?;
         let stat = Stat::of(dir.as_fd()).on("copy", &from)?;
         if stat.is_same_file(&made) {
             continue;
@@ -159,6 +160,7 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
         Err(Errno::NOENT) => return Ok(false),
         Err(errno) => return Err(Trouble::from(errno).on("copy", from)),
     };
+    view.admit(fd.as_fd()).on("copy", from)?;
     match Stat::of(fd.as_fd()).on("copy", from)?.kind {
         Type::Directory => {
             crate::directory::create_directory(view, to, Links::Follow, (true, None))?;
@@ -168,7 +170,9 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
         Type::File => {
             let open = || -> Result<File, Trouble> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                regular(rustix::fs::openat(dir, name, flags, Mode::empty())?)
+                let file = regular(rustix::fs::openat(dir, name, flags, Mode::empty())?)?;
+                view.admit(file.as_fd())?;
+                Ok(file)
             };
             copy_file(view, open().on("copy", from)?, to, cancel).map(|()| false)
         }
@@ -248,7 +252,7 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
             Err(Errno::EXIST) if replace => {}
             other => return Ok(other?),
         }
-        view.refuse_mounted(dir.as_fd(), name)?;
+        view.refuse_kept(dir.as_fd(), name)?;
         replace_by_link(dir.as_fd(), name, target)
     };
     create().on("link", path)

@@ -30,6 +30,9 @@ pub enum Trouble {
     /// The path leads out of the view.
     #[error("it is not beneath one of the permitted directories")]
     OutsideView,
+    /// A file of the program that serves the request.
+    #[error("it belongs to the server, and only the owner of the server may use it")]
+    Protected,
     /// A link where none is followed.
     #[error("the path contains a symbolic link, and none is followed")]
     Symlink,
@@ -81,7 +84,7 @@ pub enum Kind {
     PermissionDenied,
     /// The request makes no sense for this file.
     InvalidInput,
-    /// The path leads out of the view.
+    /// The path leads out of the view, or to what its guard protects.
     OutsideView,
     /// A link where none is followed.
     Symlink,
@@ -138,7 +141,7 @@ impl Trouble {
     pub fn kind(&self) -> Kind {
         match self {
             Self::Os(error) => os_kind(error),
-            Self::OutsideView => Kind::OutsideView,
+            Self::OutsideView | Self::Protected => Kind::OutsideView,
             Self::Symlink => Kind::Symlink,
             Self::NotRegular(_) => Kind::NotRegular,
             Self::TooLarge { .. } => Kind::TooLarge,

@@ -5,6 +5,7 @@
 //!
 //! - A [`View`] says where paths may lead: anywhere, or only beneath some directories. Every operation resolves through it,
 //!   in the kernel and in one step: nothing is looked at first and opened by name afterwards.
+//! - A view may have a [`Guard`], which refuses some objects by device and inode, whatever path leads to them.
 //! - Files are opened without waiting, and only regular ones: a FIFO, a device or a file of `/proc` is an error at once.
 //! - A file is written beside its place and renamed into it, so that nobody sees half of it and a full disk costs nothing.
 //! - Every operation is bounded, and looks at its [`Cancel`] in every loop.
@@ -19,6 +20,7 @@ mod cancel;
 mod copy;
 mod directory;
 mod error;
+mod guard;
 mod ignored;
 mod in_place;
 mod left;
@@ -37,6 +39,7 @@ pub use cancel::Cancel;
 pub use copy::{copy, create_symlink};
 pub use directory::{Detail, Entry, create_directory, read_details, read_directory};
 pub use error::{Error, Kind, Result, Trouble};
+pub use guard::Guard;
 pub use left::sweep;
 pub use line::Line;
 pub use metadata::{ABSENT, Metadata, Moment, Stat, Type, canonicalize, metadata, set_metadata};

@@ -40,7 +40,7 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
         if links == Links::Refuse && stat.kind == Type::Symlink {
             return Err(Trouble::Symlink);
         }
-        view.refuse_mounted(dir.as_fd(), name)?;
+        view.refuse_kept(dir.as_fd(), name)?;
         match stat.kind {
             Type::Directory if recursive => remove_tree(view, dir, name.to_owned(), cancel),
             kind => Ok(unlink(dir.as_fd(), name, kind == Type::Directory)?),
@@ -62,15 +62,18 @@ struct Level {
 fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), Trouble> {
     let mut levels = vec![Level { name: name.clone(), parent: Stat::of(parent.as_fd())?, rounds: 0 }];
     let mut dir = enter(&parent, &name)?;
+    view.admit(dir.as_fd())?;
     while let Some(level) = levels.last_mut() {
         cancel.check()?;
         level.rounds += 1;
         match empty(view, &dir, cancel)? {
             Some(below) => {
                 let parent = Stat::of(dir.as_fd())?;
-                view.refuse_mounted(dir.as_fd(), &below)?;
+                view.refuse_kept(dir.as_fd(), &below)?;
                 match enter(&dir, &below) {
                     Ok(entered) => {
+                        // By the descriptor: the name may mean another directory than a moment ago.
+                        view.admit(entered.as_fd())?;
                         dir = entered;
                         level.rounds = 0;
                         levels.push(Level { name: below, parent, rounds: 0 });
@@ -139,7 +142,7 @@ fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>
         let is_last = others.len() < BATCH;
         for name in others {
             cancel.check()?;
-            view.refuse_mounted(dir.as_fd(), &name)?;
+            view.refuse_kept(dir.as_fd(), &name)?;
             match unlink(dir.as_fd(), &name, false) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // A directory by now.

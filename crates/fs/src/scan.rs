@@ -273,6 +273,7 @@ impl<'a> Scan<'a> {
             if self.view.is_cover(stat.st_dev) {
                 return Ok(());
             }
+            self.view.admit(dir.as_fd()).map_err(refusal)?;
             if stat.st_dev != device && is_of_the_kernel(dir.as_fd()) {
                 self.seen.special += 1;
                 return Ok(());
@@ -322,6 +323,14 @@ impl<'a> Scan<'a> {
         }
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         Ok(names)
+    }
+}
+
+/// What a scan reports of an object that the view does not admit.
+pub(crate) fn refusal(trouble: Trouble) -> io::Error {
+    match trouble {
+        Trouble::Os(error) => error,
+        other => io::Error::new(io::ErrorKind::PermissionDenied, other.to_string()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     fs::File,
     io::{self, Read},
     ops::ControlFlow,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -187,7 +187,7 @@ pub fn search(
         .heap_limit(Some(LINE_BUFFER_BYTES))
         .build();
     let mut search =
-        Search { pattern, bounds, stop, tell, searcher, outcome: Outcome::default(), told: 0, is_over: false };
+        Search { view, pattern, bounds, stop, tell, searcher, outcome: Outcome::default(), told: 0, is_over: false };
     let (root, kind) = scan::open_root(view, path).on("search", path)?;
     let seen = if kind == EntryKind::Directory {
         let filter = Filter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
@@ -202,6 +202,7 @@ pub fn search(
 }
 
 struct Search<'a> {
+    view: &'a View,
     pattern: &'a Pattern,
     bounds: &'a Bounds,
     stop: &'a Stop,
@@ -236,6 +237,9 @@ impl Search<'_> {
             Ok(stat) => stat,
             Err(error) => return seen.trouble(path, error),
         };
+        if let Err(trouble) = self.view.admit(file.as_fd()) {
+            return seen.trouble(path, scan::refusal(trouble));
+        }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             seen.special += 1;
             return;

@@ -9,7 +9,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::{
-    Links, Result, Stat, Trouble, Type, View,
+    Guard, Links, Result, Stat, Trouble, Type, View,
     metadata::{self, ABSENT},
     read::{refuse_proc, require_regular},
     view::{LINKS, link_leads_to, mount_of},
@@ -43,6 +43,8 @@ pub(crate) struct Target {
     pub(crate) dir: OwnedFd,
     pub(crate) name: OsString,
     identity: (u64, u64),
+    /// What must not be written, also when the name comes to mean it later.
+    guard: Option<Arc<dyn Guard>>,
 }
 
 /// A file that is there already, open for writing.
@@ -61,7 +63,7 @@ impl Target {
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
             let identity = Stat::of(dir.as_fd()).map(|stat| (stat.device, stat.inode))?;
-            let target = Self { name: name.to_owned(), dir, identity };
+            let target = Self { name: name.to_owned(), dir, identity, guard: view.guard().cloned() };
             match target.stat()? {
                 Some(stat) if stat.kind == Type::Symlink => {
                     if links == Links::Refuse {
@@ -92,6 +94,10 @@ impl Target {
     /// The file of this name, if there is one, open for writing; asking for that is how the system says whether it may be written.
     pub(crate) fn existing(&self) -> Result<Option<Existing>, Trouble> {
         let Some(seen) = self.stat()? else { return Ok(None) };
+        let protects = |stat: &Stat| self.guard.as_ref().is_some_and(|guard| guard.protects(stat));
+        if protects(&seen) {
+            return Err(Trouble::Protected);
+        }
         if seen.kind == Type::Directory {
             return Err(Errno::ISDIR.into());
         }
@@ -119,6 +125,10 @@ impl Target {
             return Err(Errno::TXTBSY.into());
         }
         let stat = Stat::of(fd.as_fd())?;
+        // What was opened counts: the name may mean another file than a moment ago.
+        if protects(&stat) {
+            return Err(Trouble::Protected);
+        }
         require_regular(&stat)?;
         refuse_proc(fd.as_fd())?;
         Ok(Some(Existing { file: File::from(fd), stat, is_busy }))

@@ -26,7 +26,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::Trouble;
+use crate::{Guard, Stat, Trouble, Type};
 
 /// How often the kernel is asked again that could not tell for sure because something was renamed meanwhile.
 const RACES: usize = 1024;
@@ -50,6 +50,8 @@ pub struct View {
     tree: Option<Arc<Tree>>,
     /// `None` means anywhere.
     roots: Option<Vec<Root>>,
+    /// What is refused wherever it is found.
+    guard: Option<Arc<dyn Guard>>,
 }
 
 /// A tree of files that somebody else has put together, such as that of a sandbox.
@@ -81,13 +83,13 @@ impl View {
     /// Everything that this process may touch.
     #[must_use]
     pub fn everything() -> Self {
-        Self { tree: None, roots: None }
+        Self::default()
     }
 
     /// Everything that a tree shows.
     #[must_use]
     pub fn of(tree: Arc<Tree>) -> Self {
-        Self { tree: Some(tree), roots: None }
+        Self { tree: Some(tree), ..Self::default() }
     }
 
     /// Only what lies beneath these directories. One that cannot be opened permits nothing.
@@ -109,6 +111,25 @@ impl View {
         };
         let roots = Some(roots.into_iter().filter_map(|root| open(root.as_ref())).collect());
         Self { roots, ..self }
+    }
+
+    /// The same without what a guard protects.
+    #[must_use]
+    pub fn guarded(self, guard: Option<Arc<dyn Guard>>) -> Self {
+        Self { guard, ..self }
+    }
+
+    /// What its guard is, for what outlives the view.
+    pub(crate) fn guard(&self) -> Option<&Arc<dyn Guard>> {
+        self.guard.as_ref()
+    }
+
+    /// Refuses an object that the guard protects. Code that goes from descriptor to descriptor calls it for each object that it opens.
+    pub(crate) fn admit(&self, fd: BorrowedFd<'_>) -> Result<(), Trouble> {
+        match &self.guard {
+            Some(guard) if guard.protects(&Stat::of(fd)?) => Err(Trouble::Protected),
+            _ => Ok(()),
+        }
     }
 
     /// Whether paths may lead anywhere.
@@ -141,7 +162,9 @@ impl View {
 
     /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
-        self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))
+        let fd = self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))?;
+        self.admit(fd.as_fd())?;
+        Ok(fd)
     }
 
     fn open_even_cover(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
@@ -173,12 +196,29 @@ impl View {
                 return Err(Trouble::OutsideView);
             }
         }
+        if let Some(guard) = &self.guard {
+            let stat = Stat::of(dir.as_fd())?;
+            if guard.protects(&stat) || guard.protects_name(&stat, name) {
+                return Err(Trouble::Protected);
+            }
+        }
         Ok((dir, name))
     }
 
-    /// Refuses a name on which something is mounted in a tree: it is there to keep what lies beneath as it is. Whoever is in the tree
-    /// is refused by the kernel; we are not in it, and would take the mount away with the name. On a name that is not there lies none.
-    pub(crate) fn refuse_mounted(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
+    /// Refuses to remove or replace a name. In a tree: one on which something is mounted, which is there to keep what lies beneath as it is.
+    /// Whoever is in the tree is refused by the kernel; we are not in it, and would take the mount away with the name. On a name that
+    /// is not there lies none. With a guard: what that protects, and directories that lead to it.
+    pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
+        if let Some(guard) = &self.guard {
+            let is_kept = match Stat::entry(dir, name) {
+                Ok(stat) => guard.protects(&stat) || (stat.kind == Type::Directory && guard.keeps(&stat)),
+                Err(trouble) if trouble.is(Errno::NOENT) => false,
+                Err(trouble) => return Err(trouble),
+            };
+            if is_kept || guard.protects_name(&Stat::of(dir)?, name) {
+                return Err(Trouble::Protected);
+            }
+        }
         if self.tree.is_none() {
             return Ok(());
         }

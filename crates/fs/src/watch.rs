@@ -456,7 +456,7 @@ impl Watch {
             return false;
         }
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
-        if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) {
+        if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) || view.admit(dir.as_fd()).is_err() {
             return false;
         }
         let watched = self.watch(dir.as_fd(), path);
@@ -499,6 +499,7 @@ impl Watch {
         for name in relative {
             dir = open_below(dir.as_fd(), name, OFlags::DIRECTORY).map_err(|_| Opened::Unreachable)?;
         }
+        view.admit(dir.as_fd()).map_err(|_| Opened::Unreachable)?;
         Ok(dir)
     }
 }

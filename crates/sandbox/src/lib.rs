@@ -22,6 +22,7 @@
 
 #![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]
 
+mod aliases;
 mod build;
 mod file_user;
 mod filter;

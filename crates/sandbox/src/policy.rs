@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    aliases::MountTable,
     glob,
     paths::{self, Missing},
     rules::{Access, Rule, Rules},
@@ -128,12 +129,7 @@ impl Policy {
         }
         let mut rules = reading.finish()?;
         protect_git(&mut rules, &named)?;
-        for hidden in &scope.hidden {
-            rules.stamp(hidden);
-            if let Ok(traced) = paths::trace(hidden) {
-                rules.cut(&traced.real, traced.is_dir);
-            }
-        }
+        hide(&mut rules, &scope.hidden);
         rules.guard();
         Ok(rules)
     }
@@ -283,6 +279,21 @@ impl Entry {
     /// Whether it also speaks of something that is not there: of a path that somebody wrote down.
     fn is_firm(&self) -> bool {
         !self.skips_missing && matches!(self.place, Place::Path(_) | Place::ProjectRoots(Some(_)))
+    }
+}
+
+/// Denies what nobody is ever granted, by every path that leads to it through a mount.
+fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
+    let mounts = if hidden.is_empty() { MountTable::default() } else { MountTable::read() };
+    for path in hidden {
+        rules.stamp(path);
+        let Ok(traced) = paths::trace(path) else { continue };
+        let aliases = mounts.present_aliases(&traced.real);
+        for path in aliases.into_iter().chain([traced.real]) {
+            let is_dir = fs::symlink_metadata(&path).map_or(traced.is_dir, |meta| meta.is_dir());
+            rules.cut(&path, is_dir);
+            rules.hidden.push(path);
+        }
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Rules {
     pub(crate) absent: Vec<PathBuf>,
     /// What is there and may be a mere placeholder of such.
     pub(crate) guarded: Vec<PathBuf>,
+    /// What is denied to everybody, whatever the policy says.
+    pub(crate) hidden: Vec<PathBuf>,
     /// What decided how the policy was read: places, and what was there.
     stamps: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
@@ -89,7 +91,9 @@ impl Rules {
 
     /// Whether all of it may be written, and nothing is excepted but what is hidden from everybody.
     pub fn allows_everything_but(&self, hidden: &[PathBuf]) -> bool {
-        let is_hidden = |path: &Path| hidden.iter().any(|hidden| paths::reach(hidden) == path);
+        let is_hidden = |path: &Path| {
+            self.hidden.iter().any(|hidden| hidden == path) || hidden.iter().any(|hidden| paths::reach(hidden) == path)
+        };
         self.rules.get(Path::new("/")).is_some_and(|rule| rule.access == Access::Write)
             && self.rules.iter().all(|(path, rule)| rule.access == Access::Write || is_hidden(path))
     }

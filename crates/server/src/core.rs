@@ -31,6 +31,7 @@ use crate::{
     files::Pool,
     incoming::Incoming,
     metrics::Metrics,
+    own_files::OwnFiles,
     process::{Process, lock},
     sandbox::Sandboxes,
     seekers::Places,
@@ -203,6 +204,8 @@ pub struct Core {
     pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
+    /// What only the owner reaches by file methods; absent where the server has no files of its own.
+    pub(crate) own_files: Option<Arc<OwnFiles>>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions whose holders have not been adopted yet.
     pending: Pending,
@@ -226,10 +229,13 @@ impl Core {
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
         config.ack_window_bytes = config.ack_window_bytes.min(config.widest_window_bytes());
-        let hidden = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
+        let hidden: Vec<PathBuf> = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
+        let own_paths: Vec<PathBuf> = hidden.iter().chain(&config.owner_only).cloned().collect();
+        let own_files = (!own_paths.is_empty()).then(|| Arc::new(OwnFiles::new(own_paths)));
         let tmpdir = config.environment.iter().find(|(name, _)| name == "TMPDIR").map(|(_, dir)| PathBuf::from(dir));
         Arc::new(Self {
             sandboxes: Arc::new(Sandboxes::new(holders.clone(), hidden, tmpdir)),
+            own_files,
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
             files: Pool::new(config.before_file_work.clone()),
             seekers: Places::default(),

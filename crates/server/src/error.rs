@@ -134,6 +134,8 @@ pub(crate) enum Failure {
         "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
     )]
     HttpTarget { principal: String, source: Box<FetchError> },
+    #[error("only the owner of this server may make HTTP requests to it, not `{principal}`: {source}")]
+    HttpOwnListener { principal: String, source: Box<FetchError> },
     #[error("http/request failed: request to `{host}`: not done within {ms} ms")]
     HttpTimeout { host: String, ms: u64 },
     #[error(
@@ -223,7 +225,7 @@ impl Failure {
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } => Kind::Forbidden,
             Self::ForbiddenVariable { .. } | Self::BelowFloor { .. } => Kind::Forbidden,
-            Self::HttpTarget { .. } | Self::HttpVariable { .. } => Kind::Forbidden,
+            Self::HttpTarget { .. } | Self::HttpOwnListener { .. } | Self::HttpVariable { .. } => Kind::Forbidden,
             Self::HttpTooLarge { .. } => Kind::HttpTooLarge,
             Self::Http { source, .. } if matches!(**source, FetchError::Headers) => Kind::HttpTooLarge,
             Self::Http { .. } => Kind::HttpFailed,

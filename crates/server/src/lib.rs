@@ -29,6 +29,7 @@ mod files;
 mod handlers;
 mod incoming;
 mod link;
+mod own_files;
 mod placeholder;
 mod process;
 mod pump;

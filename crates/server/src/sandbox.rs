@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use crate::{
     core::{Core, Holders},
     error::Failure,
+    own_files,
     placeholder::{self, Placeholder},
     process::lock,
     session::Launch,
@@ -273,6 +274,15 @@ impl Sandboxes {
 
     /// What a process is to be confined with.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
+        // Mounts hide a name. Another name of the same file may be anywhere, also in what the policy grants.
+        if let Some(path) = own_files::find_hard_linked(&self.hidden) {
+            return Err(Failure::NotEnforceable {
+                what: format!(
+                    "`{}` belongs to the server and has more than one hard link, so that a sandbox cannot hide it; remove the others",
+                    path.display()
+                ),
+            });
+        }
         self.ready(
             asked,
             &self.processes,

@@ -34,6 +34,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (21, "memory is bounded; a slow client blocks only its own"),
     (22, "a client believes no server"),
     (24, "an audit that shows what was removed"),
+    (26, "the server's own files are out of reach of everyone but its owner"),
     (27, "a sandbox floor refuses a policy that restricts nothing"),
     (28, "file methods act as the user of `--run-as`"),
     (29, "kernel files are read-only and IPC of others is out of reach for confined processes"),

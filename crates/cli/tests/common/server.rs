@@ -55,6 +55,7 @@ pub(crate) struct Builder {
     state_dir: bool,
     is_nobody: bool,
     before: Option<String>,
+    directories: Vec<String>,
 }
 
 /// A running server. It has its own state dir inside `dir`, unless the builder said otherwise, and ends with the value.
@@ -105,6 +106,12 @@ impl Builder {
         self
     }
 
+    /// Makes a directory in the test's private one before the server starts.
+    pub(crate) fn after_making(mut self, dir: &str) -> Self {
+        self.directories.push(dir.to_owned());
+        self
+    }
+
     /// Runs the server as `nobody`. The tests must run as root.
     pub(crate) fn run_by_nobody(mut self) -> Self {
         self.is_nobody = true;
@@ -119,6 +126,9 @@ impl Builder {
     }
 
     fn start_in(self, dir: TempDir, mark: String) -> TestServer {
+        for made in &self.directories {
+            std::fs::create_dir_all(dir.path().join(made)).expect("make a directory");
+        }
         let Running { child, urls, stderr, reader } = spawn(&self, dir.path(), &mark);
         TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
     }
@@ -225,6 +235,7 @@ impl TestServer {
             state_dir: true,
             is_nobody: false,
             before: None,
+            directories: Vec::new(),
         }
     }
 

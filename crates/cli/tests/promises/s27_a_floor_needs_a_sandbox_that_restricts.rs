@@ -1,6 +1,8 @@
 //! S27: a sandbox floor (`--sandbox required`, `--sandbox offline`) refuses a policy that restricts nothing, for processes and for file
 //! methods alike. A policy restricts nothing where it is not `managed`, leaves files `unrestricted`, or makes `/` writable,
-//! whatever it excepts.
+//! whatever it excepts. No policy, refused or not, leads to the server's token.
+
+use std::os::unix::fs::symlink;
 
 use serde_json::{Value, json};
 
@@ -8,7 +10,7 @@ use super::{
     boxes::{self, Ground, path, special},
     tokens,
 };
-use crate::common::{Client, TestServer, start_params};
+use crate::common::{Client, TestServer, encode_base64, start_params};
 
 fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
@@ -90,5 +92,59 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
     let mut client = tokens::client(&server, &tokens::create(&server, "free", &[]));
     for (name, policy) in &policies {
         assert_eq!(tries(&mut client, &ground, (name, policy))[1].1, "ok", "{name}");
+    }
+}
+
+#[test]
+fn no_policy_leads_to_the_token() {
+    let (server, ground) = (TestServer::start(), Ground::new());
+    let (token, table) = (server.state_dir().join("token"), server.state_dir().join("tokens.toml"));
+    let mut policies = open_policies(&ground);
+    let link = ground.at("to-root");
+    symlink("/", &link).expect("link");
+    let entries = [
+        ("a link to the root", vec![path(&link, "write")]),
+        ("all but the root", vec![boxes::pattern("/*", "write")]),
+        ("reading", vec![special("root", "read")]),
+        ("the state directory", vec![path(server.state_dir(), "write")]),
+        ("the token", vec![path(&token, "read"), path(&table, "write")]),
+        ("around it", vec![path(server.dir(), "write")]),
+    ];
+    policies.extend(entries.map(|(name, entries)| (name, boxes::sandbox(entries, "restricted"))));
+    for (floor, flags) in [("required", ["--sandbox", "required"].as_slice()), ("none", &[])] {
+        let made = tokens::create(&server, &format!("f-{floor}"), flags);
+        let mut client = tokens::client(&server, &made);
+        let before = std::fs::read_to_string(&table).expect("the table is there");
+        for (name, policy) in &policies {
+            let with = |mut params: Value| {
+                params["sandbox"] = policy.clone();
+                params
+            };
+            let entry = encode_base64(b"[[tokens]]\nname = \"me\"\n");
+            for (method, params) in [
+                ("fs/readFile", json!({"path": token})),
+                ("fs/open", json!({"handleId": "h", "path": token})),
+                ("fs/writeFile", json!({"path": table, "dataBase64": entry})),
+                ("fs/writeFile", json!({"path": table, "dataBase64": entry, "append": true})),
+                ("fs/remove", json!({"path": table, "force": false})),
+                (
+                    "fs/copy",
+                    json!({"sourcePath": token, "destinationPath": ground.at("work/stolen"), "recursive": false}),
+                ),
+            ] {
+                client.call(method, with(params)).expect_err(&format!("{floor}, {name}: {method}"));
+            }
+        }
+        assert_eq!(std::fs::read_to_string(&table).expect("the table is there"), before, "{floor}");
+        assert!(!ground.at("work/stolen").exists(), "{floor}");
+        // A process without a sandbox is inside the trust boundary; one in any sandbox is not.
+        for (name, policy) in policies.iter().filter(|(_, policy)| policy["permissions"]["type"] == "managed") {
+            let mut params = start_params(&format!("cat {name}"), &["cat", &token.display().to_string()]);
+            params["sandbox"] = policy.clone();
+            if client.call("process/start", params).is_ok() {
+                let said = client.collect(&format!("cat {name}")).stdout;
+                assert!(said.is_empty(), "{floor}, {name}: {}", String::from_utf8_lossy(&said));
+            }
+        }
     }
 }

@@ -120,6 +120,12 @@ impl Grant {
         &self.principal
     }
 
+    /// Whether it is the owner of the server, to whom nothing is closed. Neither a token file nor a certificate can say so.
+    #[must_use]
+    pub fn is_owner(&self) -> bool {
+        self.principal == Principal::owner()
+    }
+
     /// What it allows.
     #[must_use]
     pub fn rights(&self) -> &Rights {

@@ -50,6 +50,8 @@ pub struct Config {
     pub session_ids: SessionIds,
     /// Files and directories that no sandbox ever shows, besides the state directory: tokens, keys, sockets.
     pub hidden: Vec<PathBuf>,
+    /// Files that a sandbox may show and that only the owner touches by file methods, besides those that are hidden: certificates.
+    pub owner_only: Vec<PathBuf>,
     /// The user that file methods act as (`--run-as`); the server's own where there is none.
     pub file_user: Option<Arc<FileUser>>,
 }
@@ -92,6 +94,7 @@ impl Default for Config {
             before_file_work: Hook::default(),
             session_ids: SessionIds::default(),
             hidden: Vec::new(),
+            owner_only: Vec::new(),
             file_user: None,
         }
     }

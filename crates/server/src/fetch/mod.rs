@@ -14,7 +14,11 @@ mod proxies;
 mod target;
 mod under_way;
 
-use std::{ffi::OsString, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use exec_server_protocol::limits;
@@ -29,7 +33,7 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use self::{proxies::Proxies, target::Names, under_way::Shares};
 pub(crate) use self::{
     proxies::ProxyError,
-    target::Private,
+    target::{OwnListener, Private},
     under_way::{Fetches, UnderWay},
 };
 use crate::error::Failure;
@@ -77,6 +81,8 @@ pub(crate) struct Errand {
     pub(crate) body: Bytes,
     pub(crate) follows: bool,
     pub(crate) reach: Reach,
+    /// Not to the listeners of this server either, whatever address or name leads there: whoever asks is not its owner.
+    pub(crate) avoids_own: bool,
 }
 
 /// Why there is no answer.
@@ -88,6 +94,9 @@ pub(crate) enum FetchError {
     /// No request is made to such an address for this principal.
     #[error(transparent)]
     Private(#[from] Private),
+    /// It would arrive at a listener of this server.
+    #[error(transparent)]
+    OwnListener(#[from] OwnListener),
     /// The name would be looked up by somebody else.
     #[error("it would go through the proxy of the server's environment, which looks names up itself")]
     Proxied,
@@ -109,9 +118,10 @@ pub(crate) enum FetchError {
 impl From<reqwest::Error> for FetchError {
     fn from(error: reqwest::Error) -> Self {
         let error = error.without_url();
-        match source::<Private>(&error) {
-            Some(private) => Self::Private(private.clone()),
-            None => Self::Client(error),
+        match (source::<Private>(&error), source::<OwnListener>(&error)) {
+            (Some(private), _) => Self::Private(private.clone()),
+            (None, Some(own)) => Self::OwnListener(own.clone()),
+            (None, None) => Self::Client(error),
         }
     }
 }
@@ -123,11 +133,16 @@ pub(crate) struct Fetcher {
     places: Arc<Semaphore>,
     shares: Arc<Shares>,
     reading: Arc<Semaphore>,
+    /// TCP ports of this server's listeners; set once, when they are bound.
+    own_ports: OnceLock<Vec<u16>>,
 }
 
 struct Clients {
     anywhere: reqwest::Client,
     public: reqwest::Client,
+    /// The same two for requests to a port that this server listens on: their look-up gives out no address of this host.
+    anywhere_but_here: reqwest::Client,
+    public_but_here: reqwest::Client,
 }
 
 impl Fetcher {
@@ -139,16 +154,36 @@ impl Fetcher {
             places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
             shares: Arc::default(),
             reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES_OF_SERVER / KIB)),
+            own_ports: OnceLock::new(),
         }
+    }
+
+    /// Says which TCP ports this server listens on. Only the first call counts.
+    pub(crate) fn set_own_ports(&self, ports: Vec<u16>) {
+        self.own_ports.get_or_init(|| ports);
+    }
+
+    fn is_own_port(&self, url: &Url) -> bool {
+        let port = url.port_or_known_default();
+        self.own_ports.get().is_some_and(|own| port.is_some_and(|port| own.contains(&port)))
     }
 
     /// Makes a request, and follows where the answers lead. Returns when the headers of the last one are there; called off when
     /// dropped.
     pub(crate) async fn send(&self, errand: Errand) -> Result<Response, FetchError> {
         let clients = self.clients().await?;
-        let Errand { mut method, mut url, mut headers, secret, mut body, follows, reach } = errand;
+        let Errand { mut method, mut url, mut headers, secret, mut body, follows, reach, avoids_own } = errand;
         for _ in 0..=limits::HTTP_REDIRECTS {
+            let is_own_port = avoids_own && self.is_own_port(&url);
+            if is_own_port {
+                target::check_not_here(&url)?;
+                // A proxy looks names up itself, and may run on this host.
+                if reach == Reach::Anywhere && self.proxies.apply_to(&url) {
+                    return Err(OwnListener::of(&url).into());
+                }
+            }
             let client = match reach {
+                Reach::Anywhere if is_own_port => &clients.anywhere_but_here,
                 Reach::Anywhere => {
                     self.proxies.check(&url)?;
                     &clients.anywhere
@@ -158,7 +193,7 @@ impl Fetcher {
                     if self.proxies.apply_to(&url) {
                         return Err(FetchError::Proxied);
                     }
-                    &clients.public
+                    if is_own_port { &clients.public_but_here } else { &clients.public }
                 }
             };
             let request = client.request(method.clone(), url.clone()).headers(headers.clone());
@@ -226,8 +261,16 @@ fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
     let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
     let anywhere = builder(Names::new(Reach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
     let public = builder(Names::new(Reach::Public), 0).build();
+    // They keep no connection: an address may become this host's own.
+    let anywhere_but_here = builder(Names::new(Reach::Anywhere).but_here(), 0).build();
+    let public_but_here = builder(Names::new(Reach::Public).but_here(), 0).build();
     let told = |error: reqwest::Error| format!("make an HTTP client: {}", told(&error));
-    Ok(Clients { anywhere: anywhere.map_err(told)?, public: public.map_err(told)? })
+    Ok(Clients {
+        anywhere: anywhere.map_err(told)?,
+        public: public.map_err(told)?,
+        anywhere_but_here: anywhere_but_here.map_err(told)?,
+        public_but_here: public_but_here.map_err(told)?,
+    })
 }
 
 /// TLS with the authorities of this system. Without any, `http:` still works, and `https:` says what is wrong.

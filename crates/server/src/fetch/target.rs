@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket},
     sync::Arc,
 };
 
@@ -47,23 +47,59 @@ pub(super) fn check_literal(url: &Url) -> Result<(), Private> {
     }
 }
 
+/// A listener of this server, which only the owner of the server asks for anything. The address is in no text.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("`{host}` leads to a listener of this server")]
+pub(crate) struct OwnListener {
+    host: String,
+}
+
+impl OwnListener {
+    pub(super) fn of(url: &Url) -> Self {
+        Self { host: url.host_str().unwrap_or_default().to_owned() }
+    }
+}
+
+/// Refuses a URL whose host is an address of this host. A name is looked at when it is resolved.
+pub(super) fn check_not_here(url: &Url) -> Result<(), OwnListener> {
+    let host = url.host_str().unwrap_or_default();
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    match bare.parse::<IpAddr>() {
+        Ok(address) if is_here(address) => Err(OwnListener::of(url)),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Whether a connection to this address arrives at this host. The kernel is asked: a socket can be bound only to an address of the host.
+fn is_here(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    address.is_loopback() || address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok()
+}
+
 /// Resolves names. For those who reach the public internet alone it refuses a name that leads to a private address, even if it leads
 /// elsewhere too.
 #[derive(Debug)]
 pub(super) struct Names {
     reach: Reach,
+    /// A name that leads to this host is refused, even if it leads elsewhere too.
+    is_but_here: bool,
     places: Arc<Semaphore>,
 }
 
 impl Names {
     pub(super) fn new(reach: Reach) -> Self {
-        Self { reach, places: Arc::new(Semaphore::new(LOOK_UPS)) }
+        Self { reach, is_but_here: false, places: Arc::new(Semaphore::new(LOOK_UPS)) }
+    }
+
+    /// The same without addresses of this host.
+    pub(super) fn but_here(self) -> Self {
+        Self { is_but_here: true, ..self }
     }
 }
 
 impl Resolve for Names {
     fn resolve(&self, name: Name) -> Resolving {
-        let (reach, places) = (self.reach, self.places.clone());
+        let (reach, is_but_here, places) = (self.reach, self.is_but_here, self.places.clone());
         Box::pin(async move {
             let host = name.as_str().to_owned();
             let looked_up = in_its_place(places, move || {
@@ -71,6 +107,9 @@ impl Resolve for Names {
                 Ok::<_, io::Error>((host, found))
             });
             let (host, found) = looked_up.await??;
+            if is_but_here && found.iter().any(|address| is_here(address.ip())) {
+                return Err(OwnListener { host }.into());
+            }
             match found.iter().find(|address| reach == Reach::Public && !is_public(address.ip())) {
                 Some(private) => Err(Private { host, address: private.ip() }.into()),
                 None => Ok(Box::new(found.into_iter()) as Addrs),
@@ -147,7 +186,7 @@ mod tests {
     use reqwest::{Url, dns::Resolve};
     use tokio::sync::Semaphore;
 
-    use super::{Names, Private, Reach, check_literal, in_its_place, is_public};
+    use super::{Names, OwnListener, Private, Reach, check_literal, check_not_here, in_its_place, is_public};
 
     #[test]
     fn only_the_public_internet_is_public() {
@@ -258,6 +297,20 @@ mod tests {
         assert!(!error.to_string().contains(&private.address().to_string()), "{error}");
         let found = Names::new(Reach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
         assert!(found.count() > 0);
+    }
+
+    #[tokio::test]
+    async fn an_address_of_this_host_is_one_however_it_is_written_and_whatever_name_it_has() {
+        for host in ["127.0.0.1", "127.9.9.9", "2130706433", "0", "0.0.0.0", "[::1]", "[::]", "[::ffff:7f00:1]"] {
+            let url = Url::parse(&format!("http://{host}:80/")).unwrap();
+            assert!(check_not_here(&url).is_err(), "{host}: {url}");
+        }
+        for host in ["8.8.8.8", "192.0.2.1", "[2001:db8::1]", "localhost"] {
+            assert!(check_not_here(&Url::parse(&format!("http://{host}/")).unwrap()).is_ok(), "{host}");
+        }
+        let names = Names::new(Reach::Anywhere).but_here();
+        let Err(error) = names.resolve("localhost".parse().unwrap()).await else { panic!("localhost is this host") };
+        assert!(error.downcast_ref::<OwnListener>().is_some(), "{error}");
     }
 
     #[tokio::test]

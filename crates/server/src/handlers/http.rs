@@ -210,6 +210,7 @@ fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand),
         body: std::mem::take(&mut request.body),
         follows: request.follows,
         reach: if is_trusted { Reach::Anywhere } else { Reach::Public },
+        avoids_own: !context.grant.is_owner(),
     };
     Ok((under_way, errand))
 }
@@ -229,6 +230,9 @@ fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
     match *source {
         FetchError::Private(_) | FetchError::Proxied => {
             Failure::HttpTarget { principal: context.grant.principal().to_string(), source }
+        }
+        FetchError::OwnListener(_) => {
+            Failure::HttpOwnListener { principal: context.grant.principal().to_string(), source }
         }
         _ => Failure::Http { host: host(&request.url), source },
     }

@@ -94,6 +94,8 @@ impl Server {
         if let Some(path) = &server.config.dial_socket {
             server.dial = Some(bind_unix(path)?);
         }
+        let ports = server.tcp.iter().map(|(_, entrance)| entrance.local.port()).collect();
+        server.core.fetcher.set_own_ports(ports);
         Ok(server)
     }
 

@@ -1,0 +1,369 @@
+//! The server's own files: which objects of this host no principal but the owner reaches through a file method.
+//!
+//! ```text
+//!  paths (state directory, tokens, audit log, TLS files, sockets)
+//!    └── trace each, list directories to the bottom ──▶ Inventory: objects by device and inode, names, directories on the way
+//!  View opens an object ──▶ is the inventory new enough for it? ──▶ is the object in it?
+//! ```
+//!
+//! An object is known by device and inode, so a symbolic link, a bind mount (of the state directory, of a directory in it or of one file) or a
+//! hard link leads to the same refusal. The inventory is a cache. It is valid for an object whose inode was changed before the
+//! inventory was taken: creating an object, renaming it into a directory and giving it a hard link all change the inode. For
+//! anything newer, and once a second, it is taken again; directories that did not change since are not listed again.
+//!
+//! Owns the inventory. Must not know methods, principals or the wire.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    ffi::{OsStr, OsString},
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt as _, OsStringExt as _},
+    },
+    path::{Component, Path, PathBuf},
+    sync::Mutex,
+};
+
+use exec_server_fs::{Guard, Moment, Stat, Type};
+use exec_server_sandbox::as_server;
+use rustix::{
+    fs::{CWD, Dir, Mode, OFlags},
+    time::{ClockId, clock_gettime},
+};
+
+use crate::process::lock;
+
+/// Device and inode.
+type Identity = (u64, u64);
+
+/// Inode times have the grain of the kernel's clock: a change within this time of the inventory may carry an older time.
+const CLOCK_GRAIN_NS: i128 = 20_000_000;
+
+/// How long an inventory is used at most: a bound for what a wrong clock can hide.
+const MAX_AGE_NS: i128 = 1_000_000_000;
+
+/// Levels below a protected directory that are listed. The state directory has two.
+const MAX_DEPTH: usize = 8;
+
+/// Symbolic links in one path before it counts as a loop; the kernel's own bound.
+const MAX_LINKS: usize = 40;
+
+/// The server's own files, as a guard for views.
+#[derive(Debug)]
+pub(crate) struct OwnFiles {
+    paths: Vec<PathBuf>,
+    inventory: Mutex<Inventory>,
+}
+
+#[derive(Debug, Default)]
+struct Inventory {
+    /// When it was begun, by the clocks of inode times and of the boot; `None` before the first one.
+    taken: Option<(i128, i128)>,
+    objects: HashSet<Identity>,
+    /// File systems that have any of the objects or names.
+    devices: BTreeSet<u64>,
+    /// Names by their directory: of protected files, and of symbolic links on the way to them.
+    names: HashMap<Identity, Vec<ProtectedName>>,
+    /// Directories on the way to protected objects.
+    ancestors: HashSet<Identity>,
+    listings: HashMap<Identity, Listing>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ProtectedName {
+    /// This name alone.
+    Exact(OsString),
+    /// This name, and names that begin with it and a dot: a file is replaced by `NAME.new`, and a log is moved to `NAME.1`.
+    WithSuffixes(OsString),
+}
+
+/// What a directory held when it was last listed.
+#[derive(Debug, Clone)]
+struct Listing {
+    changed: Moment,
+    files: Vec<Identity>,
+    directories: Vec<OsString>,
+}
+
+impl OwnFiles {
+    /// Protects what these absolute paths lead to, with everything below.
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, inventory: Mutex::default() }
+    }
+
+    /// Looks something up in an inventory that is new enough for an object.
+    fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, Identity) -> bool) -> bool {
+        let mut inventory = lock(&self.inventory);
+        if !inventory.is_valid_for(object) {
+            // A thread that acts as the user of `--run-as` could not look into the state directory.
+            as_server(|| inventory.take(&self.paths));
+        }
+        look(&inventory, object.identity())
+    }
+}
+
+impl Guard for OwnFiles {
+    fn protects(&self, object: &Stat) -> bool {
+        self.look_up(object, |inventory, identity| inventory.objects.contains(&identity))
+    }
+
+    fn protects_name(&self, directory: &Stat, name: &OsStr) -> bool {
+        self.look_up(directory, |inventory, identity| {
+            inventory.names.get(&identity).is_some_and(|names| names.iter().any(|known| known.is(name)))
+        })
+    }
+
+    fn keeps(&self, directory: &Stat) -> bool {
+        self.look_up(directory, |inventory, identity| inventory.ancestors.contains(&identity))
+    }
+}
+
+impl ProtectedName {
+    fn is(&self, name: &OsStr) -> bool {
+        match self {
+            Self::Exact(known) => known == name,
+            Self::WithSuffixes(known) => {
+                let rest = name.as_bytes().strip_prefix(known.as_bytes());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+            }
+        }
+    }
+}
+
+impl Inventory {
+    fn is_valid_for(&self, object: &Stat) -> bool {
+        let Some((wall, boot)) = self.taken else { return false };
+        if nanoseconds(ClockId::Boottime) - boot > MAX_AGE_NS {
+            return false;
+        }
+        let (device, _) = object.identity();
+        let changed = object.changed();
+        let changed = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos);
+        !self.devices.contains(&device) || changed + CLOCK_GRAIN_NS < wall
+    }
+
+    /// Looks at all of it again.
+    fn take(&mut self, paths: &[PathBuf]) {
+        let taken = (nanoseconds(ClockId::Realtime), nanoseconds(ClockId::Boottime));
+        let before = std::mem::take(self);
+        let settled_before = before.taken.map_or(i128::MIN, |(wall, _)| wall - CLOCK_GRAIN_NS);
+        let mut walk = Walk { inventory: self, before: &before.listings, settled_before };
+        for path in paths {
+            walk.trace(path);
+        }
+        self.taken = Some(taken);
+    }
+
+    fn add(&mut self, identity: Identity) {
+        self.devices.insert(identity.0);
+        self.objects.insert(identity);
+    }
+
+    fn add_name(&mut self, directory: Identity, name: ProtectedName) {
+        self.devices.insert(directory.0);
+        let names = self.names.entry(directory).or_default();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+}
+
+/// One look at everything.
+struct Walk<'a> {
+    inventory: &'a mut Inventory,
+    /// Listings of the inventory before.
+    before: &'a HashMap<Identity, Listing>,
+    /// A directory that changed before this time was listed as it is.
+    settled_before: i128,
+}
+
+impl Walk<'_> {
+    /// Follows a path link by link and notes what it passes. A part that is missing ends it; its name is protected.
+    fn trace(&mut self, path: &Path) -> Option<()> {
+        let mut rest = parts(path);
+        let mut dir = open_path(CWD, OsStr::new("/"))?;
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            let own = Stat::of(dir.as_fd()).ok()?.identity();
+            if name == ".." {
+                dir = open_path(dir.as_fd(), &name)?;
+                continue;
+            }
+            self.inventory.ancestors.insert(own);
+            let is_last = rest.is_empty();
+            let Ok(stat) = Stat::entry(dir.as_fd(), &name) else {
+                let name = if is_last { ProtectedName::WithSuffixes(name) } else { ProtectedName::Exact(name) };
+                self.inventory.add_name(own, name);
+                return None;
+            };
+            match stat.kind {
+                Type::Symlink => {
+                    self.inventory.add_name(own, ProtectedName::Exact(name.clone()));
+                    links += 1;
+                    let target = rustix::fs::readlinkat(&dir, &name, Vec::new()).ok().filter(|_| links <= MAX_LINKS)?;
+                    let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+                    if target.is_absolute() {
+                        dir = open_path(CWD, OsStr::new("/"))?;
+                    }
+                    rest.extend(parts(&target));
+                }
+                Type::Directory => {
+                    dir = open_path(dir.as_fd(), &name)?;
+                    if is_last {
+                        self.directory(dir.as_fd(), MAX_DEPTH);
+                    }
+                }
+                Type::File | Type::Fifo | Type::Socket | Type::Device => {
+                    self.inventory.add(stat.identity());
+                    self.inventory.add_name(own, ProtectedName::WithSuffixes(name));
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Notes a directory and everything below it.
+    fn directory(&mut self, dir: BorrowedFd<'_>, depth: usize) {
+        let Ok(stat) = Stat::of(dir) else { return };
+        let identity = stat.identity();
+        self.inventory.add(identity);
+        if depth == 0 {
+            return;
+        }
+        let changed = stat.changed();
+        let is_settled = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos) < self.settled_before;
+        let known = self.before.get(&identity).filter(|known| is_settled && known.changed == changed);
+        let listing = known.cloned().unwrap_or_else(|| list(dir, changed));
+        for file in &listing.files {
+            self.inventory.add(*file);
+        }
+        for name in &listing.directories {
+            if let Some(below) = open_path(dir, name) {
+                self.directory(below.as_fd(), depth - 1);
+            }
+        }
+        self.inventory.listings.insert(identity, listing);
+    }
+}
+
+/// What is in a directory now. What vanishes meanwhile is not the server's any more.
+fn list(dir: BorrowedFd<'_>, changed: Moment) -> Listing {
+    let mut listing = Listing { changed, files: Vec::new(), directories: Vec::new() };
+    for (name, stat) in entries(dir) {
+        if stat.kind == Type::Directory {
+            listing.directories.push(name);
+        } else {
+            listing.files.push(stat.identity());
+        }
+    }
+    listing
+}
+
+fn entries(dir: BorrowedFd<'_>) -> Vec<(OsString, Stat)> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(listed) = rustix::fs::openat(dir, ".", flags, Mode::empty()).and_then(Dir::new) else { return Vec::new() };
+    let names = listed.filter_map(Result::ok).map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
+    let names = names.filter(|name| name != "." && name != "..");
+    names.filter_map(|name| Stat::entry(dir, &name).ok().map(|stat| (name, stat))).collect()
+}
+
+/// A file at or below these paths that has more than one hard link. No sandbox of a process can hide the other name.
+pub(crate) fn find_hard_linked(paths: &[PathBuf]) -> Option<PathBuf> {
+    paths.iter().find_map(|path| hard_linked(path, MAX_DEPTH))
+}
+
+fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
+    // Links are followed: the path is one that the server was given.
+    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = Stat::of(fd.as_fd()).ok()?;
+    match stat.kind {
+        Type::Directory if depth > 0 => entries(fd.as_fd()).into_iter().find_map(|(name, stat)| match stat.kind {
+            Type::Directory => hard_linked(&path.join(name), depth - 1),
+            Type::Symlink => None,
+            _ => (stat.links > 1).then(|| path.join(name)),
+        }),
+        Type::Directory => None,
+        _ => (stat.links > 1).then(|| path.to_owned()),
+    }
+}
+
+/// Names of a path in reverse order, to be taken from the end.
+fn parts(path: &Path) -> Vec<OsString> {
+    let mut names: Vec<OsString> = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
+        .map(|part| part.as_os_str().to_owned())
+        .collect();
+    names.reverse();
+    names
+}
+
+fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, name, flags, Mode::empty()).ok()
+}
+
+fn nanoseconds(clock: ClockId) -> i128 {
+    let now = clock_gettime(clock);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File},
+        os::unix::fs::symlink,
+    };
+
+    use super::*;
+
+    fn stat(path: &Path) -> Stat {
+        let parent = File::open(path.parent().expect("a parent")).expect("open it");
+        Stat::entry(parent.as_fd(), path.file_name().expect("a name")).expect("look at it")
+    }
+
+    #[test]
+    fn everything_in_a_protected_directory_is_protected_whenever_it_was_made() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let base = dir.path().canonicalize().expect("its real path");
+        let state = base.join("state");
+        fs::create_dir_all(state.join("sessions/one")).expect("make directories");
+        fs::write(state.join("token"), "t").expect("write");
+        fs::write(base.join("other"), "o").expect("write");
+        let own = OwnFiles::new(vec![state.clone()]);
+        for path in ["", "token", "sessions", "sessions/one"] {
+            assert!(own.protects(&stat(&state.join(path))), "{path}");
+        }
+        assert!(!own.protects(&stat(&base.join("other"))));
+        // Made after the first look.
+        fs::create_dir(state.join("sessions/two")).expect("make a directory");
+        fs::write(state.join("sessions/two/secret"), "s").expect("write");
+        for path in ["sessions/two", "sessions/two/secret"] {
+            assert!(own.protects(&stat(&state.join(path))), "{path}");
+        }
+        fs::hard_link(state.join("token"), base.join("alias")).expect("link");
+        assert!(own.protects(&stat(&base.join("alias"))));
+        assert_eq!(find_hard_linked(&[state.clone()]), Some(state.join("token")));
+        assert!(own.keeps(&stat(&base)) && !own.keeps(&stat(&state)));
+    }
+
+    #[test]
+    fn names_on_the_way_to_a_file_that_is_missing_are_protected() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let base = dir.path().canonicalize().expect("its real path");
+        fs::create_dir(base.join("real")).expect("make a directory");
+        symlink("real", base.join("link")).expect("link");
+        let own = OwnFiles::new(vec![base.join("link/tokens.toml")]);
+        let names = |dir: &Path, name: &str| own.protects_name(&stat(dir), OsStr::new(name));
+        assert!(names(&base, "link") && !names(&base, "real") && !names(&base, "link.x"));
+        for name in ["tokens.toml", "tokens.toml.new", "tokens.toml.1"] {
+            assert!(names(&base.join("real"), name), "{name}");
+        }
+        for name in ["tokens", "tokens.toml2", "other"] {
+            assert!(!names(&base.join("real"), name), "{name}");
+        }
+        assert!(own.keeps(&stat(&base.join("real"))));
+        fs::write(base.join("real/tokens.toml"), "").expect("write");
+        assert!(own.protects(&stat(&base.join("real/tokens.toml"))));
+    }
+}
