@@ -287,3 +287,24 @@ fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
         assert_eq!(text(&output.stdout), "");
     }
 }
+
+#[test]
+fn the_server_s_own_files_are_not_served() {
+    let (home, server) = (Home::new(), TestServer::start());
+    let state = server.state_dir();
+    fs::write(home.path().join("file"), "text\n").expect("write a file");
+    symlink(state.join("token"), home.path().join("link")).expect("make a link");
+    let mut mcp = Mcp::start(&home, &["--connect", server.url()]);
+    for path in [state.join("token"), state.join("lock"), home.path().join("link")] {
+        mcp.failure("read_file", json!({"path": path}));
+        mcp.failure("edit_file", json!({"path": path, "old": "a", "new": "b"}));
+        mcp.failure("write_file", json!({"path": path, "content": "changed"}));
+    }
+    mcp.failure("write_file", json!({"path": state.join("tokens.toml"), "content": ""}));
+    mcp.failure("list_directory", json!({"path": state}));
+    let found = mcp.ok("search_files", json!({"pattern": server.token(), "path": server.dir(), "all": true}));
+    assert_eq!(found["lines"], json!([]), "{found}");
+    assert_eq!(mcp.ok("read_file", json!({"path": home.path().join("file")}))["content"], "text\n");
+    mcp.end();
+    assert!(!state.join("tokens.toml").exists());
+}

@@ -142,6 +142,9 @@ pub(super) struct Place {
     /// The executor's address, without a token.
     pub(super) address: String,
     walls: Option<Walls>,
+    /// The sandbox of file calls without a root: everything but the files of the executor's server, which no sandbox shows. Absent where
+    /// that server knows no sandboxes.
+    around_server: Option<Box<RawValue>>,
     inherit: Inherit,
 }
 
@@ -175,6 +178,7 @@ impl Place {
             base: cwd,
             shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
             walls: None,
+            around_server: client.server().capabilities.sandbox.then(everything_but_the_server).flatten(),
             inherit: config.inherit,
         };
         if let Some(root) = config.root
@@ -221,15 +225,16 @@ impl Place {
     /// The files, within the root where there is one.
     pub(super) async fn files(&self) -> Result<Remote, Error> {
         let remote = Remote::new(self.client().await?);
-        Ok(match &self.walls {
-            Some(walls) => remote.sandboxed(walls.files.clone()),
+        Ok(match self.sandbox() {
+            Some(sandbox) => remote.sandboxed(sandbox),
             None => remote,
         })
     }
 
-    /// The sandbox of file calls that are made without [`Remote`].
+    /// The sandbox of file calls: the root, or everything but the files of the executor's server. An MCP client acts with the rights of
+    /// whoever serves it, and is not the owner of that server.
     pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
-        self.walls.as_ref().map(|walls| walls.files.clone())
+        self.walls.as_ref().map(|walls| walls.files.clone()).or_else(|| self.around_server.clone())
     }
 
     /// An absolute path at the executor. Where it leads is not judged here but by the executor, link by link.
@@ -297,6 +302,15 @@ impl Place {
             Err(_) => Err(format!("`{} -c :` does not end within it", self.shell)),
         }
     }
+}
+
+/// A policy that grants all files: a server leaves its own out of every policy.
+fn everything_but_the_server() -> Option<Box<RawValue>> {
+    let root = json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "write"});
+    let files = json!({"type": "restricted", "entries": [root]});
+    let sandbox = json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}});
+    // A value of texts serializes.
+    to_raw_value(&sandbox).ok()
 }
 
 impl Walls {
