@@ -19,11 +19,18 @@ use crate::{
     dial::{self, PerUser},
     env_token,
     ids::{self, NoProcess},
-    log, place,
+    log, place, say, terminal,
 };
 
-/// A server that does not answer is tried for so long; one that refuses us is not.
+/// How long a host that does not answer, or a server that says it is busy, is tried; `--wait` does not shorten it.
 const FIRST_CONNECT: Duration = Duration::from_secs(10);
+
+/// The pause before the one retry that a server gets which is just starting. With it, the error is still reported within
+/// half a second.
+const STARTUP_GRACE: Duration = Duration::from_millis(200);
+
+/// A first connection that takes longer is announced on a terminal.
+const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
 
 /// The user's own server may have many sessions to take over before it answers.
 const PER_USER_CONNECT: Duration = Duration::from_secs(20);
@@ -37,6 +44,8 @@ pub(crate) const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
 /// A server, and everything that is needed to get in.
 pub(crate) struct Server {
     way: Way,
+    /// `--wait`.
+    wait: Option<Duration>,
     recover_for: Option<Duration>,
 }
 
@@ -99,7 +108,7 @@ impl Server {
         if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
             spec.identity = Some(Identity { cert: cert.clone(), key: key.clone() });
         }
-        Ok(Some(Self { way: Way::Remote(Box::new(spec), token), recover_for: args.recover_for }))
+        Ok(Some(Self { way: Way::Remote(Box::new(spec), token), wait: args.wait, recover_for: args.recover_for }))
     }
 
     /// What leads to a server that is not the user's own, and the token for it where neither URL nor file has one.
@@ -112,7 +121,7 @@ impl Server {
 
     /// The user's own server on this machine.
     pub(crate) fn per_user(args: &args::Connect) -> anyhow::Result<Self> {
-        Ok(Self { way: Way::PerUser(place::of_user(None)?), recover_for: args.recover_for })
+        Ok(Self { way: Way::PerUser(place::of_user(None)?), wait: args.wait, recover_for: args.recover_for })
     }
 
     /// Connects. `set` says what the session is for.
@@ -120,18 +129,45 @@ impl Server {
         let mut builder = Client::builder()
             .name(concat!("exec-server/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(FIRST_CONNECT)
-            .connect_retry_for(self.first_connect());
+            .connect_retry_for(self.wait.unwrap_or_else(|| self.first_connect()))
+            .startup_grace(self.wait.is_none().then_some(STARTUP_GRACE));
         if let Some(within) = self.recover_for {
             builder = builder.recover_for(within);
         }
         let builder = set(builder);
+        let opening = async {
+            match &self.way {
+                Way::PerUser(dir) => builder.connect_timeout(PER_USER_CONNECT).open(PerUser::new(dir.clone())).await,
+                Way::Remote(spec, token) => spec.connect(builder, token.clone()).await,
+            }
+        };
+        self.announcing(opening).await
+    }
+
+    /// Says on a terminal what is waited for, where connecting takes long.
+    async fn announcing<T>(&self, opening: impl Future<Output = T>) -> T {
+        tokio::pin!(opening);
+        if let Ok(opened) = time::timeout(ANNOUNCE_AFTER, &mut opening).await {
+            return opened;
+        }
+        // While ssh asks for a password, a line of ours would stand in the middle of its question.
+        if !terminal::is_asking() {
+            match self.wait {
+                Some(wait) => say::dim(format_args!("exec-server: waiting up to {wait:?} for {}", self.address())),
+                None => say::dim(format_args!("exec-server: connecting to {}", self.address())),
+            }
+        }
+        opening.await
+    }
+
+    fn address(&self) -> String {
         match &self.way {
-            Way::PerUser(dir) => builder.connect_timeout(PER_USER_CONNECT).open(PerUser::new(dir.clone())).await,
-            Way::Remote(spec, token) => spec.connect(builder, token.clone()).await,
+            Way::PerUser(dir) => format!("the server of `{}`", dir.display()),
+            Way::Remote(spec, _) => spec.target.to_string(),
         }
     }
 
-    /// How long the first connection is tried; what a file says of one attempt is meant for all of them.
+    /// How long the first connection may take; what a file says of one attempt is meant for all of them.
     fn first_connect(&self) -> Duration {
         match &self.way {
             Way::PerUser(_) => PER_USER_CONNECT,

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use exec_server_client::{
-    Error,
+    ConnectFailure, Error,
     transport::{BoxFuture, Connect, Connection},
 };
 use exec_server_protocol::limits;
@@ -61,8 +61,12 @@ impl PerUser {
 impl Connect for PerUser {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
-            let failed =
-                |error: anyhow::Error| Error::Connect { address: self.address(), reason: format!("{error:#}") };
+            // `dial` has waited for a server that is starting, so nothing is left to wait for.
+            let failed = |error: anyhow::Error| Error::Connect {
+                address: self.address(),
+                failure: ConnectFailure::Permanent,
+                reason: format!("{error:#}"),
+            };
             let socket = dial(&self.dir).await.map_err(failed)?;
             let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
             Ok(Connection { stream: socket.into(), framing, carrier: None })
@@ -81,7 +85,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
     let (mut server, mut starts): (Option<Child>, u32) = (None, 0);
     loop {
         let Ok(found) = time::timeout_at(end, knock(dir)).await else {
-            bail!("the server of `{}` was not ready within {READY_WITHIN:?}\n{hint}", dir.display());
+            bail!("the server of `{}` was not ready within {READY_WITHIN:?}; {hint}", dir.display());
         };
         if let Some(socket) = found? {
             return Ok(socket);
@@ -94,7 +98,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
         // may have met it.
         if (server.is_none() || ended.is_some()) && !is_locked(dir) {
             if let Some(status) = ended.filter(|_| starts >= STARTS_MAX) {
-                return Err(anyhow!("the server started in the background ended with {status}\n{hint}"));
+                return Err(anyhow!("the server started in the background ended with {status}; {hint}"));
             }
             server = Some(start(dir)?);
             starts += 1;

@@ -3,7 +3,7 @@
 
 use std::{
     fmt::Display,
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
 };
 
@@ -28,6 +28,14 @@ pub(crate) fn talk(text: impl Display) {
     let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
     // In one piece, because the program's own output may come between two. As above.
     io::stderr().write_all(line.as_bytes()).ok();
+}
+
+/// One dim line on stderr, where that is a terminal: what is going on, for a person who waits.
+pub(crate) fn dim(text: impl Display) {
+    if io::stderr().is_terminal() {
+        // As above.
+        io::stderr().write_all(format!("\x1b[2m{text}\x1b[0m\n").as_bytes()).ok();
+    }
 }
 
 /// An error with everything that led to it, on one line.

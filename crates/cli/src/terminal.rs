@@ -65,6 +65,12 @@ pub(crate) fn is_raw() -> bool {
     before().is_some()
 }
 
+/// Whether another program, such as ssh, reads a password from our terminal now: it has switched the echo off.
+pub(crate) fn is_asking() -> bool {
+    let echoes = |modes: Termios| modes.local_modes.contains(termios::LocalModes::ECHO);
+    !is_raw() && termios::tcgetattr(io::stdin()).is_ok_and(|modes| !echoes(modes))
+}
+
 /// Rows and columns of the first of our standard streams that is a terminal.
 pub(crate) fn size() -> Option<Size> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());

@@ -432,6 +432,7 @@ impl Default for Builder {
             connect_timeout: Duration::from_secs(10),
             initialize_timeout: Duration::from_secs(10),
             connect_retry_for: Duration::ZERO,
+            startup_grace: None,
             ttl: None,
             resume: None,
             takeover: false,
@@ -487,10 +488,20 @@ impl Builder {
         self
     }
 
-    /// Tries the first connection again for so long where nobody answers; it is tried once unless set.
+    /// Tries the first connection again for so long where another attempt may succeed; it is tried once unless set.
+    /// Permanent failures are never tried again; see [`ConnectFailure`](crate::ConnectFailure).
     #[must_use]
     pub fn connect_retry_for(mut self, within: Duration) -> Self {
         self.options.connect_retry_for = within;
+        self
+    }
+
+    /// Reports a server that is not there without waiting for it: where nothing listens, one more attempt is made after
+    /// `pause`, and none where the host is unknown or unreachable. A busy server is still retried for
+    /// [`connect_retry_for`](Self::connect_retry_for). `None` retries all three; that is the default.
+    #[must_use]
+    pub fn startup_grace(mut self, pause: Option<Duration>) -> Self {
+        self.options.startup_grace = pause;
         self
     }
 

@@ -35,7 +35,7 @@ use self::lazy::{Health, Lazy, Open};
 use crate::{
     Builder, Client, Error, ErrorKind, State,
     backend::{Backend, Remote},
-    error::chain,
+    error::{ConnectFailure, chain},
     transport::{BoxFuture, Dialer, Tls, Token, TokenError},
 };
 
@@ -138,7 +138,8 @@ impl Open for Arc<dyn Backend> {
 impl RemoteSpec {
     /// Connects, with the builder's settings where this has none; the token is for a server whose URL and file have none.
     pub async fn connect(&self, mut builder: Builder, token: Option<Token>) -> Result<Client, Error> {
-        let failed = |reason| Error::Connect { address: self.target.to_string(), reason };
+        let failure = ConnectFailure::Permanent;
+        let failed = |reason| Error::Connect { address: self.target.to_string(), failure, reason };
         let token = match &self.token_file {
             Some(file) => Some(token_in(file.clone()).await.map_err(|error| failed(chain(&error)))?),
             None => token.filter(|_| self.target.token().is_none()),

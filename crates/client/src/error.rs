@@ -27,6 +27,8 @@ pub enum Error {
     Connect {
         /// Where, without any token.
         address: String,
+        /// What another attempt could change.
+        failure: ConnectFailure,
         /// What the system or the other side said.
         reason: String,
     },
@@ -47,9 +49,7 @@ pub enum Error {
         within: Duration,
     },
     /// The server does not let us in.
-    #[error(
-        "{address} wants a token, and not this one if there was any (401): see `--token-file` and `EXEC_SERVER_TOKEN`"
-    )]
+    #[error("connect to {address}: token missing or rejected (401); set `--token-file` or `EXEC_SERVER_TOKEN`")]
     Unauthorized {
         /// Where, without any token.
         address: String,
@@ -103,6 +103,22 @@ pub enum Error {
         /// The text for people.
         message: String,
     },
+}
+
+/// What another attempt to connect could change; see [`Error::Connect`].
+///
+/// It decides about first connections only. A session that was established retries all of them until its time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConnectFailure {
+    /// Nothing: the address, the token or the certificates must be changed first.
+    Permanent,
+    /// Nothing listens there, or it hangs up at once. A server that is just starting looks like this.
+    NotListening,
+    /// The host is unknown or cannot be reached.
+    Unreachable,
+    /// The server, or a proxy in front of it, says that it cannot serve now.
+    Busy,
 }
 
 /// The kind of an [`Error`], to branch on.

@@ -169,7 +169,7 @@
 //! | [`ErrorKind`] | means | do |
 //! |---|---|---|
 //! | `Spawn` | ssh, or a `stdio:` program, did not start or ended before it answered; or no way to start processes here | show the text: it has the next step; trying again rarely helps |
-//! | `Connect` | nobody there, or something that is no exec-server | check the address; try again later |
+//! | `Connect` | nothing there, or something that is not an exec-server | show the text; [`ConnectFailure`] says whether trying again can help |
 //! | `ConnectTimeout` | no connection in time | try again; [`Builder::connect_retry_for`] does |
 //! | `InitializeTimeout` | connected, but no answer | is it an exec-server? |
 //! | `Unauthorized` | the token is missing or wrong | get the right one; trying again does not help |
@@ -308,7 +308,7 @@ pub mod transport;
 
 pub use backoff::Backoff;
 pub use client::{Attach, Builder, Client};
-pub use error::{Error, ErrorKind};
+pub use error::{ConnectFailure, Error, ErrorKind};
 pub use exec_server_protocol as protocol;
 pub use process::{
     Chunk, Events, Output, Process, Read, Stdin,

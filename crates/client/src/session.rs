@@ -48,10 +48,11 @@ use crate::{
 };
 
 mod adopting;
+mod first_connect;
 mod mending;
 
 pub(crate) use self::adopting::is_adopting;
-use self::mending::Mending;
+use self::{first_connect::FirstConnect, mending::Mending};
 
 /// How long a reference server's session can be resumed: 25 s, inside the 30 s of generation H.
 const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
@@ -73,6 +74,7 @@ pub(crate) struct Options {
     pub(crate) connect_timeout: Duration,
     pub(crate) initialize_timeout: Duration,
     pub(crate) connect_retry_for: Duration,
+    pub(crate) startup_grace: Option<Duration>,
     pub(crate) ttl: Option<Ttl>,
     pub(crate) resume: Option<SessionId>,
     pub(crate) takeover: bool,
@@ -157,24 +159,15 @@ impl Session {
     pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
         let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
-        let began = Instant::now();
-        let retry_until = began + options.connect_retry_for.min(FOREVER);
-        let mut backoff = options.backoff.clone();
+        let mut first_connect = FirstConnect::new(&options);
         let mut has_ghost = false;
         let (link, result) = loop {
             let ear = Ear::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
             match link::dial(&*connect, &options, options.resume.clone(), options.takeover, ear, 1).await {
                 Ok(opened) => break opened,
                 Err(refused) => {
-                    let pause = backoff.pause();
-                    // A program that is to speak for a server has said why it cannot: waiting does not change that.
-                    let is_hopeless = !refused.is_worth_retrying
-                        || refused.is_offence
-                        || matches!(refused.error, Error::Spawn { .. });
-                    let until = retry_until.max(began + adopting::resume_within(&options, &refused.error));
-                    if is_hopeless || Instant::now() + pause >= until {
-                        return Err(refused.error);
-                    }
+                    let within = adopting::resume_within(&options, &refused.error);
+                    let Some(pause) = first_connect.pause_after(&refused, within) else { return Err(refused.error) };
                     // One that asked for a new session takes nothing from us when it comes late.
                     has_ghost |= options.resume.is_some() && refused.may_come_late();
                     time::sleep(pause).await;

@@ -142,7 +142,11 @@ impl Dialer {
         let is_up = self.server.accept(theirs);
         self.trace.line(format_args!("{} dials link {number}: {}", self.name, if is_up { "open" } else { "refused" }));
         if !is_up {
-            return Err(Error::Connect { address: self.address(), reason: "nobody listens".to_owned() });
+            return Err(Error::Connect {
+                address: self.address(),
+                failure: exec_server_client::ConnectFailure::NotListening,
+                reason: "nobody listens".to_owned(),
+            });
         }
         state.current = Some(link);
         let framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };

@@ -58,6 +58,7 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
     ),
     (7, "trouble of one session costs others little", &["F7", "F9", "F10", "F11", "F12", "F18", "F24"]),
     (8, "an end is always reported, and a session being adopted is known", &["F15"]),
+    (10, "a permanent error is reported within half a second, a wait announced after one", &[]),
 ];
 
 /// A rule or promise and its files, in the order of their names.
@@ -94,6 +95,7 @@ pub(super) fn list(root: &Path) -> Result<()> {
     let promises = filed(root, PROMISES.iter().map(|(number, what, _)| ('r', *number, *what)))?;
     for ((name, what, files), (.., runs)) in promises.into_iter().zip(PROMISES) {
         let files = if files.is_empty() { String::new() } else { format!(", {}", paths(&files)) };
+        let files = if runs.is_empty() { files.trim_start_matches(", ") } else { &files };
         println!("{name:<4} {what}: {}{files}", runs.join(", "));
     }
     Ok(())

@@ -126,6 +126,9 @@ pub(crate) struct Connect {
     /// Show the token also to a ws:// server on another machine, where everybody on the way can read it
     #[arg(long)]
     pub(crate) insecure_plaintext: bool,
+    /// Wait this long for a server that does not listen yet or is not reachable [default: one retry after 0.2 s]
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    pub(crate) wait: Option<Duration>,
     /// Give a broken link up after this long [default: as long as the server keeps the session]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) recover_for: Option<Duration>,

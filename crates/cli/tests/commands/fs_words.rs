@@ -140,7 +140,7 @@ fn the_token_of_one_server_is_not_shown_to_the_other() {
     assert!(to.dir().join("a").exists());
     let output = copy(&["--from", &address, "--to", to.url()]);
     assert_eq!(output.status.code(), Some(255), "it is for a server that --connect names");
-    assert!(text(&output.stderr).contains("wants a token"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("token missing or rejected (401)"), "{}", text(&output.stderr));
 }
 
 #[test]

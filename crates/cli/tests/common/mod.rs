@@ -10,6 +10,7 @@ mod http;
 mod leak;
 mod middleman;
 mod proxy;
+pub(crate) mod pty;
 mod server;
 pub(crate) mod target;
 mod tls;

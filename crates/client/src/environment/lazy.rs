@@ -166,7 +166,8 @@ mod tests {
     }
 
     fn failure() -> Error {
-        Error::Connect { address: "there".to_owned(), reason: "down".to_owned() }
+        let failure = crate::ConnectFailure::NotListening;
+        Error::Connect { address: "there".to_owned(), failure, reason: "down".to_owned() }
     }
 
     fn lazy(place: &Arc<Place>, gate: &Arc<Semaphore>, is_final: bool) -> Lazy<Thing> {

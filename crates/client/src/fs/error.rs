@@ -156,7 +156,11 @@ mod tests {
     fn transport_errors_map_to_broken_pipe() {
         let gone = [
             crate::Error::Disconnected { reason: Some("the link is cut".to_owned()) },
-            crate::Error::Connect { address: "ws://127.0.0.1:1".to_owned(), reason: "refused".to_owned() },
+            crate::Error::Connect {
+                address: "ws://127.0.0.1:1".to_owned(),
+                failure: crate::ConnectFailure::NotListening,
+                reason: "refused".to_owned(),
+            },
         ];
         for error in gone {
             let error = Error::of_call("read", Path::new("/x"), &error);

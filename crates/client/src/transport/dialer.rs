@@ -17,7 +17,10 @@ use super::{
     tls::{self, Tls},
     token::Token,
 };
-use crate::error::{Error, chain};
+use crate::error::{
+    ConnectFailure::{self, Busy, NotListening, Permanent, Unreachable},
+    Error, chain,
+};
 
 /// Opens connections to a [`Target`].
 #[derive(Debug, Clone)]
@@ -40,7 +43,8 @@ impl Dialer {
     }
 
     async fn web_socket(&self, socket: &WebSocket) -> Result<Connection, Error> {
-        let mut addresses = net::resolve(&socket.host, socket.port).await.map_err(|error| self.unreachable(&error))?;
+        let resolved = net::resolve(&socket.host, socket.port).await;
+        let mut addresses = resolved.map_err(|error| self.unknown_host(&socket.host, &error))?;
         let has_token = self.token.as_ref().or(self.target.token()).is_some();
         if socket.scheme == Scheme::Plain && has_token && !self.insecure_plaintext {
             let is_known = !addresses.is_empty();
@@ -59,7 +63,7 @@ impl Dialer {
         let mut stream = Stream::from(tcp);
         if socket.scheme == Scheme::Tls {
             let secured = tls::secure(&self.tls, stream, &socket.host).await;
-            stream = secured.map_err(|error| self.failed(chain(&error)))?;
+            stream = secured.map_err(|error| self.failed(error.failure(), chain(&error)))?;
         }
         self.upgrade(stream, &socket.authority, &socket.path_and_query).await
     }
@@ -79,35 +83,51 @@ impl Dialer {
         Ok(Connection { stream, framing, carrier: None })
     }
 
-    fn failed(&self, reason: impl Into<String>) -> Error {
-        Error::Connect { address: self.address(), reason: reason.into() }
+    fn failed(&self, failure: ConnectFailure, reason: impl Into<String>) -> Error {
+        Error::Connect { address: self.address(), failure, reason: reason.into() }
+    }
+
+    fn unknown_host(&self, host: &str, error: &io::Error) -> Error {
+        self.failed(Unreachable, format!("host `{host}` is not found; check the name ({error})"))
     }
 
     fn unreachable(&self, error: &io::Error) -> Error {
-        self.failed(match error.kind() {
+        match error.kind() {
             io::ErrorKind::ConnectionRefused => {
-                "connection refused; is the server running, and is this its port?".to_owned()
+                self.failed(NotListening, "connection refused; is the server running, and is this its port?")
             }
             io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-                format!("{error}; is the machine up, and does a firewall let us through?")
+                self.failed(Unreachable, format!("{error}; is the machine up, and does a firewall let us through?"))
             }
-            _ => error.to_string(),
-        })
+            _ => self.failed(Unreachable, error.to_string()),
+        }
     }
 
     fn no_socket(&self, path: &Path, error: &io::Error) -> Error {
-        self.failed(match error.kind() {
-            io::ErrorKind::NotFound => format!("there is no socket `{}`; is the server running?", path.display()),
-            io::ErrorKind::ConnectionRefused => "nobody listens there any more; is the server running?".to_owned(),
-            io::ErrorKind::PermissionDenied => "permission denied; is it the server of another user?".to_owned(),
-            _ => error.to_string(),
-        })
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                let reason = format!("there is no socket `{}`; is the server running?", path.display());
+                self.failed(NotListening, reason)
+            }
+            io::ErrorKind::ConnectionRefused => {
+                self.failed(NotListening, "nobody listens there any more; is the server running?")
+            }
+            io::ErrorKind::PermissionDenied => {
+                self.failed(Permanent, "permission denied; is it the server of another user?")
+            }
+            _ => self.failed(Permanent, error.to_string()),
+        }
     }
 
     fn not_upgraded(&self, error: HandshakeError) -> Error {
         const IS_IT: &str = "is it an exec-server?";
         let is_tcp = matches!(self.target.way, Way::WebSocket(_));
-        self.failed(match error {
+        let failure = match &error {
+            HandshakeError::Refused { status: 502..=504 } => Busy,
+            HandshakeError::Io(error) if tls::refusal(error).is_none() => NotListening,
+            _ => Permanent,
+        };
+        self.failed(failure, match error {
             HandshakeError::Refused { status: 401 } => return Error::Unauthorized { address: self.address() },
             HandshakeError::Refused { status: 403 } if is_tcp => {
                 "answered HTTP 403: it is not to be called by this name; use an address of its own, or allow the name \

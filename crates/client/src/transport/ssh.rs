@@ -22,7 +22,7 @@ use super::{
     program::{self, Exit, Running, Scope},
     target::{TargetError, is_host},
 };
-use crate::error::Error;
+use crate::error::{ConnectFailure, Error};
 
 mod preamble;
 
@@ -47,6 +47,15 @@ exec \"$0\" \"$@\"";
 
 /// What [`LAUNCHER`] ends with, and says, where there is no ssh.
 const NO_SSH: (Exit, &str) = (Exit::Code(125), "no such program here");
+
+/// What ssh prints, with status 255, where it did not reach its server: later it may.
+const UNREACHABLE: [&str; 5] = [
+    "Connection refused",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Could not resolve hostname",
+];
 
 /// Finds the program also where a shell that reads no profile does not look.
 const FIND: &str = "echo; for p in exec-server \"$HOME/.local/bin/exec-server\" \"$HOME/.cargo/bin/exec-server\"; \
@@ -264,7 +273,12 @@ impl Carrier for Tunnel {
     fn explain(&self) -> BoxFuture<'_, Option<Error>> {
         Box::pin(async {
             let exit = self.running.exit().await?;
-            Some(Error::Spawn { program: self.ssh.carrier_name(), reason: self.ssh.judge(exit, &self.running) })
+            let reason = self.ssh.judge(exit, &self.running);
+            if exit == Exit::Code(255) && UNREACHABLE.iter().any(|words| reason.contains(words)) {
+                let failure = ConnectFailure::Unreachable;
+                return Some(Error::Connect { address: self.ssh.to_string(), failure, reason });
+            }
+            Some(Error::Spawn { program: self.ssh.carrier_name(), reason })
         })
     }
 

@@ -19,7 +19,7 @@ use super::{
     token::{Token, TokenError},
     words,
 };
-use crate::error::Error;
+use crate::error::{ConnectFailure, Error};
 
 /// Why a text is not the address of a server. Never repeats the text: it may hold a token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -289,6 +289,7 @@ impl From<TokenError> for TargetError {
 
 impl From<TargetError> for Error {
     fn from(error: TargetError) -> Self {
-        Self::Connect { address: "the given address".to_owned(), reason: error.to_string() }
+        let failure = ConnectFailure::Permanent;
+        Self::Connect { address: "the given address".to_owned(), failure, reason: error.to_string() }
     }
 }

@@ -51,7 +51,7 @@ mod with_rustls {
     use tokio_rustls::TlsConnector;
 
     use super::Tls;
-    use crate::error::chain;
+    use crate::error::{ConnectFailure, chain};
 
     /// Why a connection is not secured.
     #[derive(Debug, thiserror::Error)]
@@ -70,8 +70,23 @@ mod with_rustls {
         Cancelled,
         #[error("{reason}")]
         Refused { reason: String },
-        #[error("secure the connection")]
+        #[error("the connection ended during the TLS handshake; is it a `wss://` server?")]
         Handshake(#[source] io::Error),
+    }
+
+    impl TlsError {
+        pub(in crate::transport) fn failure(&self) -> ConnectFailure {
+            match self {
+                Self::Handshake(_) => ConnectFailure::NotListening,
+                Self::Cancelled => ConnectFailure::Busy,
+                Self::File { .. }
+                | Self::NoCertificate { .. }
+                | Self::NoSystemRoots
+                | Self::Name
+                | Self::Setup(_)
+                | Self::Refused { .. } => ConnectFailure::Permanent,
+            }
+        }
     }
 
     /// Secures a fresh connection to `host`. Has no deadline of its own.
@@ -151,9 +166,11 @@ mod with_rustls {
                 | AlertDescription::UnknownCA
                 | AlertDescription::DecryptError
                 | AlertDescription::AccessDenied,
-            ) => format!("the server wants a client certificate that it trusts ({error})"),
+            ) => format!(
+                "the server requires a client certificate that it trusts ({error}); pass `--tls-cert` and `--tls-key`"
+            ),
             rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-                "the answer is not TLS; is it a plain `ws://` server?".to_owned()
+                "the answer is not TLS; for a plain server use `ws://`".to_owned()
             }
             error => format!("TLS failed: {}", short(&error.to_string())),
         })
@@ -163,7 +180,7 @@ mod with_rustls {
         match reason {
             // A bad signature is that of another authority with the same name.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                "the server's certificate comes from an authority that is not trusted here; name the file of its CA"
+                "the server's certificate comes from an authority that is not trusted here; pass its CA with `--tls-ca`"
                     .to_owned()
             }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
@@ -193,11 +210,18 @@ mod without {
     use exec_server_rpc::Stream;
 
     use super::Tls;
+    use crate::error::ConnectFailure;
 
     /// Why a connection is not secured.
     #[derive(Debug, thiserror::Error)]
     #[error("this program was built without TLS: use `ws://` through a tunnel, or `ssh://`")]
     pub(in crate::transport) struct TlsError;
+
+    impl TlsError {
+        pub(in crate::transport) fn failure(&self) -> ConnectFailure {
+            ConnectFailure::Permanent
+        }
+    }
 
     pub(in crate::transport) async fn secure(tls: &Tls, _: Stream, _: &str) -> Result<Stream, TlsError> {
         tracing::debug!(ca_file = ?tls.ca_file, client_cert = tls.client_cert.is_some(), "no TLS in this program");

@@ -35,7 +35,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Builder, Client, Error, Process, Start,
+    Builder, Client, ConnectFailure, Error, Process, Start,
     transport::{BoxFuture, Connect, Connection},
 };
 use exec_server_rpc::{Framing, Role, memory};
@@ -93,7 +93,12 @@ impl Connect for Scripted {
             match mode {
                 Mode::Accept => {}
                 Mode::Refuse => {
-                    return Err(Error::Connect { address: self.address(), reason: "refused by the script".to_owned() });
+                    let reason = "refused by the script".to_owned();
+                    return Err(Error::Connect {
+                        address: self.address(),
+                        failure: ConnectFailure::NotListening,
+                        reason,
+                    });
                 }
                 Mode::Hang => pending().await,
             }
@@ -101,7 +106,8 @@ impl Connect for Scripted {
             let peer = Peer::new(far, self.shared.far);
             near.probe = self.shared.has_probe.then(|| peer.probe());
             if self.peers.send(peer).await.is_err() {
-                return Err(Error::Connect { address: self.address(), reason: "the test is over".to_owned() });
+                let reason = "the test is over".to_owned();
+                return Err(Error::Connect { address: self.address(), failure: ConnectFailure::Permanent, reason });
             }
             Ok(Connection { stream: near, framing: self.shared.near, carrier: None })
         })

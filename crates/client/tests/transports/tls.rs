@@ -117,7 +117,7 @@ async fn the_own_authority_is_trusted_and_no_other() {
     for name in ["other", "ours"] {
         let other = Authority::new(name);
         let refused = check("localhost", acceptor(&server, None), Tls::default().ca_file(other.ca())).await;
-        check_refused(refused, "name the file of its CA");
+        check_refused(refused, "pass its CA with `--tls-ca`");
     }
 }
 
@@ -186,5 +186,5 @@ async fn a_plain_server_is_recognized() {
         socket
     };
     let (connected, _socket) = within(async { tokio::join!(dialer.connect(), serving) }).await;
-    check_refused(connected.map(|_| String::new()), "plain `ws://`");
+    check_refused(connected.map(|_| String::new()), "use `ws://`");
 }

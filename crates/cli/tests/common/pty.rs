@@ -1,0 +1,45 @@
+//! Owns a terminal for one run of a program: all of its standard streams are a pty, and all that reaches the screen comes back.
+//! It must not know what is run.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    os::fd::OwnedFd,
+    process::{Command, Stdio},
+    thread,
+};
+
+use rustix::{
+    pty::OpenptFlags,
+    termios::{Winsize, tcsetwinsize},
+};
+
+/// Runs a command to its end on a terminal of 24 rows and 200 columns; what it has drawn.
+pub(crate) fn run(mut command: Command) -> String {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master: OwnedFd = rustix::pty::openpt(flags).expect("open a pty");
+    rustix::pty::grantpt(&master).expect("grant the pty");
+    rustix::pty::unlockpt(&master).expect("unlock the pty");
+    let slave = File::from(rustix::pty::ioctl_tiocgptpeer(&master, flags).expect("open the terminal"));
+    let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&master, size).expect("set the size");
+    let end = || Stdio::from(slave.try_clone().expect("share the terminal"));
+    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("start a program");
+    drop((command, slave));
+    let mut screen = File::from(master);
+    let reader = thread::spawn(move || {
+        let mut all = Vec::new();
+        let mut chunk = [0; 4096];
+        // A pty ends with EIO when the last program has closed it.
+        while let Ok(read @ 1..) = screen.read(&mut chunk) {
+            all.extend_from_slice(&chunk[..read]);
+        }
+        all
+    });
+    let mut is_over = false;
+    super::wait_for("end of the program on the terminal", || {
+        is_over = child.try_wait().expect("wait for the program").is_some();
+        is_over
+    });
+    String::from_utf8_lossy(&reader.join().expect("the reader does not panic")).into_owned()
+}

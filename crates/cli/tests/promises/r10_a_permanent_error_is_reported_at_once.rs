@@ -1,0 +1,341 @@
+//! R10: a mistake that waiting cannot change is reported within half a second, and a wait is announced after one second.
+//!
+//! [`MISTAKES`] is the list of mistakes; `docs/reference/connection-errors.md` has its messages with measured times. This
+//! writes that page, best with a release build on an idle machine:
+//!
+//! ```sh
+//! WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test promises r10_
+//! ```
+//!
+//! A busy machine can delay any single run. So the time that counts is the shortest of a few runs, and each run also counts
+//! the connections that it made: a second attempt is a mistake whatever the clock says.
+
+use std::{
+    env, fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::common::{Authority, DEADLINE, TestServer, binary, pty, wait_for};
+
+/// The promise.
+const BOUND: Duration = Duration::from_millis(500);
+
+/// The shortest of so many runs counts.
+const RUNS: u32 = 5;
+
+/// What is wrong, what the error says about it and what to do, and how many connections may be made.
+const MISTAKES: &[Mistake] = &[
+    Mistake {
+        what: "nothing listens on the port",
+        make: |world| world.url(format!("ws://{}", world.closed_port())),
+        words: "connection refused; is the server running, and is this its port?",
+        attempts: 2,
+    },
+    Mistake {
+        what: "there is no such Unix socket",
+        make: |world| world.url(format!("unix://{}/none.sock", world.dir.path().display())),
+        words: "is the server running?",
+        attempts: 2,
+    },
+    Mistake {
+        what: "the host is unknown",
+        make: |world| world.url("ws://no-such-host.invalid:4000".to_owned()),
+        words: "host `no-such-host.invalid` is not found; check the name",
+        attempts: 1,
+    },
+    Mistake {
+        what: "no token, or a wrong one",
+        make: |world| world.url(format!("ws://{}", world.plain.address())),
+        words: "token missing or rejected (401); set `--token-file` or `EXEC_SERVER_TOKEN`",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a name that the server does not answer to (403)",
+        make: |world| world.answering("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
+        words: "allow the name there with `--allow-host`",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a web server without this path (404)",
+        make: |world| world.answering("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
+        words: "answered HTTP 404; is it an exec-server?",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a redirect",
+        make: |world| world.answering("HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n"),
+        words: "answered HTTP 302, which points elsewhere; give the final address",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a server that does not speak HTTP",
+        make: |world| world.answering("SSH-2.0-OpenSSH_9.2p1\r\n"),
+        words: "the answer is not HTTP; is it an exec-server?",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a server that hangs up",
+        make: |world| world.answering(""),
+        words: "it hung up on the upgrade to WebSocket; is it an exec-server?",
+        attempts: 2,
+    },
+    Mistake {
+        what: "`wss://` to a server without TLS",
+        make: |world| world.tls_url(format!("wss://{}", world.plain.address())),
+        words: "the answer is not TLS; for a plain server use `ws://`",
+        attempts: 1,
+    },
+    Mistake {
+        what: "`ws://` to a server with TLS",
+        make: |world| world.url(format!("ws://{}", world.tls.address())),
+        words: "One with TLS is reached by `wss://`",
+        attempts: 1,
+    },
+    Mistake {
+        what: "a certificate of an authority that is not trusted",
+        make: |world| {
+            let mut asked = world.url(format!("wss://{}", world.tls.address()));
+            asked.args.extend(["--tls-ca".to_owned(), world.others.ca().display().to_string()]);
+            asked
+        },
+        words: "an authority that is not trusted here; pass its CA with `--tls-ca`",
+        attempts: 1,
+    },
+    Mistake {
+        what: "no client certificate where one is required",
+        make: |world| world.tls_url(format!("wss://{}", world.mutual.address())),
+        words: "requires a client certificate that it trusts",
+        attempts: 1,
+    },
+];
+
+struct Mistake {
+    what: &'static str,
+    make: fn(&World) -> Asked,
+    words: &'static str,
+    attempts: u32,
+}
+
+/// A command line, and how many connections it has made so far where the other end is ours.
+struct Asked {
+    args: Vec<String>,
+    attempts: Option<Arc<AtomicU32>>,
+}
+
+/// Servers of all kinds.
+struct World {
+    dir: TempDir,
+    ours: Authority,
+    others: Authority,
+    plain: TestServer,
+    tls: TestServer,
+    mutual: TestServer,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let (ours, others) = (Authority::new(dir.path(), "ours"), Authority::new(dir.path(), "others"));
+        let identity = ours.server("server");
+        let text = |path: &Path| path.display().to_string();
+        let (cert, key, ca) = (text(&identity.cert), text(&identity.key), text(&ours.ca()));
+        let secure = || {
+            let builder = TestServer::builder().listen("wss://127.0.0.1:0");
+            builder.arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key)
+        };
+        let (tls, mutual) = (secure().start(), secure().arg("--client-ca").arg(&ca).start());
+        Self { dir, ours, others, plain: TestServer::start(), tls, mutual }
+    }
+
+    fn url(&self, url: String) -> Asked {
+        Asked { args: vec!["--connect".to_owned(), url], attempts: None }
+    }
+
+    fn tls_url(&self, url: String) -> Asked {
+        let mut asked = self.url(url);
+        asked.args.extend(["--tls-ca".to_owned(), self.ours.ca().display().to_string()]);
+        asked
+    }
+
+    fn closed_port(&self) -> SocketAddr {
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port")
+    }
+
+    /// A server that answers every request with this, hangs up and counts. Its thread waits for connections until the
+    /// test program ends.
+    fn answering(&self, answer: &'static str) -> Asked {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let mut asked = self.url(format!("ws://{}", listener.local_addr().expect("an address")));
+        let attempts = Arc::new(AtomicU32::new(0));
+        asked.attempts = Some(Arc::clone(&attempts));
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.expect("accept");
+                attempts.fetch_add(1, Ordering::SeqCst);
+                socket.set_read_timeout(Some(DEADLINE)).expect("set a deadline");
+                let mut head = Vec::new();
+                let mut chunk = [0; 4096];
+                while !head.ends_with(b"\r\n\r\n") {
+                    match socket.read(&mut chunk) {
+                        Ok(read @ 1..) => head.extend_from_slice(&chunk[..read]),
+                        Ok(0) | Err(_) => break,
+                    }
+                }
+                socket.write_all(answer.as_bytes()).ok(); // The client may be gone already.
+            }
+        });
+        asked
+    }
+
+    fn command(&self, args: &[String]) -> Command {
+        let mut command = Command::new(binary());
+        for name in ["EXEC_SERVER_URL", "CODEX_EXEC_SERVER_URL", "EXEC_SERVER_TOKEN"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", self.dir.path()).env("XDG_CONFIG_HOME", self.dir.path()).arg("ps").args(args);
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+/// One run: what it printed, and how long it took from its start to its end.
+fn run(mut command: Command) -> (Output, Duration) {
+    let began = Instant::now();
+    let output = command.output().expect("run exec-server");
+    (output, began.elapsed())
+}
+
+/// The text for the page: without the address and the paths, which vary.
+fn shown(said: &str, world: &World) -> String {
+    let said = said.trim_end().strip_prefix("exec-server: ").expect("it says who speaks");
+    let (tried, why) = said.strip_prefix("connect to ").and_then(|rest| rest.split_once(": ")).expect("what was tried");
+    assert!(!tried.is_empty(), "{said}");
+    format!("connect to …: {}", why.replace(&world.dir.path().display().to_string(), "…"))
+}
+
+fn page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/connection-errors.md")
+}
+
+const HEAD: &str = "\
+# Connection errors and their times
+
+A mistake that waiting cannot change is reported at once. The times are from the start of `exec-server ps --connect …` to its end; a test holds each
+below 0.5 s. Where nothing listens, or what listens hangs up, one more attempt is made after 0.2 s, because the server may just be starting; `--wait DUR` waits longer.
+
+This page is generated: `WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test promises r10_`.
+
+| mistake | error | time |
+|---|---|---|
+";
+
+#[test]
+fn every_mistake_is_reported_within_half_a_second_without_attempts_in_vain() {
+    let world = World::new();
+    let mut rows = Vec::new();
+    for mistake in MISTAKES {
+        let asked = (mistake.make)(&world);
+        let mut shortest = Duration::MAX;
+        let mut message = String::new();
+        for _ in 0..RUNS {
+            let before = asked.attempts.as_ref().map_or(0, |attempts| attempts.load(Ordering::SeqCst));
+            let (output, took) = run(world.command(&asked.args));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0), "{}: {said}", mistake.what);
+            assert!(said.contains(mistake.words), "{}: {said}", mistake.what);
+            assert_eq!(said.lines().count(), 1, "{}: {said}", mistake.what);
+            if let Some(attempts) = &asked.attempts {
+                let made = attempts.load(Ordering::SeqCst) - before;
+                assert_eq!(made, mistake.attempts, "{}: connections made", mistake.what);
+            }
+            message = shown(&said, &world);
+            shortest = shortest.min(took);
+            if shortest <= BOUND && env::var_os("WRITE_CONNECTION_ERRORS").is_none() {
+                break;
+            }
+        }
+        assert!(shortest <= BOUND, "{}: {shortest:?}", mistake.what);
+        rows.push((mistake.what, message, shortest));
+    }
+    if env::var_os("WRITE_CONNECTION_ERRORS").is_some() {
+        let lines =
+            rows.iter().map(|(what, message, took)| format!("| {what} | {message} | {:.3} s |\n", took.as_secs_f64()));
+        fs::create_dir_all(page().parent().expect("a folder")).expect("make the folder");
+        fs::write(page(), HEAD.to_owned() + &lines.collect::<String>()).expect("write the page");
+    }
+    let text = fs::read_to_string(page()).expect("read the page");
+    let written: Vec<[&str; 3]> = text
+        .strip_prefix(HEAD)
+        .expect("the page begins as the test writes it")
+        .lines()
+        .map(|line| {
+            let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            cells.try_into().expect("three cells")
+        })
+        .collect();
+    let expected: Vec<[&str; 2]> = rows.iter().map(|(what, message, _)| [*what, message.as_str()]).collect();
+    assert_eq!(written.iter().map(|[what, message, _]| [*what, *message]).collect::<Vec<_>>(), expected);
+    for [what, _, time] in written {
+        let seconds: f64 = time.strip_suffix(" s").and_then(|number| number.parse().ok()).expect("a time");
+        assert!(seconds <= BOUND.as_secs_f64(), "{what}: {seconds}");
+    }
+}
+
+#[test]
+fn wait_waits_for_a_server_that_comes_later_and_for_no_permanent_mistake() {
+    let world = World::new();
+    let socket = world.dir.path().join("later.sock");
+    let url = format!("unix://{}", socket.display());
+    let wait = ["--wait".to_owned(), "20s".to_owned()];
+    let args = [["--connect".to_owned(), url.clone()], wait.clone()].concat();
+    let mut waiting = world.command(&args).stderr(Stdio::piped()).spawn().expect("start exec-server");
+    // It is still there long after a run without the flag has given up.
+    let (given_up, _) = run(world.command(&args[..2]));
+    assert_eq!(given_up.status.code(), Some(255));
+    assert!(waiting.try_wait().expect("look").is_none(), "it waits");
+    let server = TestServer::builder().listen(&url).start();
+    let mut ended = None;
+    wait_for("the end of the command", || {
+        ended = waiting.try_wait().expect("look");
+        ended.is_some()
+    });
+    let mut said = String::new();
+    waiting.stderr.take().expect("a pipe").read_to_string(&mut said).expect("read");
+    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{said}");
+    drop(server);
+    let mut asked = world.answering("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+    asked.args.extend(wait);
+    let (refused, _) = run(world.command(&asked.args));
+    assert_eq!(refused.status.code(), Some(255));
+    assert_eq!(asked.attempts.expect("counted").load(Ordering::SeqCst), 1, "a permanent mistake is not tried again");
+}
+
+#[test]
+fn a_wait_is_announced_on_a_terminal_and_on_nothing_else() {
+    let world = World::new();
+    // Accepts in its backlog and never answers.
+    let mute = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let url = format!("ws://{}/", mute.local_addr().expect("an address"));
+    let file = format!("[[environments]]\nid = \"mute\"\nurl = \"{url}\"\nconnect_timeout_sec = 2\n");
+    fs::create_dir_all(world.dir.path().join("exec-server")).expect("make a folder");
+    fs::write(world.dir.path().join("exec-server/environments.toml"), file).expect("write the file");
+    let args = ["--connect".to_owned(), "mute".to_owned()];
+    let (output, took) = run(world.command(&args));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said, format!("exec-server: connect to {url}: no connection within 2s\n"));
+    assert!(took >= Duration::from_secs(2), "the time of the file counts: {took:?}");
+    let screen = pty::run(world.command(&args));
+    let announced = format!("\x1b[2mexec-server: connecting to {url}\x1b[0m\r\n");
+    assert_eq!(screen, format!("{announced}exec-server: connect to {url}: no connection within 2s\r\n"));
+}

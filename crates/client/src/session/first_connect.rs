@@ -1,0 +1,107 @@
+//! Decides whether a first connection that failed is tried again, and after which pause. Must not sleep or connect itself.
+//!
+//! A permanent mistake is reported at once. Only a first connection is judged here: a session that was established is
+//! retried by `Mending`, whatever the failure was.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{FOREVER, Options};
+use crate::{
+    backoff::Backoff,
+    error::{ConnectFailure, Error},
+    link::Refused,
+};
+
+/// The longest pause between two attempts: a caller that waits for a server to come up should notice it soon.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+pub(super) struct FirstConnect {
+    backoff: Backoff,
+    began: Instant,
+    retry_for: Duration,
+    /// Left until the one retry that it stands for was made.
+    grace: Option<Duration>,
+    is_brief: bool,
+}
+
+impl FirstConnect {
+    pub(super) fn new(options: &Options) -> Self {
+        Self {
+            backoff: options.backoff.clone(),
+            began: Instant::now(),
+            retry_for: options.connect_retry_for.min(FOREVER),
+            grace: options.startup_grace,
+            is_brief: options.startup_grace.is_some(),
+        }
+    }
+
+    /// The pause before the next attempt; `None` if the failure is to be reported. `within`: this failure is retried for so
+    /// long after the beginning, whatever the caller has set.
+    pub(super) fn pause_after(&mut self, refused: &Refused, within: Duration) -> Option<Duration> {
+        if !refused.is_worth_retrying || refused.is_offence {
+            return None;
+        }
+        let pause = match failure_of(&refused.error) {
+            ConnectFailure::Permanent => return None,
+            ConnectFailure::Unreachable if self.is_brief => return None,
+            ConnectFailure::NotListening if self.is_brief => self.grace.take()?,
+            ConnectFailure::Unreachable | ConnectFailure::NotListening | ConnectFailure::Busy => {
+                self.backoff.pause().min(PAUSE_MAX)
+            }
+        };
+        (self.began.elapsed() + pause < self.retry_for.max(within)).then_some(pause)
+    }
+}
+
+fn failure_of(error: &Error) -> ConnectFailure {
+    match error {
+        Error::Connect { failure, .. } => *failure,
+        // The program that carries the connection has said why it cannot. Waiting does not change that.
+        Error::Spawn { .. } => ConnectFailure::Permanent,
+        // The server took the connection and ended it before it answered `initialize`.
+        Error::Disconnected { .. } => ConnectFailure::NotListening,
+        Error::ConnectTimeout { .. } => ConnectFailure::Unreachable,
+        _ => ConnectFailure::Busy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_millis(200);
+
+    fn first_connect(retry_for: Duration, grace: Option<Duration>) -> FirstConnect {
+        let backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(5));
+        FirstConnect { backoff, began: Instant::now(), retry_for, grace, is_brief: grace.is_some() }
+    }
+
+    fn refused(failure: ConnectFailure) -> Refused {
+        Refused::for_now(Error::Connect { address: "there".to_owned(), failure, reason: "down".to_owned() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn with_a_grace_one_retry_is_left_to_a_server_that_is_starting_and_none_to_the_rest() {
+        let mut brief = first_connect(Duration::from_secs(10), Some(GRACE));
+        assert_eq!(brief.pause_after(&refused(ConnectFailure::Permanent), Duration::ZERO), None);
+        assert_eq!(brief.pause_after(&refused(ConnectFailure::Unreachable), Duration::ZERO), None);
+        assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), Some(GRACE));
+        assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), None);
+        assert!(brief.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO).is_some(), "it says that it comes back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_waits_retries_all_but_permanent_failures() {
+        let mut patient = first_connect(Duration::from_secs(10), None);
+        assert_eq!(patient.pause_after(&refused(ConnectFailure::Permanent), Duration::ZERO), None);
+        for failure in [ConnectFailure::Unreachable, ConnectFailure::NotListening, ConnectFailure::Busy] {
+            let pause = patient.pause_after(&refused(failure), Duration::ZERO).expect("there is time");
+            assert!(pause <= PAUSE_MAX, "{pause:?}");
+        }
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert_eq!(patient.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO), None, "the time is over");
+        assert!(patient.pause_after(&refused(ConnectFailure::Busy), Duration::from_secs(30)).is_some(), "this one has more");
+    }
+}
