@@ -58,7 +58,8 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
             // In order, so that nothing of it is under way any more.
             client.close().await;
             if args.json {
-                say::line(&serde_json::to_string(&Started { process_id: &id, session_id, pid })?);
+                let started = serde_json::to_string(&Started { process_id: &id, session_id, pid })?;
+                say::json(&format!("{started}\n")).ok(); // Nobody is there to be told.
             } else {
                 say::line(&id);
             }

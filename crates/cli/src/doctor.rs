@@ -59,7 +59,7 @@ pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
     } else {
         findings.iter().map(line).collect()
     };
-    say::data(text.as_bytes()).context("write standard output")?;
+    say::text(&text).context("write standard output")?;
     let is_missing = findings.iter().any(|finding| finding.state == State::Missing);
     Ok(if is_missing { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

@@ -27,7 +27,7 @@ use crate::{
     args::{self, FilesCommand},
     codes,
     connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, link, runtime, say,
+    env_token, ids, link, printable, runtime, say,
 };
 
 /// Does what was asked for.
@@ -248,7 +248,11 @@ fn put(bytes: &[u8]) -> Result<(), Ended> {
 
 /// One object of JSON on a line of its own.
 fn put_json(value: &serde_json::Value) -> Result<(), Ended> {
-    put(format!("{value}\n").as_bytes())
+    put(json_line(value).as_bytes())
+}
+
+fn json_line(value: &serde_json::Value) -> String {
+    printable::clean_json(&format!("{value}\n"))
 }
 
 /// Bytes for whoever reads: as they are, but on a terminal nothing that steers it.

@@ -7,6 +7,8 @@ use std::fmt;
 
 use exec_server_protocol::{ProcessId, SessionId, process::ProcessInfo};
 
+pub(crate) use crate::printable::clean;
+
 /// Letters of a made name that come from the program's.
 const STEM_MAX: usize = 20;
 
@@ -108,18 +110,6 @@ pub(crate) fn short_session(id: &SessionId) -> String {
     clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
-/// Text of others on our terminal: control characters are written out, so that they steer nothing.
-pub(crate) fn clean(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for c in text.chars() {
-        // Invisible ones reorder or hide what stands around them.
-        let steers = c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        if steers { clean.extend(c.escape_default()) } else { clean.push(c) }
-    }
-    clean
-}
-
 fn beginning<'a>(id: &str, all: &[&'a ProcessInfo]) -> Vec<&'a ProcessInfo> {
     if id.is_empty() {
         return Vec::new();
@@ -217,10 +207,5 @@ mod tests {
             assert_eq!((head, tail.len()), (stem, SUFFIX), "{program}");
         }
         assert_ne!(generate("x"), generate("x"));
-    }
-
-    #[test]
-    fn what_would_steer_a_terminal_is_written_out() {
-        assert_eq!(clean("a\x1b[2J\nb\u{202e}ü"), "a\\u{1b}[2J\\nb\\u{202e}ü");
     }
 }

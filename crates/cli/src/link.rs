@@ -6,6 +6,8 @@ use std::{collections::BTreeSet, future::Future};
 use exec_server_client::{Client, State};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 
+use crate::printable;
+
 /// Does it, and says meanwhile what becomes of the links, once for each server.
 pub(crate) async fn telling<T>(clients: &[Client], say: impl Fn(&str), work: impl Future<Output = T>) -> T {
     let mut seen = BTreeSet::new();
@@ -30,7 +32,7 @@ async fn tell(client: &Client, say: &impl Fn(&str)) {
         match now {
             State::Recovering { reason } if !is_broken => {
                 is_broken = true;
-                say(&format!("connection to {address} lost ({reason}); reconnecting"));
+                say(&format!("connection to {address} lost ({}); reconnecting", printable::clean(&reason)));
             }
             State::Recovering { reason } => say(&format!("still reconnecting to {address}: {reason}")),
             State::Connected if is_broken => {

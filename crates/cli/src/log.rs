@@ -7,7 +7,22 @@ use std::io;
 use anyhow::Context as _;
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-use crate::args::LogFormat;
+use crate::{args::LogFormat, printable};
+
+/// Standard error, without what steers a terminal: servers' texts are in the log, too. The formatter writes whole lines.
+struct Screen;
+
+impl io::Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = printable::clean_coloured(&String::from_utf8_lossy(bytes));
+        io::Write::write_all(&mut io::stderr(), text.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::Write::flush(&mut io::stderr())
+    }
+}
 
 /// Logs what the filter lets through, from now on.
 pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
@@ -15,7 +30,7 @@ pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     match format {
         LogFormat::Text => tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(io::stderr)
+            .with_writer(|| Screen)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             // It would report a closed stderr on stderr, and panic there.
             .log_internal_errors(false)

@@ -22,7 +22,7 @@ use crate::{
     connect::Visit,
     env_token,
     ids::{self, NoProcess},
-    runtime,
+    printable, runtime,
     streams::{Output, Role, say_gap},
 };
 
@@ -176,7 +176,7 @@ fn output(seq: u64, stream: Stream, bytes: &[u8]) -> String {
 fn exited(seq: u64, exit: &Exit) -> String {
     let line =
         json!({"event": "exited", "seq": seq, "exitCode": exit.code, "signal": exit.signal, "cause": exit.cause});
-    format!("{line}\n")
+    printable::clean_json(&format!("{line}\n"))
 }
 
 /// Takes hold of a process of another session. One that went between the list and this was not there.

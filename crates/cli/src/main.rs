@@ -32,6 +32,7 @@ mod mcp;
 mod notify;
 mod place;
 mod print_config;
+mod printable;
 mod ps;
 mod run;
 mod runtime;

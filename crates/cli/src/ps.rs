@@ -38,7 +38,7 @@ pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow:
             table(&all, now, width)
         }
     };
-    match say::data(text.as_bytes()) {
+    match if args.json { say::json(&text) } else { say::text(&text) } {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // Nobody reads any more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),

@@ -1,5 +1,5 @@
-//! Text for people and programs: the only writes to stdout and stderr, none of which can end the program.
-//! Must not know what is said.
+//! Text for people and programs: the only writes to stdout and stderr, none of which can end the program. All text passes
+//! `printable` here; only [`data`] is written as it is. Must not know what is said.
 
 use std::{
     fmt::Display,
@@ -7,44 +7,70 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{codes, terminal};
+use exec_server_client::{Error, environment::EnvironmentError};
 
-/// One line of data on stdout, flushed; a reader that left is not our trouble.
-pub(crate) fn line(text: &str) {
+use crate::{codes, printable, terminal};
+
+/// One line of text on stdout, flushed; a reader that left is not our trouble.
+pub(crate) fn line(line: &str) {
     // Nobody is there to be told.
-    data(format!("{text}\n").as_bytes()).ok();
+    text(&format!("{line}\n")).ok();
 }
 
-/// Data on stdout, flushed.
+/// Text on stdout, flushed: as it is, but on a terminal nothing that steers it, except colours.
+pub(crate) fn text(text: &str) -> io::Result<()> {
+    if io::stdout().is_terminal() { data(printable::clean_coloured(text).as_bytes()) } else { data(text.as_bytes()) }
+}
+
+/// JSON on stdout, flushed.
+pub(crate) fn json(text: &str) -> io::Result<()> {
+    data(printable::clean_json(text).as_bytes())
+}
+
+/// Data on stdout as it is, flushed: the bytes of a program or of a file.
 pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(bytes)?;
     stdout.flush()
 }
 
-/// One line of talk on stderr.
+/// Lines of talk on stderr.
 pub(crate) fn talk(text: impl Display) {
-    // A raw terminal does not go back to the first column by itself.
-    let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
-    // In one piece, because the program's own output may come between two. As above.
-    io::stderr().write_all(line.as_bytes()).ok();
+    talk_with(&printable::clean_lines(&text.to_string()));
 }
 
 /// One dim line on stderr, where that is a terminal: what is going on, for a person who waits.
 pub(crate) fn dim(text: impl Display) {
     if io::stderr().is_terminal() {
-        // As above.
-        io::stderr().write_all(format!("\x1b[2m{text}\x1b[0m\n").as_bytes()).ok();
+        talk_with(&format!("\x1b[2m{}\x1b[0m", printable::clean(&text.to_string())));
     }
 }
 
 /// An error with everything that led to it, on one line.
 pub(crate) fn error(error: &anyhow::Error) {
-    talk(format_args!("exec-server: {error:#}"));
+    let causes: Vec<String> = error.chain().map(|cause| describe(cause)).collect();
+    talk(format_args!("exec-server: {}", causes.join(": ")));
 }
 
 /// Says why the program ends, and how.
 pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
     self::error(error);
     ExitCode::from(codes::of_error(error))
+}
+
+/// One cause. A line end in it could be a server's, which would let it speak in our name: only causes of this machine keep theirs.
+fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
+    let is_ours = match cause.downcast_ref::<Error>() {
+        Some(error) => matches!(error, Error::Spawn { .. } | Error::Connect { .. }),
+        None => cause.is::<EnvironmentError>(),
+    };
+    let text = cause.to_string();
+    if is_ours { printable::clean_lines(&text) } else { printable::clean(&text) }
+}
+
+fn talk_with(text: &str) {
+    // A raw terminal does not go back to the first column by itself.
+    let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
+    // In one piece, because the program's own output may come between two. Nobody is there to be told of a failure.
+    io::stderr().write_all(line.as_bytes()).ok();
 }

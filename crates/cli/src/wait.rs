@@ -21,7 +21,7 @@ pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyho
             let done = ended.map(|(info, exit)| {
                 code = codes::of_exit(&exit);
                 if args.json {
-                    say::line(&described(info, &exit).to_string());
+                    say::json(&format!("{}\n", described(info, &exit))).ok(); // Nobody is there to be told.
                 }
             });
             failed = keep_first(failed, done);
@@ -45,7 +45,8 @@ async fn ended(client: &Client, info: &ProcessInfo) -> anyhow::Result<Exit> {
         }
     }
     let known = process.exit().or_else(|| info.exit.clone().map(Into::into));
-    known.ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", info.process_id))
+    known
+        .ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", crate::ids::clean(info.process_id.as_str())))
 }
 
 fn described(info: &ProcessInfo, exit: &Exit) -> serde_json::Value {

@@ -47,6 +47,7 @@ mod promises {
     mod s27_a_floor_needs_a_sandbox_that_restricts;
     mod s28_run_as_covers_files;
     mod s29_kernel_files_are_read_only_and_ipc_is_apart;
+    mod s30_a_server_cannot_steer_the_terminal;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -38,6 +38,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (27, "a sandbox floor refuses a policy that restricts nothing"),
     (28, "file methods act as the user of `--run-as`"),
     (29, "kernel files are read-only and IPC of others is out of reach for confined processes"),
+    (30, "no text of another machine steers a terminal, errors included"),
 ];
 
 /// Promises about data, and the runs that prove them.

@@ -12,7 +12,7 @@ use exec_server_client::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{Done, Ended, Place, as_asked, is_terminal, put, put_json, put_path, shown};
+use super::{Done, Ended, Place, as_asked, is_terminal, json_line, put, put_json, put_path, shown};
 use crate::{args, codes, ids, say};
 
 /// Nothing matched.
@@ -123,7 +123,7 @@ impl Printer<'_> {
     fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &Found) {
         let args = self.args;
         if args.json {
-            text.extend_from_slice(format!("{}\n", line_json(path, line)).as_bytes());
+            text.extend_from_slice(json_line(&line_json(path, line)).as_bytes());
             return;
         }
         if args.files_with_matches {

@@ -14,7 +14,9 @@ use exec_server_client::{
 use exec_server_server::wall_clock;
 use serde_json::{Map, Value, json};
 
-use super::{Done, Ended, Place, Troubles, as_asked, grep::cut_word, is_terminal, put, put_json, put_path, shown};
+use super::{
+    Done, Ended, Place, Troubles, as_asked, grep::cut_word, is_terminal, json_line, put, put_json, put_path, shown,
+};
 use crate::{args, codes, ids, say};
 
 /// Names that a tree may have.
@@ -203,7 +205,7 @@ pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
             object.insert("kind".to_owned(), json!(kind));
             object.insert("size".to_owned(), json!(size));
             object.insert("modifiedAtMs".to_owned(), json!(modified));
-            text.extend_from_slice(format!("{}\n", Value::Object(object)).as_bytes());
+            text.extend_from_slice(json_line(&Value::Object(object)).as_bytes());
             continue;
         }
         text.extend_from_slice(line.as_bytes());

@@ -8,7 +8,7 @@ use exec_server_client::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{Done, Place, Troubles, as_asked, is_terminal, put, put_path, shown};
+use super::{Done, Place, Troubles, as_asked, is_terminal, json_line, put, put_path, shown};
 use crate::{args, codes, say};
 
 pub(super) async fn run(place: Arc<Place>, args: &args::WatchFiles) -> Done {
@@ -60,7 +60,7 @@ fn line(text: &mut Vec<u8>, change: &Change, is_json: bool) {
         put_path(&mut object, "path", &change.path);
         object.insert("change".to_owned(), json!(change.change));
         object.insert("isDirectory".to_owned(), json!(change.is_directory));
-        text.extend_from_slice(format!("{}\n", Value::Object(object)).as_bytes());
+        text.extend_from_slice(json_line(&Value::Object(object)).as_bytes());
         return;
     }
     text.extend_from_slice(match change.change {

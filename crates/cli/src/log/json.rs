@@ -23,6 +23,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use crate::printable;
+
 /// Writes events to standard error.
 pub(super) struct Json;
 
@@ -81,7 +83,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
         }
         event.record(&mut line);
         // In one piece, because others write there, too. Nobody is there to be told of a failure.
-        io::stderr().write_all(format!("{}\n", Value::Object(line.0)).as_bytes()).ok();
+        io::stderr().write_all(printable::clean_json(&format!("{}\n", Value::Object(line.0))).as_bytes()).ok();
     }
 }
 

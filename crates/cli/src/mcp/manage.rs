@@ -71,11 +71,11 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
     for status in listing.status.values() {
         if let Status::Failed { reason } | Status::AuthenticationRequired { reason } = status {
             failed = true;
-            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
+            say::talk(format_args!("exec-server: {}", reason));
         }
     }
     let text = if args.json { listing.json(&config) } else { listing.table(&config) };
-    print(text.as_bytes(), if failed { codes::NOT_USABLE } else { 0 })
+    print(&text, args.json, if failed { codes::NOT_USABLE } else { 0 })
 }
 
 /// Says how the servers are, and starts none.
@@ -96,7 +96,7 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
         };
         failed |= matches!(state, Status::Failed { .. });
         if let Some(reason) = state.reason() {
-            say::talk(format_args!("exec-server: {}", clean_lines(reason)));
+            say::talk(format_args!("exec-server: {}", reason));
         }
         let target = show::target(server);
         rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
@@ -111,7 +111,7 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
         (false, true) => String::new(),
         (false, false) => show::table(["SERVER", "STATE", "ENVIRONMENT", "RUNS"], &rows),
     };
-    print(text.as_bytes(), if failed { codes::NOT_USABLE } else { 0 })
+    print(&text, args.json, if failed { codes::NOT_USABLE } else { 0 })
 }
 
 /// Calls a tool.
@@ -147,7 +147,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
         }
         Err(error) => {
             let code = code_of(&error);
-            say::talk(format_args!("exec-server: {}", clean_lines(&error.to_string())));
+            say::talk(format_args!("exec-server: {}", error));
             Ok(ExitCode::from(code))
         }
     }
@@ -419,13 +419,8 @@ fn arguments(given: &str) -> anyhow::Result<Value> {
     }
 }
 
-/// Lines of others, which may have several, without what steers a terminal.
-fn clean_lines(text: &str) -> String {
-    text.lines().map(ids::clean).collect::<Vec<_>>().join("\n")
-}
-
-fn print(bytes: &[u8], code: u8) -> anyhow::Result<ExitCode> {
-    printed(say::data(bytes), code)
+fn print(text: &str, is_json: bool, code: u8) -> anyhow::Result<ExitCode> {
+    printed(if is_json { say::json(text) } else { say::text(text) }, code)
 }
 
 fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {

@@ -265,10 +265,10 @@ impl LinkNotice {
         let was_broken = std::mem::replace(&mut self.was_broken, is_broken);
         match &*state {
             State::Recovering { reason } if was_broken => {
-                say::talk(format_args!("exec-server: still reconnecting: {reason}"));
+                say::talk(format_args!("exec-server: still reconnecting: {}", ids::clean(reason)));
             }
             State::Recovering { reason } => {
-                say::talk(format_args!("exec-server: connection lost ({reason}); reconnecting"));
+                say::talk(format_args!("exec-server: connection lost ({}); reconnecting", ids::clean(reason)));
             }
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::Read as _,
     os::fd::OwnedFd,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
 };
 
@@ -13,6 +13,16 @@ use rustix::{
     pty::OpenptFlags,
     termios::{Winsize, tcsetwinsize},
 };
+
+/// A program that ends with the test, also when that fails.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // It may have ended before.
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
+}
 
 /// Runs a command to its end on a terminal of 24 rows and 200 columns; what it has drawn.
 pub(crate) fn run(mut command: Command) -> String {
@@ -24,7 +34,8 @@ pub(crate) fn run(mut command: Command) -> String {
     let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&master, size).expect("set the size");
     let end = || Stdio::from(slave.try_clone().expect("share the terminal"));
-    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("start a program");
+    let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("start a program");
+    let mut child = Ending(child);
     drop((command, slave));
     let mut screen = File::from(master);
     let reader = thread::spawn(move || {
@@ -38,7 +49,7 @@ pub(crate) fn run(mut command: Command) -> String {
     });
     let mut is_over = false;
     super::wait_for("end of the program on the terminal", || {
-        is_over = child.try_wait().expect("wait for the program").is_some();
+        is_over = child.0.try_wait().expect("wait for the program").is_some();
         is_over
     });
     String::from_utf8_lossy(&reader.join().expect("the reader does not panic")).into_owned()

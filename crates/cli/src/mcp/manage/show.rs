@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal as _};
 use exec_server_mcp::config::{Placement, ServerConfig, Way};
 use serde_json::{Map, Value};
 
-use crate::{ids, say};
+use crate::{ids, printable, say};
 
 /// What a last column may take when nobody knows how wide the screen is.
 const LAST_MAX: usize = 200;
@@ -97,15 +97,14 @@ pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Opt
 /// The result of a call: its texts, or with `json` all of it on one line.
 pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     if json {
-        return say::data(format!("{result}\n").as_bytes());
+        return say::json(&format!("{result}\n"));
     }
     let (text, other) = plain(result);
     for kind in other {
         say::talk(format_args!("exec-server: {kind} is not shown; see --json"));
     }
     // A terminal is not to be steered by a tool; whoever reads from a pipe gets what was said.
-    let text =
-        if io::stdout().is_terminal() { text.split('\n').map(ids::clean).collect::<Vec<_>>().join("\n") } else { text };
+    let text = if io::stdout().is_terminal() { printable::clean_lines(&text) } else { text };
     say::data(text.as_bytes())
 }
 

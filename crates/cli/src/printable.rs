@@ -1,0 +1,94 @@
+//! Text from other machines, made safe for a terminal. Every path that prints uses these functions, most of them by `say`.
+//!
+//! Characters that steer a terminal or reorder what stands around them are written out: control characters (C0, DEL, C1),
+//! bidirectional marks and invisible characters. Errors, names and values are covered; the output of a program (`run`, `attach`,
+//! `logs`, `fs cat`) stays raw. Text on standard error is made safe also where that is a pipe, because it ends up on a terminal
+//! soon; data on standard output only on a terminal. Must not know what is printed.
+
+use std::fmt::Write as _;
+
+/// Whether a character steers a terminal, or hides or reorders other characters.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// One line: everything that steers is written out, line ends too.
+pub(crate) fn clean(text: &str) -> String {
+    escape(text, |c| !steers(c))
+}
+
+/// Several lines: line ends and tabs stay.
+pub(crate) fn clean_lines(text: &str) -> String {
+    escape(text, |c| !steers(c) || matches!(c, '\n' | '\t'))
+}
+
+/// Text that we have coloured: as [`clean_lines`], but sequences that set colours stay. Values inside must be clean before.
+pub(crate) fn clean_coloured(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("\x1b[") {
+        let (before, sequence) = rest.split_at(at);
+        clean += &clean_lines(before);
+        let body = &sequence[2..];
+        let end = body.find(|c: char| !c.is_ascii_digit() && c != ';');
+        let is_colour = end.is_some_and(|end| body[end..].starts_with('m'));
+        let len = if is_colour { 2 + end.unwrap_or_default() + 1 } else { 2 };
+        clean += &if is_colour { sequence[..len].to_owned() } else { clean_lines(&sequence[..len]) };
+        rest = &sequence[len..];
+    }
+    clean + &clean_lines(rest)
+}
+
+/// JSON: the same value, with everything that steers as `\uXXXX`. JSON has such characters in strings alone.
+pub(crate) fn clean_json(json: &str) -> String {
+    let mut clean = String::with_capacity(json.len());
+    for c in json.chars() {
+        if steers(c) && c != '\n' {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                // Writing to a string does not fail.
+                write!(clean, "\\u{unit:04x}").ok();
+            }
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
+}
+
+fn escape(text: &str, stays: impl Fn(char) -> bool) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if stays(c) { clean.push(c) } else { clean.extend(c.escape_default()) }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_steer_a_terminal_is_written_out() {
+        assert_eq!(clean("a\x1b[2J\nb\u{202e}ü"), "a\\u{1b}[2J\\nb\\u{202e}ü");
+        assert_eq!(clean("\u{9b}31m\x7f\u{61c}\u{2066}"), "\\u{9b}31m\\u{7f}\\u{61c}\\u{2066}");
+        assert_eq!(clean_lines("a\n\tb\r\x07"), "a\n\tb\\r\\u{7}");
+    }
+
+    #[test]
+    fn colours_of_ours_stay_and_nothing_else_does() {
+        assert_eq!(clean_coloured("\x1b[1;31mred\x1b[0m\n"), "\x1b[1;31mred\x1b[0m\n");
+        assert_eq!(clean_coloured("\x1b[2J\x1b]0;t\x07\x1b["), "\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{1b}[");
+        assert_eq!(clean_coloured("\x1b[31\u{9b}m"), "\\u{1b}[31\\u{9b}m");
+    }
+
+    #[test]
+    fn json_keeps_its_value() {
+        let value = serde_json::json!({"a": "\x1b\u{9b}\u{202e}\u{e0041}ü\n", "b": [1]});
+        let text = clean_json(&format!("{value}\n"));
+        assert!(text.trim_end().chars().all(|c| !steers(c)), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON"), value);
+    }
+}
