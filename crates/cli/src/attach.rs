@@ -6,36 +6,29 @@
 use std::{
     io::{self, IsTerminal as _},
     process::ExitCode,
-    time::Duration,
 };
 
 use anyhow::Context as _;
-use exec_server_client::{
-    Client, Process,
-    protocol::process::{ProcessInfo, Size},
-};
-
-use tokio::time;
+use exec_server_client::{Client, protocol::process::ProcessInfo};
 
 use crate::{
     args, codes,
     connect::Visit,
     env_token, ids, logs, runtime, say,
     signals::Signals,
-    streams::{Carry, Input, Outcome, Role},
+    streams::{self, Carry, Input, Outcome, Role},
     terminal::{self, Terminal},
 };
 
 /// How many of the latest events are shown again. A terminal gives some hundred bytes at a time: enough for several screens.
 const REPLAYED: u64 = 1024;
 
-/// How long a program has to see the first of two sizes; a person does not.
-const BETWEEN_SIZES: Duration = Duration::from_millis(80);
-
 /// Attaches, and ends as the process does.
 pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
+        let mut visit = Visit::begin(&args.connect, token).await?;
+        // From here on the notices are on the screen of the process.
+        visit.stop_notices();
         let attached = match visit.find(&args.id) {
             Ok((client, info)) => attach(client, info).await,
             Err(error) => Err(error.into()),
@@ -68,7 +61,11 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         role: Role::Guest,
         terminal,
     };
-    let redraw = redraw(&process, terminal::size().filter(|_| info.tty && !info.exited));
+    let redraw = async {
+        if let Some(size) = terminal::size().filter(|_| info.tty && !info.exited) {
+            streams::redraw(&process, size).await;
+        }
+    };
     let carrying = carry.run();
     tokio::pin!(carrying);
     // Beside the carrying, which shows what comes of it; given up when that ends first.
@@ -91,17 +88,5 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
             ));
             Ok(if let Outcome::Left(number) = outcome { codes::of_signal(number) } else { 0 })
         }
-    }
-}
-
-/// Makes a program draw its screen again: it is told of a size that is not ours, and then of ours.
-async fn redraw(process: &Process, size: Option<Size>) {
-    if let Some(size) = size {
-        let other = Size { rows: if size.rows > 1 { size.rows - 1 } else { 2 }, ..size };
-        // It may have ended.
-        process.resize(other).await.ok();
-        // Told of both at once, it would see no other size, and nothing says when it has looked.
-        time::sleep(BETWEEN_SIZES).await;
-        process.resize(size).await.ok();
     }
 }

@@ -12,14 +12,14 @@ use exec_server_client::{
         process::{AdoptingSession, ListResult, ProcessInfo, Scope},
     },
 };
-use tokio::time;
+use tokio::{task::JoinSet, time};
 
 use crate::{
     args,
     dial::{self, PerUser},
     env_token,
     ids::{self, NoProcess},
-    log, place, say, terminal,
+    link, log, place, say, terminal,
 };
 
 /// How long a host that does not answer, or a server that says it is busy, is tried; `--wait` does not shorten it.
@@ -28,6 +28,9 @@ const FIRST_CONNECT: Duration = Duration::from_secs(10);
 /// The pause before the one retry that a server gets which is just starting. With it, the error is still reported within
 /// half a second.
 const STARTUP_GRACE: Duration = Duration::from_millis(200);
+
+/// After such a silence of the server, commands say that they wait.
+const STALLED_AFTER: Duration = Duration::from_secs(3);
 
 /// A first connection that takes longer is announced on a terminal.
 const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
@@ -130,6 +133,7 @@ impl Server {
             .name(concat!("exec-server/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(FIRST_CONNECT)
             .connect_retry_for(self.wait.unwrap_or_else(|| self.first_connect()))
+            .report_stall_after(STALLED_AFTER)
             .startup_grace(self.wait.is_none().then_some(STARTUP_GRACE));
         if let Some(within) = self.recover_for {
             builder = builder.recover_for(within);
@@ -192,6 +196,8 @@ pub(crate) struct Visit {
     all: Vec<ProcessInfo>,
     /// Sessions whose processes the server cannot list yet.
     adopting: Vec<AdoptingSession>,
+    /// Says what becomes of the link.
+    notices: JoinSet<()>,
 }
 
 impl Visit {
@@ -202,11 +208,19 @@ impl Visit {
             None => Server::per_user(args)?,
         };
         if !server.is_worth_asking()? {
-            return Ok(Self { server, client: None, all: Vec::new(), adopting: Vec::new() });
+            let notices = JoinSet::new();
+            return Ok(Self { server, client: None, all: Vec::new(), adopting: Vec::new(), notices });
         }
         let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+        let mut notices = JoinSet::new();
+        notices.spawn(link::notices(&client));
         let ListResult { processes: all, adopting } = client.listing(Scope::All).await.context("list processes")?;
-        Ok(Self { server, client: Some(client), all, adopting })
+        Ok(Self { server, client: Some(client), all, adopting, notices })
+    }
+
+    /// For a command that reports the link in a way of its own.
+    pub(crate) fn stop_notices(&mut self) {
+        self.notices.abort_all();
     }
 
     /// The server.

@@ -149,7 +149,7 @@ enum Begun {
 async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
     let starting = client.start(start);
     tokio::pin!(starting);
-    let mut link = LinkNotice::new(client.watch_state());
+    let mut link = LinkNotice::new(client.watch_state(), false);
     let (mut pending, mut has_signal) = (Vec::new(), false);
     loop {
         // All are cancel safe; the start is dropped only to call it off.
@@ -165,7 +165,7 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
                 Heard::Signal(..) | Heard::Resized => pending.push(heard),
                 Heard::Suspend | Heard::Continued => {}
             },
-            () = link.watch() => {}
+            _ = link.watch() => {}
         }
     }
 }

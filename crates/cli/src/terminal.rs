@@ -6,7 +6,10 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     os::fd::{AsFd as _, BorrowedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::Context as _;
@@ -23,6 +26,9 @@ const CALM: &[u8] =
 
 /// An empty screen to draw on.
 const CLEAR: &[u8] = b"\x1b[0m\x1b[H\x1b[2J";
+
+/// The program on the other side draws on the alternate screen, as editors do.
+static ALTERNATE: AtomicBool = AtomicBool::new(false);
 
 /// Standard input as a raw terminal; back to what it was when dropped.
 pub(crate) struct Terminal(());
@@ -89,6 +95,35 @@ pub(crate) fn clear() {
 /// Ends what a program that goes on without us has begun on our screen.
 pub(crate) fn calm() {
     write(CALM);
+}
+
+/// Notes which screen the program draws on.
+pub(crate) fn set_alternate(is_alternate: bool) {
+    ALTERNATE.store(is_alternate, Ordering::Relaxed);
+}
+
+/// Whether the program draws on the alternate screen, as far as is known.
+pub(crate) fn is_alternate() -> bool {
+    ALTERNATE.load(Ordering::Relaxed)
+}
+
+/// Shows a line of ours on the last row, and leaves the cursor to the program. `is_shown`: there is one already.
+///
+/// A program on the alternate screen draws again afterwards. What a shell has printed is drawn by nobody again, so the screen
+/// moves up by a row first and nothing is covered.
+pub(crate) fn show_status(text: &str, is_shown: bool) {
+    let Some(Size { rows, cols }) = size() else { return };
+    let text: String = text.chars().take(usize::from(cols).saturating_sub(1)).collect();
+    let (scroll, back) = if is_shown || is_alternate() { ("", "") } else { ("\n", "\x1b[A") };
+    let line = format!("\x1b7\x1b[{rows};1H{scroll}\x1b[0;7m{text}\x1b[0m\x1b[K\x1b8{back}");
+    write(line.as_bytes());
+}
+
+/// Empties the last row.
+pub(crate) fn hide_status() {
+    if let Some(Size { rows, .. }) = size() {
+        write(format!("\x1b7\x1b[{rows};1H\x1b[0m\x1b[2K\x1b8").as_bytes());
+    }
 }
 
 fn write(sequence: &[u8]) {

@@ -433,6 +433,7 @@ impl Default for Builder {
             initialize_timeout: Duration::from_secs(10),
             connect_retry_for: Duration::ZERO,
             startup_grace: None,
+            report_stall_after: None,
             ttl: None,
             resume: None,
             takeover: false,
@@ -502,6 +503,14 @@ impl Builder {
     #[must_use]
     pub fn startup_grace(mut self, pause: Option<Duration>) -> Self {
         self.options.startup_grace = pause;
+        self
+    }
+
+    /// Reports a link that is open and silent for so long as [`State::Stalled`]; never unless set. A silent server is asked
+    /// for a sign of life every second, which costs a few bytes. Servers of the reference are not watched.
+    #[must_use]
+    pub fn report_stall_after(mut self, silent: Duration) -> Self {
+        self.options.report_stall_after = Some(silent);
         self
     }
 

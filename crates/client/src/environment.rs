@@ -128,7 +128,7 @@ impl fmt::Debug for Environment {
 impl Open for Arc<dyn Backend> {
     fn health(&self) -> Health {
         match self.client().state() {
-            State::Connected => Health::Well,
+            State::Connected | State::Stalled { .. } => Health::Well,
             State::Recovering { .. } => Health::Mending,
             State::Lost { error } => Health::Lost(error),
         }

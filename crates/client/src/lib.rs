@@ -130,7 +130,8 @@
 //!                        └──refused, or too late──▶ Lost
 //! ```
 //!
-//! - A link that dies without a word is noticed after 30 s.
+//! - A link that dies without a word is noticed after 30 s. With [`Builder::report_stall_after`] a silence is reported before,
+//!   as [`State::Stalled`].
 //! - Recovering lasts as long as the session lives on the server (24 hours, or [`Builder::ttl`]), or
 //!   [`Builder::recover_for`].
 //! - With [`Builder::fail_fast`] calls do not wait for the link; they end with [`Error::Disconnected`] at once.

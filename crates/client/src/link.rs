@@ -25,6 +25,7 @@ use exec_server_rpc::{
     calls::PendingError,
     client::{CallError, RawClient, Sent},
 };
+use futures_util::FutureExt as _;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::{sync::Mutex, time};
@@ -57,6 +58,8 @@ pub(crate) struct Link {
     pub(crate) epoch: u64,
     /// The server of this link speaks the dialect `binary`.
     is_binary: bool,
+    /// Messages are WebSocket frames, so that there are pings.
+    has_pings: bool,
     /// It speaks `attached`, which knows blocks of files alone.
     takes_blocks: bool,
     /// The numbers of processes in binary frames, as the server gave them.
@@ -170,6 +173,17 @@ impl Link {
         }
     }
 
+    /// Asks for anything at all: a pong, or where there are no pings the answer to a question that costs nothing.
+    pub(crate) fn ask_for_sign_of_life(&self) {
+        if self.has_pings {
+            self.raw.ping();
+        } else {
+            // The answer counts when it comes, though nobody waits for it. A full queue says that enough was asked.
+            let asking = self.raw.send(requests::EnvironmentStatus::NAME, &exec_server_protocol::Empty {});
+            drop(asking.now_or_never());
+        }
+    }
+
     /// Waits for something on a link that nobody attends yet, and looks meanwhile whether its other end lives: a link that is
     /// given up ends the calls on it, and so what is waited for.
     pub(crate) async fn watched<T>(&self, work: impl Future<Output = T>) -> T {
@@ -275,8 +289,16 @@ pub(crate) async fn dial(
     let channels = ear.channels();
     let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
     let carrier = Mutex::new(connection.carrier);
-    let mut link =
-        Link { raw, epoch, is_binary: false, takes_blocks: false, channels, writing: AtomicUsize::new(0), carrier };
+    let mut link = Link {
+        raw,
+        epoch,
+        has_pings: has_frames,
+        is_binary: false,
+        takes_blocks: false,
+        channels,
+        writing: AtomicUsize::new(0),
+        carrier,
+    };
     let params = InitializeParams {
         client_name: options.name.clone(),
         resume_session_id: resume.clone(),

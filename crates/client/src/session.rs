@@ -26,7 +26,6 @@ use exec_server_protocol::{
     initialize::{InitializeResult, ServerInfo, Ttl},
     limits, method,
 };
-use exec_server_rpc::Closed;
 use serde_json::value::RawValue;
 use tokio::{
     sync::{Notify, OnceCell, watch},
@@ -48,8 +47,10 @@ use crate::{
 };
 
 mod adopting;
+mod attend;
 mod first_connect;
 mod mending;
+mod stall;
 
 pub(crate) use self::adopting::is_adopting;
 use self::{first_connect::FirstConnect, mending::Mending};
@@ -75,6 +76,7 @@ pub(crate) struct Options {
     pub(crate) initialize_timeout: Duration,
     pub(crate) connect_retry_for: Duration,
     pub(crate) startup_grace: Option<Duration>,
+    pub(crate) report_stall_after: Option<Duration>,
     pub(crate) ttl: Option<Ttl>,
     pub(crate) resume: Option<SessionId>,
     pub(crate) takeover: bool,
@@ -90,6 +92,12 @@ pub(crate) struct Options {
 pub enum State {
     /// Calls are served.
     Connected,
+    /// The link is open and silent; calls wait, processes go on. Only with
+    /// [`Builder::report_stall_after`](crate::Builder::report_stall_after).
+    Stalled {
+        /// For how long nothing has come, at least.
+        silent: Duration,
+    },
     /// The link is cut and is being mended; calls wait, processes go on.
     Recovering {
         /// Why the link was cut.
@@ -394,34 +402,6 @@ impl Session {
             }
             self.taken.send_replace(false);
         }
-    }
-
-    /// Acknowledges what was taken until the link ends; returns why.
-    async fn attend(&self, link: &Link) -> Arc<Closed> {
-        let closed = link.raw.closed();
-        tokio::pin!(closed);
-        let mut look = link::looks();
-        loop {
-            // All are cancel safe: a wake-up that is not taken stays. What is rare comes first, so that much output does not starve it.
-            tokio::select! {
-                biased;
-                closed = &mut closed => return closed,
-                _ = look.tick(), if link.raw.silent_for().is_some() => link.look_alive(),
-                () = self.acks.notified() => {}
-            }
-            // A failed one is the end of the link, which the next turn sees.
-            self.send_acks(link).await.ok();
-        }
-    }
-
-    async fn send_acks(&self, link: &Link) -> Result<(), Error> {
-        for params in self.routes.due_acks() {
-            link.notify(method::PROCESS_ACK, &params).await?;
-        }
-        for params in self.streams.due_acks(link.epoch) {
-            link.notify(method::HTTP_ACK, &params).await?;
-        }
-        Ok(())
     }
 
     /// Mends the link, or gives the session up.

@@ -8,7 +8,10 @@
 //! of calls in one step, so no call hangs.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -131,6 +134,8 @@ pub struct RawClient {
     outgoing_tx: mpsc::Sender<Outgoing>,
     closed_rx: watch::Receiver<Option<Arc<Closed>>>,
     probe: Option<TcpProbe>,
+    /// See [`Receiver::progress`].
+    progress: Arc<AtomicU64>,
     /// The reader and the writer; aborted when the client is dropped.
     tasks: JoinSet<()>,
 }
@@ -195,6 +200,7 @@ impl RawClient {
         });
         let mut tasks = JoinSet::new();
         let receiver = Receiver::new(framing, reader, leftover);
+        let progress = receiver.progress();
         let reading = Reading {
             shared: Arc::clone(&shared),
             receiver,
@@ -212,7 +218,7 @@ impl RawClient {
                 broken_tx.send(Closed::Io(error)).ok(); // The reader ended first and has its own reason.
             }
         });
-        Self { shared, outgoing_tx, closed_rx, probe, tasks }
+        Self { shared, outgoing_tx, closed_rx, probe, progress, tasks }
     }
 
     /// Sends a request and waits for its answer; has no deadline.
@@ -339,6 +345,11 @@ impl RawClient {
     /// How long the peer's machine has shown no sign of life; `None` where only TCP could tell and this is none.
     pub fn silent_for(&self) -> Option<Duration> {
         self.probe.as_ref().and_then(TcpProbe::last_ack_ms).map(|ms| Duration::from_millis(ms.into()))
+    }
+
+    /// A count that grows whenever something came from the peer, also a part of a message.
+    pub fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
 
     /// Ends a connection that nothing more is expected of: every waiting call ends with this reason.

@@ -3,7 +3,13 @@
 //! Owns the receive buffer and the state of a half-received frame or line. Knows neither JSON nor who gets the message;
 //! it never answers: pings and closes are reported and the owner of the outbox replies.
 
-use std::io;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -58,6 +64,8 @@ pub struct Receiver {
     partial: Option<BytesMut>,
     /// Room offered to the next read; doubles after a full read, halves after a small one.
     room: usize,
+    /// Reads that brought something: whether a peer is alive shows here before a large message is whole.
+    progress: Arc<AtomicU64>,
     /// The stream ended or failed; only what `buf` holds may still come out.
     ended: bool,
 }
@@ -84,8 +92,14 @@ impl Receiver {
             pooled: None,
             partial: None,
             room: READ_MIN,
+            progress: Arc::default(),
             ended: false,
         }
+    }
+
+    /// A count that grows with every read that brought something.
+    pub fn progress(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.progress)
     }
 
     /// Returns the next message or control frame, or why there will be none; after that always [`Closed::Eof`].
@@ -146,6 +160,7 @@ impl Receiver {
                 other => other?,
             };
             pooled.fill(count);
+            self.progress.fetch_add(1, Ordering::Relaxed);
             self.ended = count == 0;
             return Ok(());
         }
@@ -167,6 +182,7 @@ impl Receiver {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             other => other?,
         };
+        self.progress.fetch_add(1, Ordering::Relaxed);
         if count == 0 {
             self.ended = true;
         } else if count >= self.room {

@@ -28,8 +28,15 @@ const STEP: u64 = 16 << 10;
 /// The code of a program whose input was damaged; no id promises it.
 const DAMAGED: i32 = 250;
 
-/// How the quiet line of `run` begins and ends.
+/// How the line of `run` about a lost link begins and ends.
 const QUIET: (&[u8], &[u8]) = (b"exec-server: connection lost (", b"); reconnecting\n");
+
+/// Other lines of `run` about its link.
+const NOTICES: [&[u8]; 3] = [
+    b"exec-server: connected again\n",
+    b"exec-server: no answer for 3 s; waiting\n",
+    b"exec-server: the server answers again\n",
+];
 
 /// Longer than any run may stand still: the longest pause between two attempts to connect is 5 s, and two cores are shared.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -250,7 +257,7 @@ fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -
     Ok(Tally { runs: 1, bytes: count * RECORD, quiet })
 }
 
-/// What the program said, and how many lines of `run` stood between. One of them may stand inside a line of the program, because
+/// What the program said, and how many lines of `run` about a lost link stood between. One of them may stand inside a line of the program, because
 /// a piece of output may end there.
 fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
     let (begin, end) = QUIET;
@@ -263,6 +270,11 @@ fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
         quiet += 1;
     }
     words.extend_from_slice(rest);
+    for notice in NOTICES {
+        while let Some(at) = find(&words, notice) {
+            words.drain(at..at + notice.len());
+        }
+    }
     (words, quiet)
 }
 
@@ -292,7 +304,8 @@ mod tests {
     #[test]
     fn quiet_lines_are_taken_out_wherever_they_stand() {
         let line = b"exec-server: connection lost (reset); reconnecting\n".as_slice();
-        let said = [line, b"relay 1 st", line, line, b"ep 1\nrelay"].concat();
+        let again = b"exec-server: connected again\n".as_slice();
+        let said = [line, again, b"relay 1 st", line, line, again, b"ep 1\nrelay"].concat();
         assert_eq!(without_quiet_lines(&said), (b"relay 1 step 1\nrelay".to_vec(), 3));
         let other = b"exec-server: connection lost (reset); something else".as_slice();
         assert_eq!(without_quiet_lines(other), (other.to_vec(), 0));

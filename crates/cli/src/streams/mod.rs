@@ -6,14 +6,20 @@
 //! ended, because it would take a part of it for the whole. Must not know how the process was started or found.
 
 mod input;
+mod link_notice;
 mod output;
+mod screen;
 
-use std::time::Duration;
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
 
-use exec_server_client::{Client, Error, Events, Process, State};
-use tokio::{sync::watch, task::JoinSet, time};
+use exec_server_client::{Client, Error, Events, Process, protocol::process::Size};
+use tokio::{task::JoinSet, time};
 
 pub(crate) use input::Input;
+pub(crate) use link_notice::LinkNotice;
 pub(crate) use output::{Ended, Output, say_gap};
 
 use crate::{
@@ -29,6 +35,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(1);
 /// How often a signal is sent whose answers are lost with their links: each try waits for a link, and a link that breaks as
 /// soon as it is made is no reason to go on for ever.
 const SIGNAL_TRIES: u32 = 8;
+
+/// How long a program has to see the first of two sizes; a person does not.
+const BETWEEN_SIZES: Duration = Duration::from_millis(80);
 
 /// SIGHUP.
 const HANGUP: u8 = 1;
@@ -78,7 +87,8 @@ impl Carry {
         typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
         let output = Output::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
         tokio::pin!(output);
-        let mut link = LinkNotice::new(client.watch_state());
+        let has_screen = process.is_tty() && terminal.is_some() && io::stdout().is_terminal();
+        let mut link = LinkNotice::new(client.watch_state(), has_screen);
         let mut steering = Steering::new(process.clone(), role, terminal);
         let name = ids::clean(process.id().as_str());
         for heard in pending {
@@ -96,6 +106,9 @@ impl Carry {
                     return failed.map_or(Ok(Outcome::Ended(ended)), Err);
                 }
                 heard = signals.next() => {
+                    if heard == Heard::Resized {
+                        link.handle_resize();
+                    }
                     if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
                         return Ok(outcome);
                     }
@@ -114,7 +127,11 @@ impl Carry {
                     }
                     Ok(Typed::Ended) | Err(_) => {}
                 },
-                () = link.watch() => {}
+                is_well_again = link.watch() => {
+                    if is_well_again && has_screen {
+                        steering.redraw();
+                    }
+                }
             }
             if steering.is_hung_up && (role == Role::Guest || link.is_broken()) {
                 // Nobody is there to wait for anything.
@@ -207,6 +224,14 @@ impl Steering {
         }
     }
 
+    /// Makes the program draw its screen again, over what a notice of ours has covered.
+    fn redraw(&mut self) {
+        if let Some(size) = terminal::size() {
+            let process = self.process.clone();
+            self.calls.spawn(async move { redraw(&process, size).await });
+        }
+    }
+
     /// Stops the process, if it is ours, and us. Not with SIGTSTP: a process that leads its own session does not heed it.
     async fn suspend(&mut self) {
         if self.role == Role::Owner && !self.process.has_exited() {
@@ -238,39 +263,12 @@ async fn send(process: &Process, name: &'static str) {
     ));
 }
 
-/// One quiet line for each time that the link breaks, and for what keeps it from being mended.
-pub(crate) struct LinkNotice {
-    state: watch::Receiver<State>,
-    was_broken: bool,
-    is_over: bool,
-}
-
-impl LinkNotice {
-    pub(crate) fn new(state: watch::Receiver<State>) -> Self {
-        Self { state, was_broken: false, is_over: false }
-    }
-
-    fn is_broken(&self) -> bool {
-        matches!(*self.state.borrow(), State::Recovering { .. })
-    }
-
-    /// Looks at one change; never done once nothing can change any more. Cancel safe.
-    pub(crate) async fn watch(&mut self) {
-        if self.is_over || self.state.changed().await.is_err() {
-            self.is_over = true;
-            return std::future::pending().await;
-        }
-        let state = self.state.borrow_and_update();
-        let is_broken = matches!(*state, State::Recovering { .. });
-        let was_broken = std::mem::replace(&mut self.was_broken, is_broken);
-        match &*state {
-            State::Recovering { reason } if was_broken => {
-                say::talk(format_args!("exec-server: still reconnecting: {}", ids::clean(reason)));
-            }
-            State::Recovering { reason } => {
-                say::talk(format_args!("exec-server: connection lost ({}); reconnecting", ids::clean(reason)));
-            }
-            _ => {}
-        }
-    }
+/// Makes a program draw its screen again: it is told of a size that is not ours, and then of ours.
+pub(crate) async fn redraw(process: &Process, size: Size) {
+    let other = Size { rows: if size.rows > 1 { size.rows - 1 } else { 2 }, ..size };
+    // It may have ended.
+    process.resize(other).await.ok();
+    // Told of both at once, it would see no other size, and nothing says when it has looked.
+    time::sleep(BETWEEN_SIZES).await;
+    process.resize(size).await.ok();
 }

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::Role;
+use super::{Role, screen::ScreenTracker};
 use crate::{codes, say};
 
 /// How long a program may go on after its output has nowhere to go, if SIGPIPE alone does not end it.
@@ -61,6 +61,7 @@ pub(crate) struct Output<W> {
     role: Role,
     stdout: W,
     stderr: Stderr,
+    screen: ScreenTracker,
     stdout_closed: bool,
     /// Our terminal is gone: the program hears that by SIGHUP, and what it still says is for nobody.
     is_hung_up: bool,
@@ -80,6 +81,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             role,
             stdout,
             stderr: tokio::io::stderr(),
+            screen: ScreenTracker::default(),
             stdout_closed: false,
             is_hung_up: false,
             failed: None,
@@ -116,6 +118,9 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     async fn write(&mut self, stream: Stream, bytes: &[u8]) {
         match stream {
             Stream::Stdout | Stream::Pty if !self.stdout_closed && !self.is_hung_up => {
+                if stream == Stream::Pty {
+                    self.screen.track(bytes);
+                }
                 match write_all(&mut self.stdout, bytes).await {
                     Ok(()) => {}
                     Err(error) if is_hang_up(&error, io::stdout()) => self.is_hung_up = true,

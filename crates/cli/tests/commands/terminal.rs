@@ -1,11 +1,20 @@
 //! `run -t` and `attach` on a real terminal: raw meanwhile and given back, resized, detached by keys, drawn again.
 
+use std::{
+    io::Write as _,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
 use rustix::process::Signal;
 
 use crate::{
     Home, Terminal,
-    common::{TestServer, wait_for},
-    end_of, signal, state,
+    common::{Deed, Middleman, Side, TestServer, wait_for},
+    end_of, read_until, signal, spawn, state,
 };
 
 /// A program on a terminal that says its size whenever it is asked, and ends when it is told to. A signal interrupts its `read`.
@@ -169,7 +178,7 @@ fn a_lost_server_gives_the_terminal_back() {
     let mut child = terminal.start(home.command(&args));
     terminal.see("ready\r\n");
     server.kill();
-    terminal.see("reconnecting\r\n");
+    terminal.see("reconnecting");
     assert_eq!(end_of(&mut child).code(), Some(255));
     assert!(!terminal.is_raw());
 }
@@ -206,4 +215,69 @@ fn a_terminal_that_is_gone_ends_what_is_on_it() {
     assert_eq!(state(owner.id()).as_deref(), Some("S"));
     drop(terminal);
     assert_eq!(end_of(&mut owner).code(), Some(3), "the program is told as by the kernel");
+}
+
+/// A server behind a link that a test can cut: the next message of the client ends it, and no other is made before `open`.
+fn cuttable(server: &TestServer) -> (Middleman, Arc<AtomicBool>) {
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let cut = Arc::clone(&is_cut);
+    let middleman = Middleman::start(server.url(), move |side, _| {
+        if side == Side::Client && cut.swap(false, Ordering::SeqCst) { Deed::Shut } else { Deed::Pass }
+    });
+    (middleman, is_cut)
+}
+
+#[test]
+fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let (middleman, cut) = cuttable(&server);
+    for switch in ["", "printf '\\033[?1049h'; "] {
+        let mut terminal = Terminal::new(24, 80);
+        let program = format!("{switch}{SHOW}");
+        let args = ["run", "-t", "--connect", &middleman.url(), "--", "sh", "-c", &program];
+        let mut child = terminal.start(home.command(&args));
+        terminal.see("ready\r\n");
+        cut.store(true, Ordering::SeqCst);
+        terminal.keys(b"while it is away\r");
+        let seen = terminal.see("reconnecting\x1b[0m\x1b[K\x1b8");
+        // On its own screen a program draws the last row again. What a shell has written moves up by a row instead.
+        let begin = if switch.is_empty() { "\x1b7\x1b[24;1H\n\x1b[0;7m" } else { "\x1b7\x1b[24;1H\x1b[0;7m" };
+        assert!(seen.contains(&format!("{begin}exec-server: connection lost (")), "{seen:?}");
+        middleman.open();
+        let seen = terminal.see("drawn\r\n");
+        assert!(seen.contains("\x1b7\x1b[24;1H\x1b[0m\x1b[2K\x1b8"), "the row is empty again: {seen:?}");
+        assert!(!seen.contains("connected again"), "no line of ours is in the program's picture: {seen:?}");
+        // Two sizes were told, the second of which is ours.
+        let mut seen = String::new();
+        wait_for("our size", || {
+            terminal.keys(b"again\r");
+            seen += &terminal.see("<again>\r\n");
+            seen.contains("24 80\r\n")
+        });
+        terminal.keys(b"end\r");
+        terminal.see("<end>\r\n");
+        assert_eq!(end_of(&mut child).code(), Some(5));
+    }
+}
+
+#[test]
+fn a_server_that_stops_is_reported_after_three_seconds_and_so_is_its_answer() {
+    let (server, home) = (TestServer::start(), Home::new());
+    let mut command = home.command(&["run", "--connect", server.url(), "--", "sh", "-c", "echo up; read line; exit 5"]);
+    let mut child = spawn(command.stdin(Stdio::piped()));
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    read_until(child.stdout.as_mut().expect("stdout is a pipe"), "up\n");
+    let mut waiting = spawn(home.command(&["logs", "-f", "--connect", server.url(), "sh"]).stdin(Stdio::null()));
+    read_until(waiting.stdout.as_mut().expect("stdout is a pipe"), "up\n");
+    let (mut stderr, mut other) = (child.stderr.take().expect("a pipe"), waiting.stderr.take().expect("a pipe"));
+    signal(server.pid(), Signal::STOP);
+    assert_eq!(read_until(&mut stderr, "\n"), "exec-server: no answer for 3 s; waiting\n");
+    let said = read_until(&mut other, "\n");
+    assert!(said.starts_with("exec-server: no answer from ws://127.0.0.1:") && said.ends_with("waiting\n"), "{said}");
+    signal(server.pid(), Signal::CONT);
+    assert_eq!(read_until(&mut stderr, "\n"), "exec-server: the server answers again\n");
+    assert!(read_until(&mut other, "\n").ends_with("answers again\n"));
+    stdin.write_all(b"go on\n").expect("write");
+    assert_eq!(end_of(&mut child).code(), Some(5));
+    assert_eq!(end_of(&mut waiting).code(), Some(0));
 }

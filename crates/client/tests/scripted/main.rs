@@ -22,6 +22,7 @@ mod input;
 mod peer;
 mod recovery;
 mod reference;
+mod stall;
 mod v0;
 mod words;
 

@@ -1,0 +1,78 @@
+//! Notices a link that is open and silent: the server has stopped, or the way to it swallows packets.
+//!
+//! A silent peer is asked for a sign of life once a second, because an idle server has no other reason to speak. Only a caller
+//! that shows the state to a person turns this on. It decides nothing: a link that stays silent is given up by `Link::look_alive`.
+
+use std::time::Duration;
+
+use tokio::time::{self, Instant};
+
+/// How often a link is looked at, and after which silence a sign of life is asked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What a look at the link has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Something came since the last look.
+    Alive,
+    /// Something came after a silence that was reported.
+    AliveAgain,
+    /// Nothing came: ask for a sign of life.
+    Silent,
+    /// Nothing came for as long as the caller wants to be told of, which is to be told now.
+    Stalled,
+}
+
+pub(super) struct StallWatch {
+    /// `None`: nobody wants to be told.
+    after: Option<Duration>,
+    look: time::Interval,
+    progress: u64,
+    last_heard: Instant,
+    is_stalled: bool,
+}
+
+impl StallWatch {
+    pub(super) fn new(after: Option<Duration>) -> Self {
+        let mut look = time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        Self { after, look, progress: 0, last_heard: Instant::now(), is_stalled: false }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.after.is_some()
+    }
+
+    /// Waits until it is time for a look. Cancel safe.
+    pub(super) async fn tick(&mut self) {
+        self.look.tick().await;
+    }
+
+    /// Looks: `progress` grows whenever something comes.
+    pub(super) fn look(&mut self, progress: u64) -> Seen {
+        let now = Instant::now();
+        if progress != self.progress {
+            (self.progress, self.last_heard) = (progress, now);
+            return if std::mem::take(&mut self.is_stalled) { Seen::AliveAgain } else { Seen::Alive };
+        }
+        let is_long = self.after.is_some_and(|after| now.duration_since(self.last_heard) >= after);
+        if is_long && !std::mem::replace(&mut self.is_stalled, true) { Seen::Stalled } else { Seen::Silent }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_is_reported_once_and_so_is_its_end() {
+        let mut watch = StallWatch::new(Some(Duration::from_secs(3)));
+        assert_eq!(watch.look(1), Seen::Alive);
+        for expected in [Seen::Silent, Seen::Silent, Seen::Stalled, Seen::Silent] {
+            time::advance(Duration::from_secs(1)).await;
+            assert_eq!(watch.look(1), expected);
+        }
+        assert_eq!(watch.look(2), Seen::AliveAgain);
+        assert_eq!(watch.look(3), Seen::Alive);
+    }
+}
