@@ -120,7 +120,10 @@ impl RunAs {
     /// The same user for file methods.
     pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
         let User { uid, gid, groups } = self.user.clone();
-        Ok(Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?))
+        let user = Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?);
+        // Tried now: a host that does not let us would fail every file request later.
+        drop(user.enter().context("use files as the user of `--run-as`")?);
+        Ok(user)
     }
 
     /// The server's environment as this user would have it; policies inherit from it.

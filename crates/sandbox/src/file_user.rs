@@ -32,7 +32,10 @@ thread_local! {
 
 struct Current {
     user: Arc<FileUser>,
-    capabilities: [CapabilityWords; 2],
+    /// Whether the groups are the user's.
+    has_groups: bool,
+    /// The server's capabilities, once they were taken away.
+    capabilities: Option<[CapabilityWords; 2]>,
 }
 
 /// The kernel's `__user_cap_data_struct`.
@@ -74,37 +77,46 @@ impl FileUser {
     pub fn enter(self: &Arc<Self>) -> io::Result<Acting> {
         let is_outer = CURRENT.with_borrow(Option::is_none);
         if is_outer {
-            let capabilities = capabilities()?;
-            // Before anything is changed, so that a failure half-way is undone like the end of the work.
-            CURRENT.set(Some(Current { user: self.clone(), capabilities }));
-            if let Err(error) = self.take_rights(&capabilities) {
+            let mut current = Current { user: self.clone(), has_groups: false, capabilities: None };
+            let taken = current.take_rights();
+            // Also where it failed half-way: what was changed until then is undone like the end of the work.
+            CURRENT.set(Some(current));
+            if let Err(error) = taken {
                 end();
                 return Err(error);
             }
         }
         Ok(Acting { is_outer, _not_send: PhantomData })
     }
+}
 
-    fn take_rights(&self, capabilities: &[CapabilityWords; 2]) -> io::Result<()> {
-        set_groups(&self.groups)?;
-        set_file_id(libc::SYS_setfsgid, self.gid)?;
+impl Current {
+    fn take_rights(&mut self) -> io::Result<()> {
+        let FileUser { uid, gid, groups, .. } = &*self.user;
+        let capabilities = capabilities()?;
+        set_groups(groups)?;
+        self.has_groups = true;
+        set_file_id(libc::SYS_setfsgid, *gid)?;
         // From 0 to another uid the kernel drops the capabilities over files by itself; the others would still give rights to
         // reserved disk space, quotas and some attributes.
-        set_file_id(libc::SYS_setfsuid, self.uid)?;
-        if self.uid != 0 {
-            let [low, high] = *capabilities;
+        set_file_id(libc::SYS_setfsuid, *uid)?;
+        if *uid != 0 {
+            let [low, high] = capabilities;
             let kept = CapabilityWords { effective: low.permitted & KEPT, ..low };
             set_capabilities(&[kept, CapabilityWords { effective: 0, ..high }])?;
+            self.capabilities = Some(capabilities);
         }
         Ok(())
     }
 
-    fn give_rights_back(&self, capabilities: &[CapabilityWords; 2]) -> io::Result<()> {
-        let (uid, gid, groups) = &self.server;
+    fn give_rights_back(&self) -> io::Result<()> {
+        let (uid, gid, groups) = &self.user.server;
         set_file_id(libc::SYS_setfsuid, *uid)?;
         set_file_id(libc::SYS_setfsgid, *gid)?;
-        set_groups(groups)?;
-        set_capabilities(capabilities)
+        if self.has_groups {
+            set_groups(groups)?;
+        }
+        self.capabilities.as_ref().map_or(Ok(()), set_capabilities)
     }
 }
 
@@ -140,9 +152,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
 
 /// Makes the thread the server's again.
 fn end() {
-    if let Some(Current { user, capabilities }) = CURRENT.take()
-        && user.give_rights_back(&capabilities).is_err()
-    {
+    if CURRENT.take().is_some_and(|current| current.give_rights_back().is_err()) {
         std::process::abort();
     }
 }
@@ -230,6 +240,16 @@ mod tests {
         assert_eq!(all(), before);
         let owner = fs::metadata(&made).expect("look at it");
         assert_eq!((owner.uid(), owner.gid()), (NOBODY, NOBODY));
+    }
+
+    #[test]
+    fn a_user_that_cannot_be_taken_changes_nothing() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
+        // No user has this number, so the kernel keeps the old one.
+        let user = Arc::new(FileUser::new(u32::MAX, NOBODY, vec![7]).expect("our own groups"));
+        let before = all();
+        assert!(user.enter().is_err());
+        assert_eq!(all(), before);
     }
 
     #[test]

@@ -343,7 +343,7 @@ mod tests {
         }
         fs::hard_link(state.join("token"), base.join("alias")).expect("link");
         assert!(own.protects(&stat(&base.join("alias"))));
-        assert_eq!(find_hard_linked(&[state.clone()]), Some(state.join("token")));
+        assert_eq!(find_hard_linked(std::slice::from_ref(&state)), Some(state.join("token")));
         assert!(own.keeps(&stat(&base)) && !own.keeps(&stat(&state)));
     }
 
