@@ -214,7 +214,7 @@ impl Visit {
         let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
         let mut notices = JoinSet::new();
         notices.spawn(link::notices(&client));
-        let ListResult { processes: all, adopting } = client.listing(Scope::All).await.context("list processes")?;
+        let ListResult { processes: all, adopting, .. } = client.listing(Scope::All).await.context("list processes")?;
         Ok(Self { server, client: Some(client), all, adopting, notices })
     }
 

@@ -147,6 +147,7 @@ mod tests {
             session_id: session.into(),
             pid: Some(7),
             argv: vec!["x".to_owned()],
+            argv_bytes: None,
             cwd: "/".to_owned(),
             tty: false,
             started_at_ms: 0,

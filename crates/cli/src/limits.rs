@@ -77,6 +77,17 @@ fn of_processes(core: &Config, held: &holder::Limits) -> Vec<Limit> {
             (Bytes(0), Bytes(1 << 50)),
             "as above, tried again every second. The default is 5% of the disk where that is less",
         ),
+        fixed("name of a process", Bytes(wire::PROCESS_ID_BYTES as u64), "`invalidParams`"),
+        fixed(
+            "program and arguments kept of a process",
+            Bytes(wire::KEPT_ARGV_BYTES as u64),
+            "the process gets all of them; `process/list` has the beginning and says how long they are. What one argument and all together may have is the kernel's limit: `invalidParams`",
+        ),
+        fixed(
+            "processes in one answer",
+            Bytes(wire::LIST_BYTES as u64),
+            "`process/list` goes on with `nextCursor`; `ps` does that by itself",
+        ),
         set(
             "closed processes kept in a session",
             "closed-processes",

@@ -160,6 +160,7 @@ mod tests {
             session_id: "0123456789abcdef".into(),
             pid: Some(42),
             argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
+            argv_bytes: None,
             cwd: "/".to_owned(),
             tty: false,
             started_at_ms: 1_000,

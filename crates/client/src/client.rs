@@ -261,7 +261,7 @@ impl Client {
 
     /// As [`list`](Self::list), with the sessions whose processes a restarted server cannot list yet.
     pub async fn listing(&self, scope: wire::Scope) -> Result<wire::ListResult, Error> {
-        self.request::<requests::ProcessList>(&wire::ListParams { scope }).await
+        recovery::list(self.session(), scope).await
     }
 
     /// What the far host says of itself.

@@ -75,6 +75,8 @@ pub struct ServerCapabilities {
     pub overflow: bool,
     /// `process/list` is served, and process methods take `sessionId`.
     pub list: bool,
+    /// `process/list` takes `cursor` and `limit`, and answers `nextCursor`.
+    pub list_pages: bool,
     /// `process/subscribe` and `process/unsubscribe` are served.
     pub subscribe: bool,
     /// `initialize` takes `ttlMs`.
@@ -136,6 +138,7 @@ impl ServerCapabilities {
             timeouts: true,
             overflow: true,
             list: true,
+            list_pages: true,
             subscribe: true,
             ttl: true,
             takeover: true,

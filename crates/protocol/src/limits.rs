@@ -56,6 +56,16 @@ pub const RUNNING_PROCESSES: usize = 2048;
 /// Closed processes kept per session; those whose output was not taken are never counted out.
 pub const CLOSED_PROCESSES: usize = 1024;
 
+/// Bytes of the name of a process, which every message about it carries.
+pub const PROCESS_ID_BYTES: usize = KIB;
+
+/// Bytes of program and arguments that are kept of a process for `process/list` and for the next server, each argument counted with 4
+/// more. Of what is longer the beginning is kept; the program itself gets all of it.
+pub const KEPT_ARGV_BYTES: usize = 32 * KIB;
+
+/// Bytes of text in one answer to `process/list`: below the 16 MiB frame at which a reference client gives up.
+pub const LIST_BYTES: usize = 8 * MIB;
+
 /// How long a closed process stays readable.
 pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -42,7 +42,7 @@ pub(crate) fn call(
         "process/signal" => request.run(handlers::process::signal),
         "process/resize" => request.run(handlers::process::resize),
         "process/terminate" => request.run(handlers::process::terminate),
-        "process/list" => request.run(handlers::process::list),
+        "process/list" => request.run(handlers::list::list),
         "process/subscribe" => request.run(handlers::subscription::subscribe),
         "process/unsubscribe" => request.run(handlers::subscription::unsubscribe),
         "process/forget" => request.run(handlers::process::forget),

@@ -10,8 +10,9 @@ use exec_server_protocol::{
     limits,
     path::PathError,
 };
+use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::Use, process::Meta};
+use crate::{fetch::FetchError, files::Use, handlers::sizes, process::Meta};
 
 /// A request that ends in an error answer.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +169,13 @@ impl Failure {
             }
             Stage::Resources => Self::Resources { program, source },
             Stage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
+            Stage::Exec if errno == Errno::TOOBIG.raw_os_error() => {
+                let most = sizes::total_bytes();
+                let reason = format!(
+                    "start `{program}`: argv and environment are too large; the kernel's limit is {most} bytes"
+                );
+                Self::InvalidParams { reason }
+            }
             Stage::Exec => match search_path {
                 Some(search_path) if source.kind() == io::ErrorKind::NotFound => {
                     Self::NotInPath { program, search_path, source }

@@ -19,8 +19,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_holder::wire::{ToHolder, WriteStatus};
 use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status, Step};
-use exec_server_protocol::{ProcessId, SessionId, limits, process as wire, sandbox::AppliedSandbox};
-use serde::{Deserialize, Serialize};
+use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use tokio::time::Instant;
 
 use crate::{
@@ -32,56 +31,14 @@ use crate::{
 
 mod counted;
 mod load;
+mod meta;
 mod remains;
 
+pub(crate) use self::meta::{Dialect, Meta, kept_argv};
 use self::{load::Loads, remains::Board};
 
 /// Bytes of one stdin part: with its header it fits a message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
-
-/// Which generation's messages a process speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Dialect {
-    /// `process/*`.
-    Process,
-    /// V0's `command/exec*`: no numbers, no `closed`, terminal output labelled `stdout`.
-    Command,
-}
-
-impl Dialect {
-    /// The method that starts such a process.
-    pub(crate) fn start_method(self) -> &'static str {
-        match self {
-            Self::Process => "process/start",
-            Self::Command => "command/exec",
-        }
-    }
-}
-
-/// What a restarted server must know about a process. The holder keeps it unread and gives it back at adoption.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Meta {
-    pub(crate) process_id: String,
-    pub(crate) argv: Vec<String>,
-    pub(crate) cwd: String,
-    pub(crate) tty: bool,
-    pub(crate) stdin: bool,
-    pub(crate) dialect: Dialect,
-    /// Wall clock, for people only.
-    pub(crate) started_ms: u64,
-    /// What it is confined by.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sandbox: Option<AppliedSandbox>,
-}
-
-impl Meta {
-    /// What was to be run.
-    pub(crate) fn program(&self) -> String {
-        self.argv.first().cloned().unwrap_or_default()
-    }
-}
 
 pub(crate) struct Process {
     /// The session it belongs to.

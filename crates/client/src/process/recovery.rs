@@ -33,6 +33,9 @@ const MISSED_READS: usize = 8;
 /// Reads behind the last chunk of a process that has ended, at most.
 const TAIL_READS: usize = 3;
 
+/// Bytes of processes that one list may have: a server's answers are bounded, their number is not.
+const LISTED_BYTES: usize = 256 << 20;
+
 /// Bytes not taken beyond which a polled process is not read on.
 const POLL_AHEAD: u64 = 1 << 20;
 
@@ -214,10 +217,66 @@ pub(crate) async fn exit_of(session: &Session, key: &Key) -> Option<Exit> {
 /// The server's entry of a process; nothing where it has none.
 pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::ProcessInfo>, Error> {
     let scope = if key.session_id.is_some() { wire::Scope::All } else { wire::Scope::Session };
-    let listed = session.call::<requests::ProcessList>(&wire::ListParams { scope }).await?;
     let own = session.peer.session_id.as_ref();
     let wanted = key.session_id.as_ref().or(own);
-    Ok(listed.processes.into_iter().find(|info| info.process_id == key.process_id && Some(&info.session_id) == wanted))
+    let is_wanted = |info: &wire::ProcessInfo| info.process_id == key.process_id && Some(&info.session_id) == wanted;
+    let mut pages = Pages::new(scope);
+    while let Some(page) = pages.next(session).await? {
+        if let Some(found) = page.processes.into_iter().find(is_wanted) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// All processes of a session, or of every session of its principal, in one list. The sessions that are being adopted are those of
+/// the first page: one that is adopted later may have processes that belong on an earlier page.
+pub(crate) async fn list(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
+    let mut pages = Pages::new(scope);
+    let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
+    let mut bytes = 0;
+    while let Some(page) = pages.next(session).await? {
+        bytes += page.processes.iter().map(kept_bytes).sum::<usize>();
+        if bytes > LISTED_BYTES {
+            return Err(Error::Protocol(format!("process/list: the server lists more than {LISTED_BYTES} bytes")));
+        }
+        all.processes.extend(page.processes);
+        if all.adopting.is_empty() {
+            all.adopting = page.adopting;
+        }
+    }
+    Ok(all)
+}
+
+/// What an entry takes here, about.
+fn kept_bytes(info: &wire::ProcessInfo) -> usize {
+    let argv: usize = info.argv.iter().map(|arg| arg.len() + size_of::<String>()).sum();
+    size_of::<wire::ProcessInfo>() + info.process_id.as_str().len() + info.cwd.len() + argv
+}
+
+/// The pages of a list, one at a time. A server that does not page has one.
+struct Pages {
+    scope: wire::Scope,
+    /// Where the next page begins; `None` behind the last.
+    next: Option<Option<String>>,
+}
+
+impl Pages {
+    fn new(scope: wire::Scope) -> Self {
+        Self { scope, next: Some(None) }
+    }
+
+    async fn next(&mut self, session: &Session) -> Result<Option<wire::ListResult>, Error> {
+        let Some(cursor) = self.next.take() else { return Ok(None) };
+        let params = wire::ListParams { scope: self.scope, cursor, limit: None };
+        let mut listed = session.call::<requests::ProcessList>(&params).await?;
+        // Otherwise a server that lies would be asked for ever.
+        if listed.next_cursor.is_some() && (listed.processes.is_empty() || listed.next_cursor == params.cursor) {
+            return Err(Error::Protocol("process/list: the server's pages do not go on".to_owned()));
+        }
+        self.next = listed.next_cursor.take().map(Some);
+        Ok(Some(listed))
+    }
 }
 
 /// Tells a log that begins after `after` of an end that no event will tell of, because it lies before.

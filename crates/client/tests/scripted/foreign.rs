@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Attach, Client, Error, Event, Process, State, protocol::failure::Kind as Word};
+use exec_server_client::{
+    Attach, Client, Error, Event, Process, State,
+    protocol::{failure::Kind as Word, process::Scope},
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -253,4 +256,41 @@ async fn a_reference_server_shows_only_the_own_session() {
     })
     .await;
     assert_eq!(next(&mut process.unwrap().events_after(2)).await, "out 3 three");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_and_an_attach_ask_for_page_after_page() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let first = json!({"processes": [info(SESSION, None)], "nextCursor": "c"});
+    let second = json!({"processes": [info("other", None)]});
+    let (listed, asked) = both(client.list(Scope::All), async {
+        [peer.serve("process/list", first.clone()).await, peer.serve("process/list", second.clone()).await]
+    })
+    .await;
+    assert_eq!(asked, [json!({"scope": "all"}), json!({"scope": "all", "cursor": "c"})]);
+    assert_eq!(listed.unwrap().len(), 2);
+    // The wanted one is on the second page.
+    let (attached, params) = both(client.attach(&"p".into(), other(false, 5)), async {
+        peer.serve("process/list", first).await;
+        peer.serve("process/list", second).await;
+        peer.serve("process/subscribe", json!({"firstSeq": 1, "nextSeq": 8})).await
+    })
+    .await;
+    assert_eq!((attached.unwrap().pid(), &params["sessionId"]), (Some(99), &json!("other")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_do_not_go_on_are_an_error() {
+    let (client, mut peer, _door) = connect(CURRENT).await;
+    let again = json!({"processes": [info(SESSION, None)], "nextCursor": "c"});
+    let empty = json!({"processes": [], "nextCursor": "d"});
+    for pages in [vec![again.clone(), again], vec![empty]] {
+        let (listed, ()) = both(client.list(Scope::All), async {
+            for page in pages {
+                peer.serve("process/list", page).await;
+            }
+        })
+        .await;
+        assert!(matches!(listed, Err(Error::Protocol(_))), "{listed:?}");
+    }
 }

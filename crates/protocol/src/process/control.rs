@@ -72,13 +72,19 @@ pub struct TerminateResult {
 }
 
 /// Params of `process/list`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ListParams {
     /// How far to look.
     #[serde(default, deserialize_with = "null_default")]
     pub scope: Scope,
+    /// Goes on behind the page that had this as its `nextCursor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+    /// Processes in the answer at most, 1 or more; without it as many as fit one answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
 }
 
 /// How far `process/list` looks.
@@ -100,6 +106,9 @@ pub enum Scope {
 pub struct ListResult {
     /// The processes, oldest first.
     pub processes: Vec<ProcessInfo>,
+    /// There are more: ask again with this as `cursor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
     /// Sessions whose processes are not listed, because their holders have not answered since the server was restarted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adopting: Vec<AdoptingSession>,
@@ -127,8 +136,11 @@ pub struct ProcessInfo {
     pub session_id: SessionId,
     /// Its number at the operating system; null while it is being started.
     pub pid: Option<u32>,
-    /// Program and arguments.
+    /// Program and arguments, or their beginning.
     pub argv: Vec<String>,
+    /// Bytes of program and arguments, where `argv` has only their beginning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argv_bytes: Option<u64>,
     /// Working directory, a native path.
     pub cwd: String,
     /// Whether it runs on a terminal.

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use self::writer::{Shared, Writer};
-use crate::process::lock;
+use crate::process::{kept_argv, lock};
 
 /// Events that verifier and writer know by name.
 const TORN: &str = "audit.torn";
@@ -119,7 +119,7 @@ pub struct Record {
     pub argv: Option<Vec<String>>,
     /// How many bytes the arguments had, where they did not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub argv_bytes: Option<usize>,
+    pub argv_bytes: Option<u64>,
     /// Its working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
@@ -168,21 +168,9 @@ impl Record {
     /// Sets program and arguments, as far as they fit.
     #[must_use]
     pub(crate) fn argv(mut self, argv: &[String]) -> Self {
-        let whole: usize = argv.iter().map(String::len).sum();
-        let mut left = ARGV_MAX_BYTES;
-        let mut kept = Vec::new();
-        for arg in argv {
-            let cut = arg.floor_char_boundary(left.min(arg.len()));
-            kept.push(arg[..cut].to_owned());
-            // An empty one costs a few bytes, too.
-            left = left.saturating_sub(cut + 4);
-            if left == 0 {
-                break;
-            }
-        }
-        let is_cut = kept.iter().map(String::len).sum::<usize>() < whole || kept.len() < argv.len();
+        let (kept, bytes) = kept_argv(argv, ARGV_MAX_BYTES);
         self.argv = Some(kept);
-        self.argv_bytes = is_cut.then_some(whole);
+        self.argv_bytes = bytes;
         self
     }
 

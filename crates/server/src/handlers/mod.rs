@@ -7,7 +7,9 @@ pub(crate) mod command;
 pub(crate) mod environment;
 pub(crate) mod files;
 pub(crate) mod http;
+pub(crate) mod list;
 pub(crate) mod process;
+pub(crate) mod sizes;
 pub(crate) mod stdin;
 pub(crate) mod subscription;
 

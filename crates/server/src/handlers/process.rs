@@ -1,8 +1,7 @@
-//! `process/*`: start, read, steer, list, forget.
+//! `process/*`: start, read, steer, forget. Lists are in `list`.
 
 use std::{
     os::unix::ffi::OsStrExt,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -10,17 +9,16 @@ use exec_server_holder::{
     Size,
     wire::{Overflow, StartSpec, Status, ToHolder},
 };
-use exec_server_log::Blocked;
-use exec_server_protocol::{Empty, path::PathArg, process as wire, signal as names};
+use exec_server_protocol::{Empty, limits, path::PathArg, process as wire, signal as names};
 use tokio::time::Instant;
 
-use super::{Context, permitted};
+use super::{Context, permitted, sizes};
 use crate::{
     audit::Record,
     environment::{check_names, child_environment},
     error::Failure,
-    process::{Dialect, Meta, Process},
-    pump::{self, Order, ReadOrder, Reply},
+    process::{Dialect, Meta, Process, kept_argv},
+    pump::{Order, ReadOrder, Reply},
     sandbox::Confinement,
     session::Launch,
     trace,
@@ -52,11 +50,14 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     if argv.is_empty() {
         return Err(Failure::EmptyArgv);
     }
+    sizes::check(&process_id, &argv, &spec)?;
     context.peer.mailbox.admit_start()?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
-    let meta = Meta { process_id, argv, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
+    let (argv, argv_bytes) = kept_argv(&argv, limits::KEPT_ARGV_BYTES);
+    let meta =
+        Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
     Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
@@ -221,60 +222,6 @@ pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>
     let grace_ms = grace.map(|grace| u32::try_from(grace.as_millis()).unwrap_or(u32::MAX));
     let status = process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms }).get().await?;
     Some(wire::TerminateResult { running: status == Status::Ok, streams_held: status == Status::StreamsHeld })
-}
-
-/// `process/list`: this session's processes, or those of every session of the principal.
-pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
-    let principal = &context.session.principal;
-    // Before the sessions: one that is adopted in between is listed twice rather than not at all.
-    let (adopting, sessions) = match params.scope {
-        wire::Scope::Session => (Vec::new(), vec![context.session.clone()]),
-        wire::Scope::All => (context.core.adopting(principal), context.core.sessions_of(principal)),
-    };
-    let mut processes: Vec<wire::ProcessInfo> =
-        sessions.iter().flat_map(|session| session.processes()).map(|process| describe(&process)).collect();
-    processes.sort_by(|a, b| (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id)));
-    reply.result(&wire::ListResult { processes, adopting });
-}
-
-fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
-    let status = process.status();
-    let lost = process.lost().map(|_| wire::Exit {
-        exit_code: -1,
-        signal: None,
-        cause: wire::Cause::Lost,
-        usage: wire::Usage::default(),
-        limits_hit: Vec::new(),
-    });
-    let exit = status.exited.map(|(_, exit)| wire::Exit {
-        exit_code: exit.code,
-        signal: exit.signal.map(names::name),
-        cause: pump::wire_cause(exit.cause),
-        usage: wire::Usage { user_ms: exit.user_ms, system_ms: exit.system_ms, max_rss_bytes: exit.max_rss_bytes },
-        limits_hit: pump::limits_hit(exit.hit),
-    });
-    wire::ProcessInfo {
-        process_id: process.process_id(),
-        session_id: process.session_id(),
-        pid: Some(process.pid),
-        argv: process.meta.argv.clone(),
-        cwd: process.meta.cwd.clone(),
-        tty: process.meta.tty,
-        started_at_ms: process.meta.started_ms,
-        exited: exit.is_some() || lost.is_some(),
-        exit: exit.or(lost),
-        closed: status.closed_seq.is_some(),
-        next_seq: status.next_seq,
-        output_bytes: status.written,
-        retained_bytes: process.retained_bytes(),
-        dropped_bytes: status.dropped,
-        blocked: match status.blocked {
-            Blocked::No => None,
-            Blocked::MemoryCap => Some(wire::Blocked::MemoryCap),
-            Blocked::Quota => Some(wire::Blocked::Quota),
-            Blocked::DiskFull => Some(wire::Blocked::DiskFull),
-        },
-    }
 }
 
 /// `process/forget`: drops a closed process and its log.

@@ -42,6 +42,7 @@ impl Session {
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.about_process("process.start", &meta.process_id).argv(&meta.argv)
         };
+        let record = Record { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
         if !audit.is_strict() {
             audit.record(record);
             return Ok(None);

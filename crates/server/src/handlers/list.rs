@@ -1,0 +1,143 @@
+//! `process/list`, in pages: an answer has at most [`limits::LIST_BYTES`] of text and [`limits::VALUES`] values, however many processes
+//! there are. A page begins behind the position in its cursor, so that processes which come or go between two pages neither hide nor
+//! repeat others.
+
+use std::{io, sync::Arc};
+
+use exec_server_log::Blocked;
+use exec_server_protocol::{base64, limits, process as wire, signal as names};
+
+use super::Context;
+use crate::{
+    error::Failure,
+    process::Process,
+    pump::{self, Reply},
+};
+
+/// Values of one entry beside its arguments, and of the answer around the entries.
+const ENTRY_VALUES: usize = 32;
+
+/// Text of one session that is being adopted, at most; they stand on the first page.
+const ADOPTING_BYTES: usize = 128;
+
+/// Where a process stands in a list: when it was started, its name, its session. The cursor is this as JSON in base64.
+type Position = (u64, String, String);
+
+/// `process/list`: this session's processes, or those of every session of the principal.
+pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
+    match page(&context, &params) {
+        Ok(page) => reply.result(&page),
+        Err(failure) => reply.fail(&failure),
+    }
+}
+
+fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult, Failure> {
+    let after = params.cursor.as_deref().map(read_cursor).transpose()?;
+    if params.limit == Some(0) {
+        return Err(Failure::InvalidParams { reason: "limit must be 1 or more".to_owned() });
+    }
+    let most = params.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let principal = &context.session.principal;
+    // Before the sessions: one that is adopted in between is listed twice rather than not at all.
+    let (adopting, sessions) = match params.scope {
+        wire::Scope::Session => (Vec::new(), vec![context.session.clone()]),
+        wire::Scope::All if after.is_some() => (Vec::new(), context.core.sessions_of(principal)),
+        wire::Scope::All => (context.core.adopting(principal), context.core.sessions_of(principal)),
+    };
+    let all = sessions.iter().flat_map(|session| session.processes()).map(|process| (position(&process), process));
+    let mut waiting: Vec<(Position, Arc<Process>)> =
+        all.filter(|(position, _)| after.as_ref().is_none_or(|after| position > after)).collect();
+    waiting.sort_by(|(left, _), (right, _)| left.cmp(right));
+
+    let mut processes = Vec::new();
+    let mut bytes = adopting.len() * ADOPTING_BYTES;
+    let mut values = ENTRY_VALUES + adopting.len() * 3;
+    let mut last = None;
+    for (position, process) in &waiting {
+        let info = describe(process);
+        bytes += text_bytes(&info);
+        values += ENTRY_VALUES + info.argv.len();
+        let fits = bytes <= limits::LIST_BYTES && values <= limits::VALUES && processes.len() < most;
+        // The first one always fits: its name and its arguments have bounds far below.
+        if !fits && !processes.is_empty() {
+            break;
+        }
+        processes.push(info);
+        last = Some(position);
+    }
+    let has_more = processes.len() < waiting.len();
+    let next_cursor = last.filter(|_| has_more).map(write_cursor);
+    Ok(wire::ListResult { processes, next_cursor, adopting })
+}
+
+fn position(process: &Process) -> Position {
+    (process.meta.started_ms, process.id().to_owned(), process.session.to_string())
+}
+
+fn write_cursor(position: &Position) -> String {
+    base64::encode(&serde_json::to_vec(position).expect("a number and two texts serialize"))
+}
+
+fn read_cursor(cursor: &str) -> Result<Position, Failure> {
+    let position = base64::decode(cursor).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    position.ok_or_else(|| Failure::InvalidParams { reason: "cursor is not one that this server gave".to_owned() })
+}
+
+/// How long an entry is as text.
+fn text_bytes(info: &wire::ProcessInfo) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(1);
+    serde_json::to_writer(&mut count, info).expect("a record of texts and numbers serializes");
+    count.0
+}
+
+fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
+    let status = process.status();
+    let lost = process.lost().map(|_| wire::Exit {
+        exit_code: -1,
+        signal: None,
+        cause: wire::Cause::Lost,
+        usage: wire::Usage::default(),
+        limits_hit: Vec::new(),
+    });
+    let exit = status.exited.map(|(_, exit)| wire::Exit {
+        exit_code: exit.code,
+        signal: exit.signal.map(names::name),
+        cause: pump::wire_cause(exit.cause),
+        usage: wire::Usage { user_ms: exit.user_ms, system_ms: exit.system_ms, max_rss_bytes: exit.max_rss_bytes },
+        limits_hit: pump::limits_hit(exit.hit),
+    });
+    wire::ProcessInfo {
+        process_id: process.process_id(),
+        session_id: process.session_id(),
+        pid: Some(process.pid),
+        argv: process.meta.argv.clone(),
+        argv_bytes: process.meta.argv_bytes,
+        cwd: process.meta.cwd.clone(),
+        tty: process.meta.tty,
+        started_at_ms: process.meta.started_ms,
+        exited: exit.is_some() || lost.is_some(),
+        exit: exit.or(lost),
+        closed: status.closed_seq.is_some(),
+        next_seq: status.next_seq,
+        output_bytes: status.written,
+        retained_bytes: process.retained_bytes(),
+        dropped_bytes: status.dropped,
+        blocked: match status.blocked {
+            Blocked::No => None,
+            Blocked::MemoryCap => Some(wire::Blocked::MemoryCap),
+            Blocked::Quota => Some(wire::Blocked::Quota),
+            Blocked::DiskFull => Some(wire::Blocked::DiskFull),
+        },
+    }
+}

@@ -1,0 +1,54 @@
+//! How large the parts of a start may be: the name by our own bound, arguments and environment by the kernel's, so that a start which
+//! can never succeed is refused with the limit in the text before anything of it is copied.
+
+use exec_server_holder::wire::StartSpec;
+use exec_server_protocol::limits;
+use rustix::process::{Resource, getrlimit};
+
+use crate::error::Failure;
+
+/// `execve`: the most that arguments and environment may take, whatever the limit of the stack (three quarters of `_STK_LIM`).
+const TOTAL_BYTES: usize = 6 << 20;
+
+/// `execve`: what they may always take (`ARG_MAX`).
+const TOTAL_BYTES_LEAST: usize = 128 << 10;
+
+/// Checks the name, each string and all strings together.
+pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Result<(), Failure> {
+    let invalid = |reason: String| Err(Failure::InvalidParams { reason });
+    if process_id.len() > limits::PROCESS_ID_BYTES {
+        let (is, most) = (process_id.len(), limits::PROCESS_ID_BYTES);
+        return invalid(format!("processId has {is} bytes; the limit is {most}"));
+    }
+    let most = string_bytes();
+    if let Some((at, arg)) = argv.iter().enumerate().find(|(_, arg)| arg.len() > most) {
+        return invalid(format!("argv[{at}] has {} bytes; the kernel's limit for one argument is {most}", arg.len()));
+    }
+    if let Some(arg0) = spec.arg0.as_ref().filter(|arg0| arg0.len() > most) {
+        return invalid(format!("arg0 has {} bytes; the kernel's limit for one argument is {most}", arg0.len()));
+    }
+    if let Some(variable) = spec.env.iter().find(|variable| variable.len() > most) {
+        let name = variable.split(|byte| *byte == b'=').next().unwrap_or_default();
+        let (name, is) = (String::from_utf8_lossy(name), variable.len());
+        return invalid(format!("the variable `{name}` has {is} bytes; the kernel's limit for one is {most}"));
+    }
+    // Each string has an end and a pointer to it.
+    let strings = argv.iter().map(String::len).chain(spec.env.iter().map(Vec::len));
+    let total: usize = strings.map(|len| len + 1 + size_of::<usize>()).sum();
+    if total > TOTAL_BYTES {
+        let most = total_bytes();
+        return invalid(format!("argv and environment have {total} bytes; the kernel's limit is {most}"));
+    }
+    Ok(())
+}
+
+/// What one string of `execve` may have without its end (`MAX_ARG_STRLEN`).
+fn string_bytes() -> usize {
+    32 * rustix::param::page_size() - 1
+}
+
+/// What `execve` takes here in all: a quarter of the stack's limit, within bounds.
+pub(crate) fn total_bytes() -> usize {
+    let stack = getrlimit(Resource::Stack).current.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+    (stack / 4).clamp(TOTAL_BYTES_LEAST, TOTAL_BYTES)
+}
