@@ -14,6 +14,9 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 /// Bytes of one pattern, glob or regular expression: beyond it compiling takes noticeable time.
 pub const PATTERN_BYTES: usize = 8 << 10;
 
+/// Levels of braces in a pattern: reading it takes a call for each.
+const NESTING: usize = 32;
+
 /// Patterns in one list.
 pub const PATTERNS: usize = 256;
 
@@ -155,8 +158,27 @@ fn glob(pattern: &str) -> Result<Glob, PatternError> {
     if pattern.len() > PATTERN_BYTES {
         return Err(PatternError::TooLong { bytes: pattern.len() });
     }
+    if nesting(pattern) > NESTING {
+        return Err(PatternError::malformed(pattern, format_args!("braces are nested more than {NESTING} deep")));
+    }
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
     built.map_err(|error| PatternError::malformed(pattern, error.kind()))
+}
+
+/// How deep braces are in braces.
+fn nesting(pattern: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = pattern.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => drop(bytes.next()),
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 #[cfg(test)]

@@ -10,12 +10,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::paths;
 
 /// Names that all searches of a policy may look at: about a second of work.
 pub(crate) const NAMES_MAX: usize = 100_000;
+
+/// Bytes of one pattern: beyond it compiling takes noticeable time.
+const BYTES_MAX: usize = 8 << 10;
+
+/// Levels of braces in a pattern.
+const NESTING_MAX: usize = 32;
 
 /// Why nothing is found.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,12 +52,40 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> R
     search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most), budget)
 }
 
-fn matcher(pattern: &str) -> Result<GlobMatcher, Trouble> {
+/// As a set of one: a set reports a pattern that its engine cannot compile, a single matcher panics.
+fn matcher(pattern: &str) -> Result<GlobSet, Trouble> {
+    if pattern.len() > BYTES_MAX {
+        return Err(Trouble::Malformed(format!("it has {} bytes; the limit is {BYTES_MAX}", pattern.len())));
+    }
+    if nesting(pattern) > NESTING_MAX {
+        return Err(Trouble::Malformed(format!("braces are nested more than {NESTING_MAX} deep")));
+    }
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).empty_alternates(true).build();
-    built.map(|glob| glob.compile_matcher()).map_err(|error| Trouble::Malformed(error.kind().to_string()))
+    let set = built.and_then(|glob| GlobSetBuilder::new().add(glob).build());
+    set.map_err(|error| {
+        // A parser draws the pattern, and says on the last line what is wrong.
+        let reason = error.kind().to_string();
+        Trouble::Malformed(reason.lines().next_back().unwrap_or_default().to_owned())
+    })
 }
 
-fn search(base: &Path, matcher: &GlobMatcher, depth: usize, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
+/// How deep braces are in braces. Reading a pattern takes a call for each level.
+fn nesting(pattern: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = pattern.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => drop(bytes.next()),
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+fn search(base: &Path, matcher: &GlobSet, depth: usize, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
     let mut found = Vec::new();
     let mut open = vec![(base.to_owned(), 0)];
     while let Some((dir, above)) = open.pop() {

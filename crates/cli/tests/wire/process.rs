@@ -411,3 +411,27 @@ fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the
     let error = client.fails("process/start", with(sh("p", "exit 0"), json!({"shellSnapshot": {"scopeId": 1}})));
     assert_eq!((error.code, error.kind()), (-32602, "invalidParams"));
 }
+
+#[test]
+fn a_deeply_nested_pattern_of_a_sandbox_is_refused_with_the_reason() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for depth in [40, 300, 4000, 20_000] {
+        let pattern = format!("/tmp/{}a{}", "{".repeat(depth), "}".repeat(depth));
+        let entry = json!({"path": {"type": "glob_pattern", "pattern": pattern}, "access": "deny"});
+        let sandbox = json!({"permissions": {
+            "type": "managed", "network": "enabled", "file_system": {"type": "restricted", "entries": [entry]},
+        }});
+        for (method, params) in [
+            ("process/start", with(sh("p", "exit 0"), json!({"sandbox": sandbox}))),
+            ("fs/getMetadata", json!({"path": "/", "sandbox": sandbox})),
+        ] {
+            let error = client.fails(method, params);
+            assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{depth}: {}", error.message);
+        }
+    }
+    for pattern in [format!("{}a{}", "{".repeat(300), "}".repeat(300)), "{".repeat(8000)] {
+        let error = client.fails("fs/glob", json!({"path": "/tmp", "pattern": pattern}));
+        assert_eq!((error.code, error.kind()), (-32602, "invalidPattern"), "{}", error.message);
+    }
+}
