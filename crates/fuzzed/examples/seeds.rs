@@ -133,7 +133,7 @@ fn packets() -> Vec<Vec<u8>> {
         ToHolder::Detach { ttl_ms: 1000 },
         ToHolder::SetTtl { ttl_ms: u64::MAX },
         ToHolder::Start { req: 1, spec },
-        ToHolder::Write { req: 2, slot: 0, key: Some([1; 16]), total: 5, offset: 0, data: b"hello" },
+        ToHolder::Write { req: 2, slot: 0, key: Some([1; 16]), digest: None, total: 5, offset: 0, data: b"hello" },
         ToHolder::CloseStdin { req: 3, slot: 0 },
         ToHolder::Signal { req: 4, slot: 0, signal: 15 },
         ToHolder::Resize { req: 5, slot: 0, rows: 1, cols: 2 },

@@ -45,8 +45,9 @@ impl<S: Spawner> Holder<S> {
                     self.cx.controller.lose();
                 }
             },
-            ToHolder::Write { req, slot, key, total, offset, data } => {
-                let part = Part { req: Some(req), key, total, offset, data: data.to_vec(), at: 0 };
+            ToHolder::Write { req, slot, key, digest, total, offset, data } => {
+                let part =
+                    Part { req: Some(req), key, digest, total, offset, data: data.to_vec(), at: 0, is_cut: false };
                 self.write(slot, part);
             }
             ToHolder::CloseStdin { req, slot } => match self.processes.get_mut(&slot) {

@@ -20,7 +20,7 @@ use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
-use crate::wire::{FromHolder, OLDEST_VERSION, SANDBOXES, Status, TTL_NONE, VERSION};
+use crate::wire::{DIGESTS, FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
 use crate::{Config, Confine, Spawner, end};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
@@ -299,7 +299,7 @@ impl<S: Spawner> Holder<S> {
             Ttl::None => TTL_NONE,
         };
         let welcome = FromHolder::Welcome {
-            version: SANDBOXES,
+            version: DIGESTS,
             epoch,
             ttl_ms,
             detached_ms: detached_ns / 1_000_000,

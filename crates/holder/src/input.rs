@@ -13,6 +13,7 @@ use exec_server_session::{Begin, StdinLedger};
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::line::UnfinishedLine;
 use crate::poller::Interest;
 use crate::process::{Phase, Process};
 use crate::wire::{FromHolder, Status, WriteStatus};
@@ -26,6 +27,8 @@ pub(crate) struct Input {
     ledger: Option<Box<StdinLedger>>,
     current: Option<Part>,
     next: Option<Part>,
+    /// The line that a terminal has not got to the end of.
+    line: UnfinishedLine,
     /// Close when nothing is in hand; whom to answer.
     closing: Option<Option<u32>>,
 }
@@ -35,6 +38,8 @@ pub(crate) struct Part {
     /// Whom to answer; nobody when that controller is gone.
     pub(crate) req: Option<u32>,
     pub(crate) key: Option<[u8; 16]>,
+    /// Digest of the whole write; none from an older server.
+    pub(crate) digest: Option<u32>,
     /// Length of the whole write.
     pub(crate) total: u64,
     /// Where in the whole write `data` begins.
@@ -42,6 +47,8 @@ pub(crate) struct Part {
     pub(crate) data: Vec<u8>,
     /// Bytes of `data` that went in.
     pub(crate) at: usize,
+    /// The terminal dropped some of it.
+    pub(crate) is_cut: bool,
 }
 
 impl Part {
@@ -88,7 +95,7 @@ impl Process {
         let done = known.map_or(0, |known| known.done);
         let is_whole = part.key.is_none() || part.end() <= part.total;
         let status = match known {
-            Some(known) if known.total != part.total => WriteStatus::Mismatch,
+            Some(known) if !known.is_same(part.total, part.digest) => WriteStatus::Mismatch,
             Some(known) if known.done >= part.end() => WriteStatus::Accepted,
             Some(_) | None if !is_whole => WriteStatus::Mismatch,
             Some(_) | None if !self.takes_input() => WriteStatus::StdinClosed,
@@ -157,7 +164,7 @@ impl Process {
 
     /// Makes the part the one in hand, past what of it went in before.
     fn start(&mut self, mut part: Part, cx: &mut Context) {
-        let done = match part.key.map(|key| self.input.ledger().begin(key, part.total)) {
+        let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
             Some(Begin::New) => 0,
             Some(Begin::Continue { done }) => done,
@@ -181,8 +188,13 @@ impl Process {
                 answer(part.req, WriteStatus::StdinClosed, part.done(), cx);
                 return None;
             };
+            // Of the moment of the write: the program may change it at any time.
+            let modes = self.is_tty.then(|| rustix::termios::tcgetattr(fd).ok()).flatten();
             match rustix::io::write(fd, rest) {
                 Ok(n) => {
+                    if let Some(modes) = &modes {
+                        part.is_cut |= self.input.line.add(modes, &rest[..n]);
+                    }
                     part.at += n;
                     if let Some(key) = part.key {
                         // Recorded before anything else can happen. The key is there: the part has begun.
@@ -199,7 +211,9 @@ impl Process {
             }
         }
         let done = self.done_of(&part).max(part.done());
-        answer(part.req, WriteStatus::Accepted, done, cx);
+        // An older server does not know the word.
+        let is_cut = part.is_cut && part.digest.is_some();
+        answer(part.req, if is_cut { WriteStatus::Cut } else { WriteStatus::Accepted }, done, cx);
         None
     }
 

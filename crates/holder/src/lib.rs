@@ -39,6 +39,7 @@ mod grip;
 mod holder;
 mod input;
 mod lent;
+mod line;
 mod orphans;
 mod output;
 mod poller;

@@ -40,6 +40,9 @@ pub const OLDEST_VERSION: u32 = 1;
 /// each process with 3; neither changed another message, so the layout stays.
 pub const SANDBOXES: u32 = 3;
 
+/// What a holder says in `Welcome` from which on it takes a digest in `Write`, and answers with [`WriteStatus::Cut`].
+pub const DIGESTS: u32 = 4;
+
 /// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;
 
@@ -103,6 +106,8 @@ pub enum ToHolder<'a> {
         slot: u32,
         /// Identity of the whole write for exactly-once; absent = at most once.
         key: Option<[u8; 16]>,
+        /// Digest of the whole write, for holders from [`DIGESTS`] on; means nothing without a key.
+        digest: Option<u32>,
         /// Length of the whole write.
         total: u64,
         /// Where in the whole write this part begins.
@@ -366,7 +371,9 @@ pub enum WriteStatus {
     StdinClosed,
     /// No such slot.
     UnknownProcess,
-    /// The key is known with another total, or the part does not continue at `done`.
+    /// As `Accepted`, but the terminal dropped some of it: a line in canonical mode was too long.
+    Cut,
+    /// The key is known with another total or digest, or the part does not continue at `done`.
     Mismatch,
     /// Another part is in hand already; send this one after its answer.
     Busy,

@@ -459,7 +459,7 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     link.ask(StartSpec { pipe_stdin: true, ..spec });
     let holder = holder_of(link.started().expect("started"));
     limit_descriptors(holder, Some(64));
-    link.send(&ToHolder::Write { req: 7, slot: 0, key: None, total: 3, offset: 0, data: b"go\n" });
+    link.send(&ToHolder::Write { req: 7, slot: 0, key: None, digest: None, total: 3, offset: 0, data: b"go\n" });
     let blocked = |link: &Link| link.control.as_ref().expect("mapped").status(0).blocked;
     wait_for(|| blocked(&link) == Blocked::MemoryCap);
     // Another server takes over.

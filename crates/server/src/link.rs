@@ -235,6 +235,11 @@ impl Link {
         })
     }
 
+    /// Whether the holder compares digests of writes, and reports lines that a terminal cut.
+    pub(crate) fn takes_digests(&self) -> bool {
+        self.version.get().is_some_and(|version| *version >= wire::DIGESTS)
+    }
+
     /// Whether the holder can confine what it starts.
     pub(crate) fn takes_sandboxes(&self) -> bool {
         self.version.get().is_some_and(|version| *version >= wire::SANDBOXES)

@@ -102,7 +102,7 @@ struct StdinLine {
 
 /// Something that waits for its turn at a process's stdin.
 pub(crate) enum Input {
-    Write { key: Option<[u8; 16]>, data: Bytes, done: usize, reply: Reply },
+    Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
     Close { reply: Reply },
 }
 
@@ -438,10 +438,11 @@ impl Process {
         let waiter = Waiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let asked = match front {
-            Input::Write { key, data, done, .. } => {
+            Input::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                self.link.ask(waiter, |req| ToHolder::Write { req, slot, key, total, offset, data: part })
+                let digest = self.link.takes_digests().then_some(*digest);
+                self.link.ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
             Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
         };
@@ -464,9 +465,10 @@ impl Process {
     pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
-        if let Some(Input::Write { data, done: so_far, .. }) = stdin.line.front_mut() {
+        if let Some(Input::Write { data, done: so_far, is_cut, .. }) = stdin.line.front_mut() {
+            *is_cut |= status == WriteStatus::Cut;
             match status {
-                WriteStatus::Accepted => {
+                WriteStatus::Accepted | WriteStatus::Cut => {
                     let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
                     self.link.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
@@ -479,9 +481,9 @@ impl Process {
                 return self.next_input(stdin);
             }
         }
-        if let Some(Input::Write { reply, .. }) = stdin.line.pop_front() {
+        if let Some(Input::Write { is_cut, reply, .. }) = stdin.line.pop_front() {
             match status {
-                WriteStatus::Accepted => reply.write(self.id(), wire::WriteStatus::Accepted),
+                WriteStatus::Accepted | WriteStatus::Cut => reply.accept_write(is_cut),
                 WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed),
                 WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess),
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),

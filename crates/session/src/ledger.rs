@@ -1,11 +1,11 @@
 //! The ledger of writes to one child's stdin: what makes a retried write go in exactly once.
 //!
-//! Knows keys and byte counts, never the bytes. A write begins, advances as the child takes it, and is done when all of
+//! Knows keys, byte counts and digests, never the bytes. A write begins, advances as the child takes it, and is done when all of
 //! it went in; a retry under the same key learns how far it came. The oldest key is forgotten beyond [`REMEMBERED`].
 
 use std::collections::{HashMap, VecDeque};
 
-/// Keys remembered per process. At 56 bytes each a ledger in full use costs about 230 KiB, an unused one nothing.
+/// Keys remembered per process. At 64 bytes each a ledger in full use costs about 260 KiB, an unused one nothing.
 pub const REMEMBERED: usize = 4096;
 
 /// What is known of a write when it begins or is tried again.
@@ -20,7 +20,7 @@ pub enum Begin {
     },
     /// All of it went in.
     Done,
-    /// The key is known with another length: it is not the same write.
+    /// The key is known with another length or digest: it is not the same write.
     Mismatch {
         /// The length under which the key is known.
         total: u64,
@@ -34,6 +34,16 @@ pub struct Progress {
     pub total: u64,
     /// Bytes of it that went in.
     pub done: u64,
+    /// Digest of its bytes, where its sender gave one.
+    pub digest: Option<u32>,
+}
+
+impl Progress {
+    /// Whether another write under the same key is this one: of the same length, and of the same bytes as far as that is known.
+    pub fn is_same(&self, total: u64, digest: Option<u32>) -> bool {
+        let is_other = matches!((self.digest, digest), (Some(known), Some(given)) if known != given);
+        self.total == total && !is_other
+    }
 }
 
 /// `advance` of a key that is not in the ledger.
@@ -54,8 +64,7 @@ pub struct StdinLedger {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: [u8; 16],
-    total: u64,
-    done: u64,
+    progress: Progress,
 }
 
 impl StdinLedger {
@@ -64,13 +73,14 @@ impl StdinLedger {
         Self::default()
     }
 
-    /// Begins the write `key` of `total` bytes, or says how far it came before.
-    pub fn begin(&mut self, key: [u8; 16], total: u64) -> Begin {
+    /// Begins the write `key` of `total` bytes with this digest, or says how far it came before.
+    pub fn begin(&mut self, key: [u8; 16], total: u64, digest: Option<u32>) -> Begin {
         if let Some(entry) = self.entry(key) {
-            return match *entry {
-                Entry { total: known, .. } if known != total => Begin::Mismatch { total: known },
-                Entry { done, .. } if done == total => Begin::Done,
-                Entry { done, .. } => Begin::Continue { done },
+            let known = entry.progress;
+            return match known {
+                known if !known.is_same(total, digest) => Begin::Mismatch { total: known.total },
+                known if known.done == total => Begin::Done,
+                known => Begin::Continue { done: known.done },
             };
         }
         if self.entries.len() == REMEMBERED
@@ -80,21 +90,21 @@ impl StdinLedger {
             self.first += 1;
         }
         self.index.insert(key, self.first + self.entries.len() as u64);
-        self.entries.push_back(Entry { key, total, done: 0 });
+        self.entries.push_back(Entry { key, progress: Progress { total, done: 0, digest } });
         Begin::New
     }
 
     /// Records that `n` more bytes of the write went in; the answer is how many did in all. Never above its total.
     pub fn advance(&mut self, key: [u8; 16], n: u64) -> Result<u64, Unknown> {
-        let entry = self.entry(key).ok_or(Unknown)?;
-        entry.done = entry.done.saturating_add(n).min(entry.total);
-        Ok(entry.done)
+        let progress = &mut self.entry(key).ok_or(Unknown)?.progress;
+        progress.done = progress.done.saturating_add(n).min(progress.total);
+        Ok(progress.done)
     }
 
-    /// How far the write `key` came: its total and what of it went in.
+    /// How far the write `key` came.
     pub fn progress(&self, key: [u8; 16]) -> Option<Progress> {
         let at = self.position(key)?;
-        self.entries.get(at).map(|entry| Progress { total: entry.total, done: entry.done })
+        self.entries.get(at).map(|entry| entry.progress)
     }
 
     /// Keys in the ledger.

@@ -77,25 +77,27 @@ proptest! {
     }
 
     #[test]
-    fn ledger_agrees_with_a_list_of_all_writes(ops in proptest::collection::vec((0..40_u8, 0..3_u64, 0..8_u64), 0..200)) {
+    fn ledger_agrees_with_a_list_of_all_writes(ops in proptest::collection::vec((0..40_u8, 0..3_u64, 0..8_u64, 0..3_u32), 0..200)) {
         let mut ledger = StdinLedger::new();
-        let mut model: Vec<(u8, u64, u64)> = Vec::new();
-        for (name, total, n) in ops {
-            let (key, total) = ([name; 16], total * 4);
+        let mut model: Vec<(u8, u64, u64, Option<u32>)> = Vec::new();
+        for (name, total, n, digest) in ops {
+            // A sender that gives no digest is an older one: its writes are told apart by their length alone.
+            let (key, total, digest) = ([name; 16], total * 4, digest.checked_sub(1));
             let expected = match model.iter().find(|(known, ..)| *known == name) {
                 None => Begin::New,
-                Some((_, known, _)) if *known != total => Begin::Mismatch { total: *known },
-                Some((_, known, done)) if done == known => Begin::Done,
-                Some((_, _, done)) => Begin::Continue { done: *done },
+                Some((_, known, ..)) if *known != total => Begin::Mismatch { total: *known },
+                Some((.., Some(known))) if digest.is_some_and(|digest| digest != *known) => Begin::Mismatch { total },
+                Some((_, known, done, _)) if done == known => Begin::Done,
+                Some((_, _, done, _)) => Begin::Continue { done: *done },
             };
             if expected == Begin::New {
-                model.push((name, total, 0));
+                model.push((name, total, 0, digest));
             }
-            prop_assert_eq!(ledger.begin(key, total), expected);
+            prop_assert_eq!(ledger.begin(key, total, digest), expected);
             let entry = model.iter_mut().find(|(known, ..)| *known == name).expect("begun above");
             entry.2 = (entry.2 + n).min(entry.1);
             prop_assert_eq!(ledger.advance(key, n), Ok(entry.2));
-            prop_assert_eq!(ledger.progress(key), Some(Progress { total: entry.1, done: entry.2 }));
+            prop_assert_eq!(ledger.progress(key), Some(Progress { total: entry.1, done: entry.2, digest: entry.3 }));
         }
         prop_assert_eq!(ledger.len(), model.len());
     }
@@ -106,12 +108,12 @@ fn ledger_forgets_the_oldest_key_beyond_its_bound_and_no_other() {
     let key = |n: usize| (n as u128).to_le_bytes();
     let mut ledger = StdinLedger::new();
     for n in 0..REMEMBERED + 10 {
-        assert_eq!(ledger.begin(key(n), 1), Begin::New);
+        assert_eq!(ledger.begin(key(n), 1, None), Begin::New);
         assert_eq!(ledger.advance(key(n), 1), Ok(1));
     }
     assert_eq!(ledger.len(), REMEMBERED);
-    assert_eq!(ledger.begin(key(10), 1), Begin::Done);
-    assert_eq!(ledger.begin(key(REMEMBERED + 9), 1), Begin::Done);
-    assert_eq!(ledger.begin(key(9), 1), Begin::New);
-    assert_eq!(ledger.begin(key(10), 1), Begin::New);
+    assert_eq!(ledger.begin(key(10), 1, None), Begin::Done);
+    assert_eq!(ledger.begin(key(REMEMBERED + 9), 1, None), Begin::Done);
+    assert_eq!(ledger.begin(key(9), 1, None), Begin::New);
+    assert_eq!(ledger.begin(key(10), 1, None), Begin::New);
 }

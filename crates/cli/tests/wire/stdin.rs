@@ -240,3 +240,53 @@ fn many_writes_to_a_process_that_is_being_started_keep_their_order() {
         assert_eq!(String::from_utf8_lossy(&client.collect(&id).stdout), expected);
     }
 }
+
+#[test]
+fn a_write_id_used_for_other_bytes_of_the_same_length_is_refused_also_by_the_next_server() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let hello = |session: Value| json!({"clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true, "gap": true}});
+    let mut client = server.connect();
+    let session = client.initialize_with(hello(Value::Null))["sessionId"].clone();
+    client.ok("process/start", piped("p", "cat"));
+    let write = |bytes: &[u8]| json!({"processId": "p", "writeId": "w", "chunk": encode_base64(bytes)});
+    assert_eq!(client.ok("process/write", write(b"one\n")), json!({"status": "accepted"}));
+    for round in 0..2 {
+        assert_error(&client.fails("process/write", write(b"two\n")), -32600, "writeIdReused");
+        assert_eq!(client.ok("process/write", write(b"one\n")), json!({"status": "accepted"}), "round {round}");
+        if round == 0 {
+            server.kill();
+            server.restart();
+            client = server.connect();
+            client.initialize_with(hello(session.clone()));
+        }
+    }
+    client.ok("process/closeStdin", process("p"));
+    assert_eq!(client.collect("p").stdout, b"one\n");
+}
+
+#[test]
+fn a_line_that_a_terminal_cuts_is_reported() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let write = |client: &mut Client, id: &str, bytes: usize, end: &str| {
+        let chunk = encode_base64(("x".repeat(bytes) + end).as_bytes());
+        client.ok("process/write", json!({"processId": id, "chunk": chunk}))
+    };
+    let (whole, cut) = (json!({"status": "accepted"}), json!({"status": "accepted", "lineCut": true}));
+    client.ok("process/start", tty("lines", "stty -echo; echo up; exec wc -L"));
+    client.wait_output("lines", "up\r\n");
+    assert_eq!(write(&mut client, "lines", 4095, "\n"), whole);
+    assert_eq!(write(&mut client, "lines", 2000, "\n"), whole);
+    assert_eq!(write(&mut client, "lines", 4096, "\n"), cut);
+    // A line may come in several writes; the one that brings too much is told.
+    assert_eq!(write(&mut client, "lines", 3000, ""), whole);
+    assert_eq!(write(&mut client, "lines", 3000, "\n"), cut);
+    assert_eq!(write(&mut client, "lines", 1, "\n"), whole);
+    client.ok("process/closeStdin", process("lines"));
+    assert!(String::from_utf8_lossy(&client.collect("lines").stdout).contains("4095"), "the kernel kept 4095 bytes");
+    // Without lines there is nothing to cut.
+    client.ok("process/start", tty("raw", "stty raw -echo; echo up; exec head -c 10000 >/dev/null"));
+    client.wait_output("raw", "up\n");
+    assert_eq!(write(&mut client, "raw", 10_000, ""), whole);
+    assert_eq!(client.collect("raw").code(), 0);
+}

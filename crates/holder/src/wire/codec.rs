@@ -46,8 +46,12 @@ impl ToHolder<'_> {
             Self::Detach { ttl_ms } => w.kind(3).u64(*ttl_ms),
             Self::SetTtl { ttl_ms } => w.kind(4).u64(*ttl_ms),
             Self::Start { req, spec } => w.kind(5).u32(*req).spec(spec),
-            Self::Write { req, slot, key, total, offset, data } => {
-                w.kind(6).u32(*req).u32(*slot).u8(u8::from(key.is_some())).raw(&key.unwrap_or_default());
+            Self::Write { req, slot, key, digest, total, offset, data } => {
+                w.kind(if digest.is_some() { 17 } else { 6 });
+                w.u32(*req).u32(*slot).u8(u8::from(key.is_some())).raw(&key.unwrap_or_default());
+                if let Some(digest) = digest {
+                    w.u32(*digest);
+                }
                 w.u64(*total).u64(*offset).bytes(data)
             }
             Self::CloseStdin { req, slot } => w.kind(7).u32(*req).u32(*slot),
@@ -74,12 +78,13 @@ impl<'a> ToHolder<'a> {
             3 => Self::Detach { ttl_ms: r.u64()? },
             4 => Self::SetTtl { ttl_ms: r.u64()? },
             5 => Self::Start { req: r.u32()?, spec: r.spec()? },
-            6 => {
+            6 | 17 => {
                 let (req, slot, keyed, key) = (r.u32()?, r.u32()?, r.bool("key")?, r.array()?);
                 Self::Write {
                     req,
                     slot,
                     key: keyed.then_some(key),
+                    digest: (kind == 17).then(|| r.u32()).transpose()?,
                     total: r.u64()?,
                     offset: r.u64()?,
                     data: r.bytes()?,

@@ -35,6 +35,7 @@ impl WriteStatus {
             Self::UnknownProcess => 3,
             Self::Mismatch => 4,
             Self::Busy => 5,
+            Self::Cut => 6,
         }
     }
 
@@ -45,6 +46,7 @@ impl WriteStatus {
             3 => Ok(Self::UnknownProcess),
             4 => Ok(Self::Mismatch),
             5 => Ok(Self::Busy),
+            6 => Ok(Self::Cut),
             _ => Err(DecodeError::Value("write status")),
         }
     }

@@ -25,7 +25,7 @@ fn drain(driver: &Driver, into: &mut Vec<u8>) {
 fn part(rig: &mut Rig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: std::ops::Range<usize>) -> u32 {
     let req = rig.server.req();
     let (total, offset) = (whole.len() as u64, range.start as u64);
-    rig.server.send(&ToHolder::Write { req, slot, key, total, offset, data: &whole[range] });
+    rig.server.send(&ToHolder::Write { req, slot, key, digest: None, total, offset, data: &whole[range] });
     req
 }
 

@@ -107,6 +107,9 @@ pub struct WriteParams<'a> {
 pub struct WriteResult {
     /// What became of the bytes.
     pub status: WriteStatus,
+    /// The terminal dropped some of them: it keeps 4095 bytes of a line in canonical mode.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub line_cut: bool,
 }
 
 /// What became of a write.

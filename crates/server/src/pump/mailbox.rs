@@ -376,10 +376,18 @@ impl Reply {
         }
     }
 
+    /// Answers a write that went in, of which a terminal may have cut a line.
+    pub(crate) fn accept_write(self, line_cut: bool) {
+        match self.dialect {
+            Dialect::Process => self.result(&wire::WriteResult { status: wire::WriteStatus::Accepted, line_cut }),
+            Dialect::Command => self.result(&command::WriteResult { accepted: true }),
+        }
+    }
+
     /// Answers a write in the words of the generation that asked.
     pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus) {
         match (self.dialect, status) {
-            (Dialect::Process, status) => self.result(&wire::WriteResult { status }),
+            (Dialect::Process, status) => self.result(&wire::WriteResult { status, line_cut: false }),
             (Dialect::Command, wire::WriteStatus::Accepted) => self.result(&command::WriteResult { accepted: true }),
             (Dialect::Command, wire::WriteStatus::StdinClosed) => {
                 self.fail(&Failure::NoStdin { id: process_id.to_owned() });
