@@ -177,6 +177,7 @@ impl Client {
                 capabilities.timeouts,
                 "end a process after a time",
             ),
+            (start.auto_forget, capabilities.auto_forget, "forget a process at its end"),
             (start.overflow == Some(wire::Overflow::DropOldest), capabilities.overflow, "drop the oldest output"),
         ];
         match lacking.iter().find(|(is_wanted, is_served, _)| *is_wanted && !is_served) {

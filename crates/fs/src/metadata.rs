@@ -111,8 +111,10 @@ pub struct Stat {
     pub created: Option<Moment>,
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The group it belongs to.
+    pub gid: u32,
     pub(crate) changed: Moment,
     /// Bytes that it takes up on its disk.
     pub(crate) stored: u64,

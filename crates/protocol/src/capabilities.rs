@@ -89,11 +89,15 @@ pub struct ServerCapabilities {
     pub session_end: bool,
     /// `process/forget` is served.
     pub forget: bool,
+    /// `process/start` takes `autoForget`, and a detached session that was emptied by forgetting ends soon.
+    pub auto_forget: bool,
     /// Exits tell `limitsHit`.
     pub limits_hit: bool,
     /// `fs/create`, `fs/writeBlock`, `fs/commit`, `fs/setMetadata` and `fs/createSymlink` are served, and the members that PROTOCOL.md
     /// marks as additions in the reference's file methods.
     pub files: bool,
+    /// `fs/getMetadata` and `fs/readDirectory` take `owners`.
+    pub owners: bool,
     /// `fs/search`, `fs/searchNext` and `fs/glob` are served.
     pub search: bool,
     /// `fs/watch` and `fs/watchNext` are served.
@@ -145,8 +149,10 @@ impl ServerCapabilities {
             adopting: true,
             session_end: true,
             forget: true,
+            auto_forget: true,
             limits_hit: true,
             files: true,
+            owners: true,
             search: true,
             watch: true,
             sandbox: true,

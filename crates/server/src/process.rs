@@ -4,7 +4,8 @@
 //! the pump runs off the runtime's threads. A process whose holder was found dead is made in `remains`.
 //!
 //! Letting go: the owner and every `hold` subscriber is a *taker* with a position. What lies below the lowest position is released to the
-//! holder, segment by segment, except for the last [`limits::READABLE_BYTES`].
+//! holder, segment by segment, except for the last [`limits::READABLE_BYTES`]. What readers that follow have taken is said to the holder as well
+//! (`followers`): at its quota it drops that instead of keeping the child waiting for an owner that is away.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_holder::wire::{ToHolder, WriteStatus};
+use exec_server_holder::wire::{DIGESTS, ToHolder, WriteStatus};
 use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status, Step};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use tokio::time::Instant;
@@ -30,12 +31,16 @@ use crate::{
 };
 
 mod counted;
+mod followers;
 mod load;
 mod meta;
 mod remains;
 
-pub(crate) use self::meta::{Dialect, Meta, kept_argv};
-use self::{load::Loads, remains::Board};
+pub(crate) use self::{
+    followers::Hold,
+    meta::{Dialect, Meta, kept_argv},
+};
+use self::{followers::Taker, load::Loads, remains::Board};
 
 /// Bytes of one stdin part: with its header it fits a message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
@@ -54,6 +59,8 @@ pub(crate) struct Process {
     watches: Mutex<Vec<Arc<Watch>>>,
     takers: Mutex<Vec<Taker>>,
     next_taker: AtomicU64,
+    /// What the holder was told last of the readers that follow.
+    followed: Mutex<u64>,
     stdin: Mutex<StdinLine>,
     loads: Mutex<Loads>,
     /// How far the owner got, kept for the next connection.
@@ -79,11 +86,6 @@ pub(crate) struct Process {
 pub(crate) struct Position {
     pub(crate) seq: u64,
     pub(crate) offset: u64,
-}
-
-struct Taker {
-    key: u64,
-    seq: u64,
 }
 
 /// The end of a process whose holder died: numbers for the exit and the close that nobody wrote.
@@ -120,18 +122,6 @@ impl Input {
                 reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess })
             }
         }
-    }
-}
-
-/// A reader that holds output like the owner. Dropping it lets go, also where the order that carried it was never obeyed.
-pub(crate) struct Hold {
-    process: Arc<Process>,
-    pub(crate) key: u64,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.process.remove_taker(self.key);
     }
 }
 
@@ -178,8 +168,9 @@ impl Process {
             board,
             chain: Mutex::default(),
             watches: Mutex::default(),
-            takers: Mutex::new(vec![Taker { key: OWNER, seq: taken.seq }]),
+            takers: Mutex::new(vec![Taker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
             next_taker: AtomicU64::new(OWNER + 1),
+            followed: Mutex::default(),
             stdin: Mutex::default(),
             loads: Mutex::default(),
             owner: Mutex::new(taken),
@@ -283,6 +274,11 @@ impl Process {
         lock(&self.watches).retain(|other| !Arc::ptr_eq(other, watch));
     }
 
+    /// How many feeds and reads wait for its events, the owner's among them.
+    pub(crate) fn watchers(&self) -> usize {
+        lock(&self.watches).len()
+    }
+
     /// Tells every watch that there is something new.
     pub(crate) fn wake(&self) {
         for watch in lock(&self.watches).iter() {
@@ -332,18 +328,6 @@ impl Process {
         }
     }
 
-    /// A further reader whose untaken bytes are kept. It starts at what is retained now.
-    pub(crate) fn hold(self: &Arc<Self>, seq: u64) -> Hold {
-        let key = self.next_taker.fetch_add(1, Ordering::Relaxed);
-        lock(&self.takers).push(Taker { key, seq });
-        Hold { process: self.clone(), key }
-    }
-
-    fn remove_taker(&self, key: u64) {
-        lock(&self.takers).retain(|taker| taker.key != key);
-        self.let_go();
-    }
-
     /// The owner has taken everything up to there. Its position moves along, so that a resume that comes before the old connection has
     /// left its place does not begin at what is gone.
     pub(crate) fn owner_took(&self, position: Position) {
@@ -363,6 +347,9 @@ impl Process {
         if moved {
             self.let_go();
         }
+        if moved && key != OWNER {
+            self.tell_followed();
+        }
     }
 
     /// What the owner has taken, by whichever of its connections.
@@ -372,7 +359,7 @@ impl Process {
 
     /// What every taker has taken.
     pub(crate) fn taken_seq(&self) -> u64 {
-        lock(&self.takers).iter().map(|taker| taker.seq).min().unwrap_or(ABANDONED)
+        lock(&self.takers).iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
     }
 
     fn let_go(&self) {
@@ -409,10 +396,11 @@ impl Process {
         self.link.send(&ToHolder::Return { segment });
     }
 
-    /// The holder dropped a segment by the user's own choice; cursors that come to it see a gap.
+    /// The holder dropped a segment by the user's own choice, or for readers that follow; cursors that come to it see a gap.
     pub(crate) fn handle_dropped(&self, segment: u64) {
         self.chain().remove(segment);
         self.link.send(&ToHolder::Return { segment });
+        self.tell_followed();
     }
 
     /// Puts something into the line for stdin; it is answered when its turn has passed.
@@ -441,7 +429,7 @@ impl Process {
             Input::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                let digest = self.link.takes_digests().then_some(*digest);
+                let digest = self.link.takes(DIGESTS).then_some(*digest);
                 self.link.ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
             Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
@@ -523,7 +511,7 @@ impl Process {
 
     /// Readers other than the owner whose untaken output is kept.
     pub(crate) fn has_holds(&self) -> bool {
-        lock(&self.takers).iter().any(|taker| taker.key != OWNER)
+        lock(&self.takers).iter().any(|taker| taker.key != OWNER && taker.holds)
     }
 
     /// Since when it has been closed and the owner could have known. The time an owner is away does not count: each look without one starts

@@ -407,7 +407,9 @@ impl Session {
     /// Drops a closed process and its log.
     pub(crate) fn forget(&self, process: &Arc<Process>) {
         self.record_end(process, None);
-        lock(&self.state).forget(process);
+        let mut state = lock(&self.state);
+        state.forget(process);
+        state.shorten_if_empty(Instant::now());
     }
 
     /// Ends the session and its processes, and waits until the holder has done it.
@@ -486,13 +488,20 @@ impl Session {
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
+            Some(_) if state.is_named(process) && process.meta.auto_forget => {
+                // A reader that follows gets the end first; an attached owner has taken it.
+                !process.has_holds() && process.watchers() <= usize::from(attached) && (process.is_taken() || !attached)
+            }
             Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
             // Hidden, or forgotten while others still hold it.
             Some(_) => process.is_taken() && !process.has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();
-        for process in done {
-            state.forget(&process);
+        for process in &done {
+            state.forget(process);
+        }
+        if done.iter().any(|process| process.meta.auto_forget) {
+            state.shorten_if_empty(now);
         }
         // A holder runs the clock of its session, while it lives.
         let expired = state.link.as_ref().is_none_or(|link| link.is_broken())

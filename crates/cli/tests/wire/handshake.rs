@@ -73,6 +73,8 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "takeover",
         "sessionEnd",
         "forget",
+        "autoForget",
+        "owners",
         "limitsHit",
         "sandbox",
         "sandboxedFileStreaming",

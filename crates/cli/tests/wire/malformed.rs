@@ -249,6 +249,7 @@ fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
         json!({"idleTimeoutMs": []}),
         json!({"overflow": "drop"}),
         json!({"overflow": 1}),
+        json!({"autoForget": "yes"}),
         json!({"term": 1}),
     ] {
         let error = client.fails("process/start", with(good.clone(), bad.clone()));

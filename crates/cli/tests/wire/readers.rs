@@ -259,6 +259,43 @@ fn a_closed_process_can_be_forgotten_and_no_other() {
 }
 
 #[test]
+fn a_process_is_forgotten_by_itself_once_its_owner_has_taken_everything() {
+    let server = TestServer::start();
+    let (mut client, _) = modern_client(&server);
+    client.ok("process/start", with(sh("p", "echo out; exit 3"), json!({"autoForget": true})));
+    let ended = client.collect("p");
+    assert_eq!((ended.stdout.as_slice(), &ended.exited["exitCode"]), (b"out\n".as_slice(), &json!(3)));
+    // Not acknowledged yet: another `process/start` of the name shows that it is there.
+    assert_error(&client.fails("process/start", sh("p", "true")), -32600, "duplicateProcess");
+    client.run("stays", &["true"]);
+    client.notify("process/ack", json!({"processId": "p", "seq": ended.seqs.last()}));
+    let names = |list: &Value| -> Vec<String> {
+        let all = list["processes"].as_array().expect("a list");
+        all.iter().filter_map(|process| process["processId"].as_str().map(str::to_owned)).collect()
+    };
+    wait_for("it to be forgotten", || names(&client.ok("process/list", json!({}))) == ["stays"]);
+}
+
+#[test]
+fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
+    let server = TestServer::start();
+    let ((mut owner, session), (mut reader, _), (mut other, _)) =
+        (modern_client(&server), modern_client(&server), modern_client(&server));
+    owner.ok("process/start", with(sh("p", "read x; echo end"), json!({"autoForget": true, "pipeStdin": true})));
+    reader.ok("process/subscribe", of(&session, "p"));
+    owner.leave();
+    other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"\n")})));
+    reader.expect("process/closed");
+    let listed = |client: &mut Client| {
+        let list = client.ok("process/list", json!({"scope": "all"}));
+        list["processes"].as_array().expect("a list").len()
+    };
+    assert_eq!(listed(&mut other), 1, "it has a reader");
+    reader.leave();
+    wait_for("it to be forgotten", || listed(&mut other) == 0);
+}
+
+#[test]
 fn acknowledgements_of_an_observer_free_nothing() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));

@@ -146,6 +146,7 @@ impl FileSystem for Local {
                 created_ms: found.stat.created.map_or(0, files::Moment::millis),
                 etag: found.etag,
                 link_target: found.link_target.map(OsString::from_vec),
+                owner: None,
             })
         })
     }
@@ -178,6 +179,7 @@ impl FileSystem for Local {
                 mode: detail.stat.mode,
                 modified: of_moment(detail.stat.modified),
                 target: detail.link_target.map(OsString::from_vec),
+                owner: None,
             };
             Ok(Page { entries: details.into_iter().map(entry).collect(), more })
         })

@@ -39,8 +39,8 @@ use bytes::Bytes;
 
 pub use error::{Error, ErrorKind};
 pub use exec_server_protocol::fs::{
-    ChangeKind, Cut, EntryKind, GlobParams, Moment, ScanParams, ScanSummary, SearchParams, SearchSummary, WalkKind,
-    WalkOptions, WatchEnd, WatchParams,
+    ChangeKind, Cut, EntryKind, GlobParams, Moment, Owner, ScanParams, ScanSummary, SearchParams, SearchSummary,
+    WalkKind, WalkOptions, WatchEnd, WatchParams,
 };
 #[cfg(feature = "local")]
 pub use local::Local;
@@ -87,6 +87,8 @@ pub struct Metadata {
     pub etag: Option<String>,
     /// Where the link leads, with [`Links::Itself`].
     pub link_target: Option<OsString>,
+    /// Whom it belongs to, where that was asked for ([`Remote::with_owners`]).
+    pub owner: Option<Owner>,
 }
 
 /// One entry of a directory, as it is.
@@ -104,6 +106,8 @@ pub struct Entry {
     pub modified: Moment,
     /// Where a link points.
     pub target: Option<OsString>,
+    /// Whom it belongs to, where that was asked for ([`Remote::with_owners`]).
+    pub owner: Option<Owner>,
 }
 
 /// A part of a directory, ordered by the bytes of the names.

@@ -41,19 +41,28 @@ pub struct Remote {
     client: Client,
     /// As the wire has it, for every call.
     sandbox: Option<Arc<RawValue>>,
+    /// Whom files belong to is asked for.
+    owners: bool,
 }
 
 impl Remote {
     /// The files that the server itself can reach.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { client, sandbox: None }
+        Self { client, sandbox: None, owners: false }
     }
 
     /// The same within a sandbox, given as PROTOCOL.md describes it; what it denies is [`ErrorKind::SandboxDenied`].
     #[must_use]
     pub fn sandboxed(&self, sandbox: Box<RawValue>) -> Self {
-        Self { client: self.client.clone(), sandbox: Some(Arc::from(sandbox)) }
+        Self { client: self.client.clone(), sandbox: Some(Arc::from(sandbox)), owners: self.owners }
+    }
+
+    /// Asks whom files belong to, too; a server without the capability `owners` does not say it.
+    #[must_use]
+    pub fn with_owners(mut self) -> Self {
+        self.owners = true;
+        self
     }
 
     /// The session behind it.
@@ -155,6 +164,7 @@ impl Remote {
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             of_link: links == Links::Itself,
+            owners: self.owners,
         };
         let found = self.call::<requests::FsGetMetadata>("look at", path, &params).await?;
         let target = match (found.link_target_base64, found.link_target) {
@@ -176,6 +186,7 @@ impl Remote {
             created_ms: found.created_at_ms,
             etag: found.etag,
             link_target: target.map(OsString::from_vec),
+            owner: found.owner,
         })
     }
 
@@ -288,6 +299,7 @@ impl Remote {
             follow_symlinks: None,
             sandbox: self.sandbox(),
             details: false,
+            owners: false,
             after_base64: None,
         };
         let found = self.call::<requests::FsReadDirectory>("list", path, &params).await?;
@@ -308,6 +320,7 @@ impl Remote {
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             details: true,
+            owners: self.owners,
             after_base64: after.map(|name| base64::encode(name.as_bytes())),
         };
         let found = self.call::<requests::FsReadDirectory>("list", path, &params).await?;
@@ -328,6 +341,7 @@ impl Remote {
                 mode,
                 modified,
                 target: target.map(OsString::from_vec),
+                owner: entry.owner,
             });
         }
         Ok(Page { entries, more: found.truncated })

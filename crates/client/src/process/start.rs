@@ -33,6 +33,7 @@ pub struct Start {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) overflow: Option<wire::Overflow>,
     pub(crate) sandbox: Option<SandboxContext>,
+    pub(crate) auto_forget: bool,
     pub(crate) terminate_on_drop: bool,
 }
 
@@ -54,6 +55,7 @@ impl Start {
             idle_timeout: None,
             overflow: None,
             sandbox: None,
+            auto_forget: false,
             terminate_on_drop: false,
         }
     }
@@ -148,6 +150,13 @@ impl Start {
         self
     }
 
+    /// Lets the server forget it once it has ended and no reader needs its output; see the capability `autoForget`.
+    #[must_use]
+    pub fn auto_forget(mut self, forget: bool) -> Self {
+        self.auto_forget = forget;
+        self
+    }
+
     /// Confines it and all that it starts; a server that cannot do so refuses.
     #[must_use]
     pub fn sandbox(mut self, sandbox: SandboxContext) -> Self {
@@ -177,6 +186,7 @@ impl Start {
             timeout_ms: self.timeout.map(millis),
             idle_timeout_ms: self.idle_timeout.map(millis),
             overflow: self.overflow,
+            auto_forget: self.auto_forget,
             sandbox: self.sandbox.clone(),
             enforce_managed_network: false,
             managed_network: None,

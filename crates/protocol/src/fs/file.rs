@@ -124,6 +124,26 @@ pub struct GetMetadataParams {
     /// Describes a link at the end of the path itself, in place of what it leads to.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub of_link: bool,
+    /// Says whom it belongs to.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub owners: bool,
+}
+
+/// Whom a file belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Owner {
+    /// The number of the user.
+    pub uid: u32,
+    /// The number of the group.
+    pub gid: u32,
+    /// The user's name in the server's `/etc/passwd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The group's name in the server's `/etc/group`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Result of `fs/getMetadata`. S has the flags and times alone, H the size too.
@@ -156,6 +176,9 @@ pub struct GetMetadataResult {
     /// Names that the file has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<u64>,
+    /// Whom it belongs to; with `owners`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     /// Where the link leads, as it is written; with `ofLink`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryKind, Moment, Sandbox};
+use super::{EntryKind, Moment, Owner, Sandbox};
 use crate::{
     Empty,
     path::PathArg,
@@ -80,6 +80,9 @@ pub struct ReadDirectoryParams {
     /// Lists every entry, broken links and special files too, sorted by name, each with `kind` and what else is known of it.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub details: bool,
+    /// With `details`: says whom each entry belongs to.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub owners: bool,
     /// With `details`: only names after this one, in the order of their bytes; base64. For the next part of a directory that is too large
     /// for one answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,6 +130,9 @@ pub struct DirectoryEntry {
     /// Time of modification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
+    /// Whom it belongs to; with `owners`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     /// Where a link leads, as it is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,

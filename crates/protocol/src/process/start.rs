@@ -51,6 +51,9 @@ pub struct StartParams {
     /// What happens when output is not taken, default `block`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
+    /// Forgets the process once it has ended and no reader needs its log any more.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
+    pub auto_forget: bool,
     /// What the process may touch; a policy that cannot be enforced is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,

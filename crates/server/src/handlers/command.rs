@@ -32,6 +32,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
         dialect: Dialect::Command,
         stdin: params.tty,
         tty: params.tty,
+        auto_forget: false,
         confinement: None,
         spec: StartSpec {
             arg0: params.arg0.map(String::into_bytes),

@@ -35,6 +35,8 @@ pub(super) struct Parts {
     pub(super) dialect: Dialect,
     pub(super) stdin: bool,
     pub(super) tty: bool,
+    /// It is forgotten by itself at its end.
+    pub(super) auto_forget: bool,
     /// What it is to be confined to.
     pub(super) confinement: Option<Confinement>,
     /// Everything else; argv, cwd and meta are filled in.
@@ -43,7 +45,7 @@ pub(super) struct Parts {
 
 /// Checks what can be checked before the id is looked at: the path, then argv, then whether one more may wait.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
-    let Parts { process_id, argv, cwd, dialect, stdin, tty, confinement, mut spec } = parts;
+    let Parts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
     let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
     let path = permitted::directory(&context.grant, path)?;
@@ -55,9 +57,10 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
+    let started_ms = wall_clock_ms();
     let (argv, argv_bytes) = kept_argv(&argv, limits::KEPT_ARGV_BYTES);
     let meta =
-        Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms: wall_clock_ms(), sandbox: None };
+        Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
     Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
@@ -123,6 +126,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             dialect: Dialect::Process,
             stdin: params.tty || params.pipe_stdin,
             tty: params.tty,
+            auto_forget: params.auto_forget,
             confinement,
             spec: StartSpec {
                 arg0: params.arg0.map(String::into_bytes),
@@ -149,14 +153,22 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
 /// `process/read`: handed to the pump, which answers it at send time.
 pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Reply) {
     match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
-        Ok(process) => context.peer.mailbox.order(Order::Read(ReadOrder {
-            own: *process.session == *context.session.id,
-            reply,
-            process,
-            after_seq: params.after_seq.unwrap_or(0),
-            max_bytes: params.max_bytes,
-            wait: Duration::from_millis(params.wait_ms.unwrap_or(0)),
-        })),
+        Ok(process) => {
+            let own = *process.session == *context.session.id;
+            let after_seq = params.after_seq.unwrap_or(0);
+            let wait = Duration::from_millis(params.wait_ms.unwrap_or(0));
+            let from_seq = params.from_seq.filter(|_| !own);
+            context.peer.mailbox.order(Order::Read(ReadOrder {
+                poll: from_seq.map(|from| process.poll(from.min(after_seq), after_seq)),
+                in_use: context.in_use(params.session_id.as_ref()).filter(|_| !own && !wait.is_zero()),
+                own,
+                reply,
+                process,
+                after_seq,
+                max_bytes: params.max_bytes,
+                wait,
+            }));
+        }
         Err(failure) => reply.fail(&failure),
     }
 }

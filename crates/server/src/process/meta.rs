@@ -42,6 +42,9 @@ pub(crate) struct Meta {
     /// What it is confined by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sandbox: Option<AppliedSandbox>,
+    /// It is forgotten once it has closed and no reader needs it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) auto_forget: bool,
 }
 
 impl Meta {

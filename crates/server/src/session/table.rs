@@ -14,7 +14,13 @@ use std::{
 use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 
+use exec_server_holder::wire::ToHolder;
+
+use super::ttl_ms;
 use crate::{connection::Peer, link::Link, process::Process, pump::Order};
+
+/// What an empty session has left to live: time for a client to notice that its link is dead and to come back.
+const EMPTY_TTL: Duration = Duration::from_secs(30);
 
 /// Everything of a session that changes, under one lock that is never held across an await.
 pub(super) struct State {
@@ -166,6 +172,22 @@ impl State {
     pub(super) fn unname(&mut self, process: &Arc<Process>) {
         if self.is_named(process) {
             self.processes.remove(process.id());
+        }
+    }
+
+    /// Gives a session that was emptied while no client is attached little time to live: its client may be about to mend its link,
+    /// but nothing is left to come back for. A client that resumes the session sets the time to live anew.
+    pub(super) fn shorten_if_empty(&mut self, now: Instant) {
+        let is_empty = self.processes.is_empty() && self.by_slot.is_empty();
+        if !is_empty || self.attached.is_some() || self.ttl.is_some_and(|ttl| ttl <= EMPTY_TTL) {
+            return;
+        }
+        self.ttl = Some(EMPTY_TTL);
+        self.detached_since = Some(now);
+        if let Some(link) = &self.link {
+            // Both, so that the holder's clock begins anew.
+            link.send(&ToHolder::Attach);
+            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(self.ttl) });
         }
     }
 

@@ -12,7 +12,7 @@ use exec_server_protocol::{
     path::{self as paths, Form, PathArg},
 };
 
-use super::{Errand, links, path, text_and_bytes, to_wire};
+use super::{Errand, links, owners::OwnerNames, path, text_and_bytes, to_wire};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// Entries of one answer with details: with their members they stay below the values of one message.
@@ -20,6 +20,9 @@ const DETAILED_ENTRIES: usize = limits::VALUES / 16;
 
 /// Values of an answer around its entries: envelope, result, list and the sandbox that was applied.
 const ENVELOPE_VALUES: usize = 16;
+
+/// The same where each entry says whom it belongs to.
+const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
 pub(crate) async fn create_directory(context: Context, params: wire::CreateDirectoryParams, reply: Reply) {
@@ -58,11 +61,16 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
         return Ok(wire::ReadDirectoryResult { entries: entries.iter().map(entry).collect(), truncated: false });
     }
     let after = params.after_base64.as_deref().map(super::decode).transpose()?.map(OsString::from_vec);
-    let operation = move |view: &View, cancel: &Cancel| {
-        files::read_details(view, &path, links, (after.as_deref(), DETAILED_ENTRIES), cancel)
-    };
+    let most = if params.owners { OWNED_ENTRIES } else { DETAILED_ENTRIES };
+    let operation =
+        move |view: &View, cancel: &Cancel| files::read_details(view, &path, links, (after.as_deref(), most), cancel);
     let (details, truncated) = errand.run(params.sandbox.as_deref(), operation).await?;
-    Ok(wire::ReadDirectoryResult { entries: details.iter().map(detail).collect(), truncated })
+    let owners = if params.owners { Some(OwnerNames::load().await) } else { None };
+    let entries = details.iter().map(|of| {
+        let owner = owners.as_ref().map(|names| names.owner(of.stat.uid, of.stat.gid));
+        wire::DirectoryEntry { owner, ..detail(of) }
+    });
+    Ok(wire::ReadDirectoryResult { entries: entries.collect(), truncated })
 }
 
 fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
@@ -77,6 +85,7 @@ fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
         size: None,
         mode: None,
         modified_at: None,
+        owner: None,
         link_target: None,
         link_target_base64: None,
     }

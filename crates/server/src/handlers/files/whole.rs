@@ -6,7 +6,7 @@ use bytes::Bytes;
 use exec_server_fs::{self as files, Finish, Links, Part, Place};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
-use super::{Errand, from_wire, links, one_of, path, text_and_bytes, to_wire, write_result};
+use super::{Errand, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// What to do with a file that is too large for one message.
@@ -135,7 +135,10 @@ pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataPara
     let described = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
         let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
-        errand.run(params.sandbox.as_deref(), operation).await.map(metadata_result)
+        let found = errand.run(params.sandbox.as_deref(), operation).await?;
+        let (uid, gid) = (found.stat.uid, found.stat.gid);
+        let owner = if params.owners { Some(OwnerNames::load().await.owner(uid, gid)) } else { None };
+        Ok(wire::GetMetadataResult { owner, ..metadata_result(found) })
     };
     errand.answer(reply, described.await);
 }
@@ -160,6 +163,7 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
         mode: Some(stat.mode),
         modified_at: Some(to_wire(stat.modified)),
         links: Some(stat.links),
+        owner: None,
         link_target,
         link_target_base64,
     }

@@ -1,0 +1,67 @@
+//! Names of users and groups, as the server's `/etc/passwd` and `/etc/group` have them. Other sources (LDAP, NIS) are not asked:
+//! this program is linked statically, and a name service that hangs would hold up a listing. Files are read again for each request
+//! that wants names. Must not know files beyond their owners' numbers.
+
+use std::collections::HashMap;
+
+use exec_server_protocol::fs as wire;
+
+/// Names by number.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct OwnerNames {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl OwnerNames {
+    /// Reads both files; one that cannot be read has no names.
+    pub(super) async fn load() -> Self {
+        let read = || {
+            let [users, groups] = ["/etc/passwd", "/etc/group"]
+                .map(|path| std::fs::read(path).map_or_else(|_| HashMap::new(), |text| names(&text)));
+            Self { users, groups }
+        };
+        // A blocking task fails only where the runtime ends.
+        tokio::task::spawn_blocking(read).await.unwrap_or_default()
+    }
+
+    /// Whom a file belongs to.
+    pub(super) fn owner(&self, uid: u32, gid: u32) -> wire::Owner {
+        wire::Owner { uid, gid, user: self.users.get(&uid).cloned(), group: self.groups.get(&gid).cloned() }
+    }
+}
+
+/// Both files have the name first and the number third. The first line of a number counts, as for `getpwuid`.
+fn names(text: &[u8]) -> HashMap<u32, String> {
+    let mut names = HashMap::new();
+    for line in String::from_utf8_lossy(text).lines() {
+        let mut fields = line.split(':');
+        let (Some(name), Some(_), Some(number)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        if let (false, Ok(number)) = (name.is_empty(), number.parse()) {
+            names.entry(number).or_insert_with(|| name.to_owned());
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_numbers_and_the_first_of_a_number_counts() {
+        let users = names(
+            b"root:x:0:0:root:/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\n\nbroken\n:x:7:7::/:\nme:x:1000:1000::/home/me:\n",
+        );
+        let groups = names(b"wheel:x:0:\nusers:x:100:me,you\n");
+        let owners = OwnerNames { users, groups };
+        let named = |user: Option<&str>, group: Option<&str>| (user.map(str::to_owned), group.map(str::to_owned));
+        let shown = |uid, gid| {
+            let owner = owners.owner(uid, gid);
+            (owner.user, owner.group)
+        };
+        assert_eq!(shown(0, 0), named(Some("root"), Some("wheel")));
+        assert_eq!(shown(1000, 100), named(Some("me"), Some("users")));
+        assert_eq!(shown(7, 7), named(None, None));
+    }
+}
