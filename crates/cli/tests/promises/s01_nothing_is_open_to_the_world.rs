@@ -90,8 +90,8 @@ fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
 fn names_of_hosts_and_unknown_places_are_refused_by_the_grammar() {
     let dir = tempfile::tempdir().expect("make a directory");
     for (listen, named) in [
-        ("ws://localhost:0", "host names"),
-        ("wss://localhost:0", "host names"),
+        ("ws://example.test:0", "host names"),
+        ("wss://example.test:0", "host names"),
         ("wss://box.example:443", "host names"),
         ("ws://127.1:0", "host names"),
         ("ws://[127.0.0.1]:0", "host names"),

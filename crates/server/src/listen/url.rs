@@ -31,7 +31,7 @@ pub enum ParseError {
         text: String,
     },
     /// A name could resolve to something else tomorrow.
-    #[error("`{host}` is not an IP address; host names are not accepted in `ws://IP:PORT`")]
+    #[error("`{host}` is not an IP address; host names other than `localhost` are not accepted in `ws://IP:PORT`")]
     HostName {
         /// The host part.
         host: String,
@@ -104,7 +104,10 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
         Some(inner) => inner.split_once("]:").ok_or_else(port_error)?,
         None => authority.rsplit_once(':').ok_or_else(port_error)?,
     };
-    let ip = if authority.starts_with('[') {
+    let ip = if authority.starts_with("localhost:") {
+        // The only name that means one address everywhere.
+        Some(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    } else if authority.starts_with('[') {
         host.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
     } else {
         host.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
@@ -128,6 +131,7 @@ mod tests {
             ("ws://127.0.0.1:0", "ws://127.0.0.1:0"),
             ("ws://127.0.0.1:0/", "ws://127.0.0.1:0"),
             ("ws://0.0.0.0:65535", "ws://0.0.0.0:65535"),
+            ("ws://localhost:80", "ws://127.0.0.1:80"),
             ("ws://[::1]:80", "ws://[::1]:80"),
             ("ws://[::ffff:127.0.0.1]:80", "ws://[::ffff:127.0.0.1]:80"),
             ("wss://[::]:443", "wss://[::]:443"),
@@ -144,7 +148,7 @@ mod tests {
     fn refuses_everything_else_with_its_own_reason() {
         type Expected = fn(&ParseError) -> bool;
         let cases: [(&str, Expected); 18] = [
-            ("ws://localhost:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("ws://example.test:80", |e| matches!(e, ParseError::HostName { .. })),
             ("ws://example.com:80", |e| matches!(e, ParseError::HostName { .. })),
             ("ws://127.1:80", |e| matches!(e, ParseError::HostName { .. })),
             ("ws://::1:80", |e| matches!(e, ParseError::HostName { .. })),
@@ -157,7 +161,7 @@ mod tests {
             ("ws://[::1]", |e| matches!(e, ParseError::Port { .. })),
             ("ws://127.0.0.1:80/path", |e| matches!(e, ParseError::Path { .. })),
             ("ws://u@127.0.0.1:80", |e| matches!(e, ParseError::Path { .. })),
-            ("wss://localhost:80", |e| matches!(e, ParseError::HostName { .. })),
+            ("wss://example.test:80", |e| matches!(e, ParseError::HostName { .. })),
             ("unix://relative", |e| matches!(e, ParseError::SocketPath { .. })),
             ("unix:///dir/", |e| matches!(e, ParseError::SocketPath { .. })),
             ("http://127.0.0.1:80", |e| matches!(e, ParseError::Unknown { .. })),
