@@ -30,9 +30,11 @@ use exec_server_server::{
 };
 use rustix::fs::FileType;
 
+use crate::hints;
+
 pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
 pub(crate) use bounds::Bounds;
-pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Ps, Run, Wait};
+pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Prune, Ps, Run, Wait};
 pub(crate) use copy::{Copy, Named, Side};
 pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
 pub(crate) use mcp::{Bridge, Call, Configured, List, Mcp, McpCommand, ServeMcp, Status};
@@ -72,6 +74,7 @@ Exit codes: 0 ended in order; 1 ended by a second signal; 255 trouble, such as a
 
 Examples:
   exec-server serve
+  exec-server serve --port 4000
   exec-server serve --listen ws://127.0.0.1:4000 --token-file ~/.exec-token
   exec-server serve --listen wss://0.0.0.0:4000 --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
 
@@ -92,6 +95,9 @@ Example:
   exec-server doctor";
 
 const COMPLETIONS_HELP: &str = "\
+The script asks this program at every Tab: it completes ids of processes on the server that the words name, and names of \
+environments.
+
 Examples:
   exec-server completions bash > ~/.local/share/bash-completion/completions/exec-server
   exec-server completions zsh  > ~/.zfunc/_exec-server
@@ -122,6 +128,8 @@ pub(crate) enum Command {
     Wait(Wait),
     /// Drop an ended process and what it wrote.
     Forget(Forget),
+    /// Drop all ended processes and what they wrote.
+    Prune(Prune),
     /// Copy files and trees to, from and between servers.
     Cp(Copy),
     /// Look at, search, watch and change the files of a server.
@@ -170,6 +178,9 @@ pub(crate) struct Serve {
     /// Where to listen: ws://IP:PORT, wss://IP:PORT, unix:///path or stdio; repeatable [default: ws://127.0.0.1:0]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<ListenUrl>,
+    /// Listen on this port of this machine: the same as --listen ws://127.0.0.1:N
+    #[arg(short = 'p', long, value_name = "N")]
+    port: Option<u16>,
     /// Who may connect over ws and wss: bearers of a token, or everybody who reaches the socket [default: token; with
     /// --client-ca a certificate alone]
     #[arg(long, value_enum)]
@@ -321,7 +332,7 @@ impl std::error::Error for Wrong {}
 
 /// Reads the command line; ends the program with help or a usage error.
 pub(crate) fn parse() -> Command {
-    try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| error.exit())
+    try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| hints::name_command(error).exit())
 }
 
 fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
@@ -334,7 +345,12 @@ fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
     if let Command::Serve(serve) = &mut command {
         serve.settings = settings;
+        let local = |port| ListenUrl::Ws((std::net::Ipv4Addr::LOCALHOST, port).into());
+        serve.listen.extend(serve.port.map(local));
         serve.bounds.check().map_err(|text| grammar.error(ErrorKind::ValueValidation, text))?;
+    }
+    if let Command::Run(run) = &mut command {
+        run.apply_verbosity();
     }
     if let Command::Cp(copy) = &command {
         let grammar = grammar.find_subcommand_mut("cp").expect("the grammar has it");
@@ -346,6 +362,28 @@ fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
 /// The whole grammar, also for completions and manual pages.
 pub(crate) fn grammar() -> clap::Command {
     Cli::command().mut_subcommand("serve", bounds::describe)
+}
+
+/// Which server half a command line leads to, for its completion. Bash makes words of `=`.
+pub(crate) fn connection(words: &[OsString]) -> Option<Connect> {
+    let mut line: Vec<OsString> = vec!["exec-server".into(), "ps".into()];
+    let mut words = words.iter().filter(|word| *word != "=");
+    while let Some(word) = words.next() {
+        let text = word.to_str().unwrap_or_default();
+        let (flag, value) = text.split_once('=').map_or((text, None), |(flag, value)| (flag, Some(value)));
+        if !["--connect", "--token-file", "--tls-ca", "--tls-cert", "--tls-key"].contains(&flag) {
+            continue;
+        }
+        line.push(flag.into());
+        line.push(match value {
+            Some(value) => value.into(),
+            None => words.next()?.clone(),
+        });
+    }
+    match try_parse(line) {
+        Ok(Command::Ps(ps)) => Some(ps.connect),
+        Ok(_) | Err(_) => None,
+    }
 }
 
 /// What a command needs before anything else.
@@ -398,16 +436,25 @@ fn normalized(args: impl Iterator<Item = OsString>, are_pipes: bool) -> Vec<OsSt
         Some("exec-server") => args[1] = "serve".into(),
         Some("--help" | "--version") => {}
         Some(flag) if flag.starts_with("--") => args.insert(1, "serve".into()),
+        Some("kill") => args.iter_mut().skip(2).take_while(|arg| *arg != "--").for_each(name_signal),
         Some(_) | None => {}
     }
     args
 }
 
+/// `-9`, `-KILL` and `-SIGKILL` become flags that the grammar knows.
+fn name_signal(arg: &mut OsString) {
+    let named = arg.to_str().and_then(|arg| arg.strip_prefix('-')).and_then(|name| values::signal(name).ok());
+    if let Some(name) = named {
+        *arg = format!("--signal={name}").into();
+    }
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{Command, grammar, normalized, try_parse, values::CONCURRENT_MAX};
 
-    fn parse(line: &str) -> Result<Command, clap::Error> {
+    pub(in crate::args) fn parse(line: &str) -> Result<Command, clap::Error> {
         try_parse(normalized(line.split(' ').map(Into::into), false))
     }
 
@@ -457,44 +504,6 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_a_server_and_nothing_that_is_not_heeded() {
-        let error = |line: &str| parse(&format!("exec-server cp {line}")).expect_err(line).to_string();
-        for (line, said) in [
-            ("--connect ws://a x y", "neither path is on a server; write `:` before the one that is, such as `:y`"),
-            ("x y", "neither path is on a server"),
-            ("--from ws://a x :y", "--from names the server of SRC, and `x` is on this machine; write `:x`"),
-            ("--to ws://a :x y", "--to names the server of DST, and `y` is on this machine; write `:y`"),
-            ("--connect ws://a --from ws://b :x y", "--connect names no server of this copy"),
-            ("--connect ws://a --from ws://b --to ws://c :x :y", "--connect names no server of this copy"),
-            ("-r  :x", "it is empty; write `.`"),
-            ("-r : x", "it is empty; write `:.`"),
-            ("--from ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
-            ("--connect ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
-        ] {
-            let text = error(line);
-            assert!(text.contains(said), "{line}: {text}");
-        }
-    }
-
-    #[test]
-    fn a_token_of_the_environment_is_shown_to_one_server() {
-        let shown = |line: &str| match parse(&format!("exec-server cp {line}")) {
-            Ok(Command::Cp(copy)) => copy
-                .servers()
-                .map(|named| named.map(|named| (named.by.unwrap_or("-").to_owned(), named.may_have_token))),
-            other => panic!("{line}: {other:?}"),
-        };
-        let named = |name: &str, may| Some((name.to_owned(), may));
-        assert_eq!(shown("x :y"), [None, named("-", true)]);
-        assert_eq!(shown("--connect a :x :y"), [named("a", true), named("a", true)]);
-        assert_eq!(shown("--token-file f --from a --to a :x :y"), [named("a", true), named("a", true)]);
-        assert_eq!(shown("--token-file f --from a :x y"), [named("a", true), None]);
-        assert_eq!(shown("--from a --to b :x :y"), [named("a", false), named("b", false)]);
-        assert_eq!(shown("--connect a --to b :x :y"), [named("a", true), named("b", false)]);
-        assert_eq!(shown("--from b :x :y"), [named("b", false), named("-", true)]);
-    }
-
-    #[test]
     fn what_would_be_too_much_is_not_removed() {
         for bad in [".", "..", "a/.", "a/..", "./", "a/../", "/", "//", "/.", "/..", "a//.//"] {
             assert!(parse(&format!("exec-server fs rm -r x {bad}")).is_err(), "{bad}");
@@ -503,6 +512,27 @@ mod tests {
             assert!(parse(&format!("exec-server fs rm -r {good}")).is_ok(), "{good}");
         }
         assert!(parse("exec-server fs rm ").is_err());
+    }
+
+    #[test]
+    fn a_signal_is_given_as_kill_takes_it_everywhere() {
+        for (line, signal, ids) in [
+            ("kill -9 a", Some("SIGKILL"), &["a"][..]),
+            ("kill -KILL a b", Some("KILL"), &["a", "b"]),
+            ("kill a -HUP", Some("HUP"), &["a"]),
+            ("kill -s USR1 a", Some("USR1"), &["a"]),
+            ("kill -s 1 a", Some("SIGHUP"), &["a"]),
+            ("kill a -- -9", None, &["a", "-9"]),
+        ] {
+            let Ok(Command::Kill(kill)) = parse(&format!("exec-server {line}")) else { panic!("{line}") };
+            assert_eq!(
+                (kill.signal.as_deref(), &kill.ids[..]),
+                (signal, &ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>()[..]),
+                "{line}"
+            );
+        }
+        assert!(parse("exec-server kill -9 --grace 1s a").is_err());
+        assert!(parse("exec-server kill -99 a").is_err());
     }
 
     #[test]

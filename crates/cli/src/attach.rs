@@ -14,6 +14,7 @@ use exec_server_client::{Client, protocol::process::ProcessInfo};
 use crate::{
     args, codes,
     connect::Visit,
+    display::{self, Palette},
     env_token, ids, logs, runtime, say,
     signals::Signals,
     streams::{self, Carry, Input, Outcome, Role},
@@ -44,11 +45,18 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     // What has ended is shown from its end, too: there is nothing else to come.
     let after = if info.tty || info.exited { latest.saturating_sub(REPLAYED) } else { latest };
     let process = logs::attach(client, info, after, true).await?;
+    let name = ids::clean(process.id().as_str());
     let terminal = if info.tty { Terminal::open()? } else { None };
     if info.tty {
         terminal::clear();
     }
     let (is_typed, is_raw) = (io::stdin().is_terminal(), terminal.is_some());
+    if is_typed {
+        // A terminal that is not raw gives a line at a time.
+        let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
+        let hint = format!("exec-server: attached to `{name}`; press {keys} to leave it running");
+        say::notice(Palette::of_stderr().paint(display::DIM, &hint));
+    }
     let carry = Carry {
         client: client.clone(),
         events: process.events_after(after),
@@ -73,7 +81,6 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         carried = &mut carrying => carried,
         () = redraw => carrying.await,
     };
-    let name = ids::clean(process.id().as_str());
     match carried? {
         Outcome::Ended(ended) => {
             ended.explain();

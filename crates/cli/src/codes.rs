@@ -8,6 +8,8 @@ use crate::{args::Wrong, ids::NoProcess};
 
 /// There is no such process.
 pub(crate) const NO_PROCESS: u8 = 1;
+/// The person at the terminal said no.
+pub(crate) const NOT_DONE: u8 = 1;
 /// Not everything was copied.
 pub(crate) const NOT_COPIED: u8 = 1;
 /// A tool of an MCP server failed.

@@ -6,7 +6,7 @@ use std::{env, path::PathBuf, time::Duration};
 use anyhow::{Context as _, bail};
 use exec_server_client::{
     Builder, Client, Error, Token,
-    environment::{self, Choice, Identity, RemoteSpec},
+    environment::{self, Choice, EnvironmentError, Identity, RemoteSpec},
     protocol::{
         initialize::Ttl,
         process::{AdoptingSession, ListResult, ProcessInfo, Scope},
@@ -17,7 +17,7 @@ use tokio::{task::JoinSet, time};
 use crate::{
     args,
     dial::{self, PerUser},
-    env_token,
+    env_token, hints,
     ids::{self, NoProcess},
     link, log, place, say, terminal,
 };
@@ -73,23 +73,25 @@ impl Server {
         Self::find_as(args, args.connect.as_deref(), token)
     }
 
-    /// The servers of a copy, as `find` does: the source's and the target's, where they have one. Each gets the token of the
-    /// environment only if that may be meant for it.
-    pub(crate) fn find_two(
+    /// The servers of a copy, as `find` does: of each path that is on one. Each gets the token of the environment only if that
+    /// may be meant for it.
+    pub(crate) fn find_all(
         args: &args::Connect,
-        named: [Option<args::Named<'_>>; 2],
+        named: &[Option<args::Named<'_>>],
         token: Option<env_token::Waiting>,
-    ) -> anyhow::Result<[Option<Self>; 2]> {
+    ) -> anyhow::Result<Vec<Option<Self>>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
         let token = token.map(read_token).transpose()?;
-        let find = |named: Option<args::Named<'_>>| match named {
-            Some(named) => Self::find_as(args, named.by, token.clone().filter(|_| named.may_have_token)),
+        let find = |named: &Option<args::Named<'_>>| match named {
+            Some(named) => {
+                let host = named.by.filter(|_| named.may_be_host).and_then(host_of_ssh);
+                Self::find_as(args, host.as_deref().or(named.by), token.clone().filter(|_| named.may_have_token))
+            }
             None => Ok(None),
         };
-        let [from, to] = named.map(find);
-        Ok([from?, to?])
+        named.iter().map(find).collect()
     }
 
     fn find_as(args: &args::Connect, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
@@ -97,7 +99,7 @@ impl Server {
             Some(asked) => Some(asked.to_owned()),
             None => environment::asked_by(|name| env::var_os(name))?,
         };
-        let mut spec = match environment::choose(asked.as_deref())? {
+        let mut spec = match choose(asked.as_deref())? {
             Choice::Local => return Ok(None),
             Choice::None => {
                 bail!("no server: `none` was asked for; pass `--connect URL`, or `--connect local` for this machine")
@@ -228,6 +230,24 @@ impl Visit {
         &self.server
     }
 
+    /// The client, where there is a server to ask.
+    pub(crate) fn client(&self) -> Option<&Client> {
+        self.client.as_ref()
+    }
+
+    /// Every process there when we came, with the client to speak of it with.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&Client, &ProcessInfo)> {
+        self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
+    }
+
+    /// Connects where there was no server before and there is one now.
+    pub(crate) async fn connect_again(&mut self) -> anyhow::Result<()> {
+        if self.client.is_none() && self.server.is_worth_asking()? {
+            self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?);
+        }
+        Ok(())
+    }
+
     /// Every process there when we came, the oldest first.
     pub(crate) fn all(&self) -> &[ProcessInfo] {
         &self.all
@@ -274,6 +294,24 @@ pub(crate) async fn end(client: &Client) {
 /// As [`end`]; whether the server could be reached.
 pub(crate) async fn try_end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
+}
+
+/// The URL of a host of ssh, where it is not a name of environments.toml. A broken file is told by whoever uses the name.
+fn host_of_ssh(name: &str) -> Option<String> {
+    let is_unknown = matches!(environment::choose(Some(name)), Err(EnvironmentError::Unknown { .. }));
+    (is_unknown && !name.contains(':')).then(|| format!("ssh://{name}"))
+}
+
+/// Picks by name or URL; a host without a scheme is answered with the URL that was probably meant.
+fn choose(asked: Option<&str>) -> anyhow::Result<Choice> {
+    let chosen = environment::choose(asked);
+    let is_unknown = matches!(&chosen, Err(EnvironmentError::Unknown { .. } | EnvironmentError::Url { .. }));
+    match asked.and_then(hints::url_for).filter(|_| is_unknown) {
+        Some(url) => {
+            chosen.with_context(|| format!("`{}` is not a URL; write `--connect {url}`", asked.unwrap_or_default()))
+        }
+        None => Ok(chosen?),
+    }
 }
 
 fn read_token(waiting: env_token::Waiting) -> anyhow::Result<Token> {

@@ -4,18 +4,18 @@
 use std::{
     env,
     io::{self, IsTerminal as _, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use exec_server_client::{
     Client,
     cp::{self, Place, Watch},
     fs::{self, EntryKind},
-    protocol::{initialize::Ttl, path::PathArg},
+    protocol::initialize::Ttl,
 };
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ use crate::{
     args::{self, Side},
     codes,
     connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, link, runtime, say, terminal,
+    display, env_token, ids, link, remote_path, runtime, say, terminal,
 };
 
 /// How often the line is drawn.
@@ -33,29 +33,92 @@ const DRAW_EVERY: Duration = Duration::from_millis(100);
 pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let is_shown = args.progress && io::stderr().is_terminal();
     runtime::block_on_here(async {
-        let [from, to] = Server::find_two(&args.connect, args.servers(), token)?;
-        let [from, to] = [(&args.source, from, "--from"), (&args.target, to, "--to")].map(End::new);
-        let (from, to) = (from?, to?);
-        let (source, source_client) = from.open().await?;
-        let (target, target_client) = to.open().await?;
-        let clients: Vec<Client> = [source_client, target_client].into_iter().flatten().collect();
+        let named = args.servers();
+        let servers = Server::find_all(&args.connect, &named, token)?;
+        let last = args.paths.len() - 1;
+        let ends = args.paths.iter().zip(servers).enumerate().map(|(at, (side, server))| {
+            let flag = if at == last { "--to" } else { "--from" };
+            End::new(side, server, flag)
+        });
+        // All ends are looked at before anybody is called.
+        let ends = ends.collect::<Result<Vec<End<'_>>, _>>()?;
+        let mut sessions = Sessions::default();
+        let mut places = Vec::new();
+        for (end, named) in ends.iter().zip(&named) {
+            places.push(sessions.open(end, *named).await?);
+        }
+        let target = places.pop().expect("the grammar asks for two paths");
         let talk = Talk { line: is_shown.then(Line::new).map(Mutex::new) };
-        let copying = cp::copy(&source, &target, args.recursive, &talk);
-        let done = link::telling(&clients, |text| talk.say(text), copying).await;
+        let copying = copy_all(args, &places, &target, &talk);
+        let code = link::telling(&sessions.clients(), |text| talk.say(text), copying).await;
         talk.end();
-        for client in clients {
+        for client in sessions.clients() {
             connect::end(&client).await;
         }
-        match done {
-            Ok(report) if report.failed == 0 => Ok(ExitCode::SUCCESS),
-            Ok(_) => Ok(ExitCode::from(codes::NOT_COPIED)),
+        Ok(ExitCode::from(code))
+    })
+}
+
+/// Copies one source after the other; the code of the worst.
+async fn copy_all(args: &args::Copy, sources: &[Place], target: &Place, talk: &Talk) -> u8 {
+    if sources.len() > 1 && !is_directory(target).await {
+        talk.say(&format!(
+            "`{}` is not a directory; several sources need one to be copied into",
+            target.path.display()
+        ));
+        return codes::NOT_COPIED;
+    }
+    let mut code = 0;
+    for source in sources {
+        match cp::copy(source, target, args.recursive, talk).await {
+            Ok(report) if report.failed == 0 => {}
+            Ok(_) => code = codes::NOT_COPIED,
             Err(error) => {
-                let code = if error.is_connection() { codes::TROUBLE } else { codes::NOT_COPIED };
-                say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
-                Ok(ExitCode::from(code))
+                talk.say(&error.to_string());
+                if error.is_connection() {
+                    return codes::TROUBLE;
+                }
+                code = codes::NOT_COPIED;
             }
         }
-    })
+    }
+    code
+}
+
+async fn is_directory(place: &Place) -> bool {
+    let found = place.files.metadata(&place.path, fs::Links::Follow).await;
+    found.is_ok_and(|found| found.kind == EntryKind::Directory)
+}
+
+/// One session for each server of a copy, however many paths are there.
+#[derive(Default)]
+struct Sessions<'a>(Vec<(args::Named<'a>, Client)>);
+
+impl<'a> Sessions<'a> {
+    /// The place of one end.
+    async fn open(&mut self, end: &End<'_>, named: Option<args::Named<'a>>) -> anyhow::Result<Place> {
+        let (path, server, named) = match (end, named) {
+            (End::There(path, server), Some(named)) => (path, server, named),
+            (End::Here(path) | End::There(path, _), _) => {
+                let path = env::current_dir().context("find the working directory")?.join(path);
+                return Ok(Place { files: Arc::new(fs::Local::new()), path });
+            }
+        };
+        let client = match self.0.iter().find(|(other, _)| *other == named) {
+            Some((_, client)) => client.clone(),
+            None => {
+                let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+                self.0.push((named, client.clone()));
+                client
+            }
+        };
+        let path = remote_path::resolve(&client, path).await?;
+        Ok(Place { files: Arc::new(fs::Remote::new(client)), path })
+    }
+
+    fn clients(&self) -> Vec<Client> {
+        self.0.iter().map(|(_, client)| client.clone()).collect()
+    }
 }
 
 /// One end of a copy.
@@ -65,42 +128,16 @@ enum End<'a> {
 }
 
 impl<'a> End<'a> {
-    /// Both ends are looked at before anybody is called.
-    fn new((side, server, flag): (&'a Side, Option<Server>, &str)) -> Result<Self, args::Wrong> {
+    fn new(side: &'a Side, server: Option<Server>, flag: &str) -> Result<Self, args::Wrong> {
         match (side, server) {
             (Side::Here(path), _) => Ok(Self::Here(path)),
-            (Side::There(path), Some(server)) => Ok(Self::There(path, server)),
-            (Side::There(path), None) => {
+            (Side::There(path) | Side::Named(_, path), Some(server)) => Ok(Self::There(path, server)),
+            (Side::There(path) | Side::Named(_, path), None) => {
                 let path = ids::clean(&path.to_string_lossy());
                 Err(args::Wrong(format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`")))
             }
         }
     }
-
-    /// The place, and the session behind it where it is on a server.
-    async fn open(&self) -> anyhow::Result<(Place, Option<Client>)> {
-        match self {
-            Self::Here(path) => {
-                let path = env::current_dir().context("find the working directory")?.join(path);
-                Ok((Place { files: Arc::new(fs::Local::new()), path }, None))
-            }
-            Self::There(path, server) => {
-                let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
-                let path = there(&client, path).await?;
-                Ok((Place { files: Arc::new(fs::Remote::new(client.clone())), path }, Some(client)))
-            }
-        }
-    }
-}
-
-/// A path on a server; one without a slash at its beginning is below the server's own directory.
-async fn there(client: &Client, path: &Path) -> anyhow::Result<PathBuf> {
-    if path.is_absolute() {
-        return Ok(path.to_owned());
-    }
-    let info = client.environment_info().await.context("ask for the server's directory")?;
-    let cwd = info.cwd.ok_or_else(|| anyhow!("`:{}`: the server does not tell its own directory", path.display()))?;
-    Ok(PathArg::new(cwd).resolve().context("read the server's directory")?.join(path))
 }
 
 /// What is said while it goes on.
@@ -211,9 +248,9 @@ impl Line {
             "#".repeat(full),
             " ".repeat(BAR - full),
             (done * 100.0) as u64,
-            size(self.bytes),
-            size(self.of),
-            size(speed),
+            display::size(self.bytes),
+            display::size(self.of),
+            display::size(speed),
             self.files,
             self.name,
         )
@@ -223,18 +260,6 @@ impl Line {
         // Nobody is there to be told.
         io::stderr().write_all(text.as_bytes()).ok();
     }
-}
-
-/// Bytes for people.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]
@@ -247,6 +272,5 @@ mod tests {
         (line.bytes, line.of, line.files, line.name) = (512 << 20, 2 << 30, 3, "big".to_owned());
         let text = line.text(Duration::from_secs(2));
         assert_eq!(text, "[#####               ]  25%  512.0 MiB of 2.0 GiB  256.0 MiB/s  3 files  big");
-        assert_eq!(size(1023), "1023 B");
     }
 }

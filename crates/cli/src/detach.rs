@@ -68,7 +68,7 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
         Err(error) => {
             connect::end(&client).await;
             let code = codes::of_start(&error);
-            say::error(&error.into());
+            run::say_not_started(error, args);
             Ok(code)
         }
     }

@@ -9,7 +9,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde::Serialize;
 
-use crate::{args, place, say};
+use crate::{
+    args,
+    display::{self, Palette},
+    place, say,
+};
 
 /// How a finding stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -57,22 +61,23 @@ pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
     let text = if args.json {
         serde_json::to_string_pretty(&findings).context("write the findings")? + "\n"
     } else {
-        findings.iter().map(line).collect()
+        findings.iter().map(|finding| line(finding, Palette::of_stdout())).collect()
     };
     say::text(&text).context("write standard output")?;
     let is_missing = findings.iter().any(|finding| finding.state == State::Missing);
     Ok(if is_missing { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-fn line(finding: &Finding) -> String {
-    let word = match finding.state {
-        State::Fine => "fine",
-        State::Weak => "weak",
-        State::Missing => "MISSING",
+fn line(finding: &Finding, palette: Palette) -> String {
+    let (word, style) = match finding.state {
+        State::Fine => ("fine", display::GREEN),
+        State::Weak => ("weak", display::YELLOW),
+        State::Missing => ("MISSING", display::RED.bold()),
     };
-    let mut text = format!("{word:<8}{:<20}{}\n", finding.what, finding.seen);
+    let (word, what) = (palette.paint(style, &display::pad(word, 8)), display::pad(finding.what, 20));
+    let mut text = format!("{word}{what}{}\n", finding.seen);
     if !finding.advice.is_empty() {
-        text += &format!("{:28}{}\n", "", finding.advice);
+        text += &format!("{:28}{}\n", "", palette.paint(display::DIM, finding.advice));
     }
     text
 }

@@ -15,11 +15,10 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use exec_server_client::{
-    Client,
     fs::{EntryKind, Error, ErrorKind, FileSystem as _, Links, ReadAt, Remote, read_stream_from},
-    protocol::{initialize::Ttl, path::PathArg},
+    protocol::initialize::Ttl,
 };
 use futures_util::StreamExt as _;
 
@@ -27,7 +26,9 @@ use crate::{
     args::{self, FilesCommand},
     codes,
     connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, link, printable, runtime, say,
+    env_token, ids, link, printable,
+    remote_path::Roots,
+    runtime, say,
 };
 
 /// Does what was asked for.
@@ -51,13 +52,15 @@ const REOPENED_MAX: u32 = 100;
 /// A server's files, and where relative paths begin.
 struct Place {
     files: Remote,
-    base: PathBuf,
+    roots: Roots,
 }
 
 impl Place {
     fn path(&self, path: &Path) -> PathBuf {
+        // A server that does not tell its home has no `~`: then it is a name like any other.
+        let whole = self.roots.resolve(path).unwrap_or_else(|_| self.roots.directory.join(path));
         // The last slash asks for a directory, and the dot for nothing.
-        self.base.join(path).components().collect()
+        whole.components().collect()
     }
 }
 
@@ -83,19 +86,19 @@ fn visit<F: Future<Output = Done>>(
     work: impl FnOnce(Arc<Place>) -> F,
 ) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let (server, base) = match Server::find(args, token)? {
+        let (server, roots) = match Server::find(args, token)? {
             Some(server) => (server, None),
             None => {
                 let here = env::current_dir().context("find the working directory")?;
-                (Server::per_user(args)?, Some(here))
+                (Server::per_user(args)?, Some(Roots { directory: here, home: env::home_dir() }))
             }
         };
         let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
-        let base = match base {
-            Some(base) => base,
-            None => directory(&client).await?,
+        let roots = match roots {
+            Some(roots) => roots,
+            None => Roots::of(&client).await?,
         };
-        let place = Arc::new(Place { files: Remote::new(client.clone()), base });
+        let place = Arc::new(Place { files: Remote::new(client.clone()).with_owners(), roots });
         let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
         let done = link::telling(std::slice::from_ref(&client), say, work(place)).await;
         connect::end(&client).await;
@@ -105,13 +108,6 @@ fn visit<F: Future<Output = Done>>(
             Err(Ended::Trouble(error)) => Err(error),
         }
     })
-}
-
-/// The server's own directory.
-async fn directory(client: &Client) -> anyhow::Result<PathBuf> {
-    let info = client.environment_info().await.context("ask for the server's directory")?;
-    let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not tell its own directory; pass absolute paths"))?;
-    PathArg::new(cwd).resolve().context("read the server's directory")
 }
 
 async fn cat(place: Arc<Place>, args: &args::Cat) -> Done {

@@ -110,6 +110,16 @@ pub(crate) fn short_session(id: &SessionId) -> String {
     clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
+/// As it could be typed: what a shell would read otherwise stands in quotes.
+pub(crate) fn quoted(arg: &str) -> String {
+    let shown = clean(arg);
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%^".contains(c);
+    if !shown.is_empty() && shown.chars().all(is_plain) {
+        return shown;
+    }
+    format!("'{}'", shown.replace('\'', "'\\''"))
+}
+
 fn beginning<'a>(id: &str, all: &[&'a ProcessInfo]) -> Vec<&'a ProcessInfo> {
     if id.is_empty() {
         return Vec::new();

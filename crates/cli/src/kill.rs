@@ -1,32 +1,59 @@
-//! `exec-server kill`: ends processes, or sends them a signal.
-//! Must not wait for their end.
+//! `exec-server kill`: ends processes and waits until they have ended, or sends them a signal.
+//!
+//! Every process is asked to end before the first one is waited for, so that several take as long as the slowest. The command
+//! attaches before it sends the signal: a process that the server forgets at its end (`run --rm`) is still seen ending. Failure
+//! paths: a process that is gone has ended; one that does not end is waited for, and standard error says so. Must not know how a
+//! server is reached.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use exec_server_client::{
-    Client,
+    Client, Event, Process,
     protocol::process::{ProcessInfo, SignalParams, TerminateParams},
     requests::{ProcessSignal, ProcessTerminate},
 };
+use futures_util::future;
+use tokio::time::{self, Instant};
 
-use crate::{args, connect::Visit, env_token, ids, runtime};
+use crate::{args, codes, connect::Visit, env_token, ids, logs, runtime, say};
+
+/// How long the streams of a process that has exited may stay open before that is reported and the wait ends.
+const STREAMS_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long after the last signal a process may take to end before standard error says that it is waited for.
+const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
 /// Does it to each; one that cannot be found does not keep the others.
 pub(crate) fn run(args: &args::Kill, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
-        let mut failed = None;
+        let (mut failed, mut endings) = (None, Vec::new());
         for id in &args.ids {
-            let done = match visit.find(id) {
-                Ok((client, info)) => kill(args, client, info).await,
+            let asked = match visit.find(id) {
+                Ok((client, info)) => ask(client, info, how(args)).await,
                 Err(error) => Err(error.into()),
             };
-            failed = keep_first(failed, done);
+            failed = keep_first(failed, asked.map(|ending| endings.extend(ending)));
+        }
+        for ended in future::join_all(endings.into_iter().map(Ending::wait)).await {
+            failed = keep_first(failed, ended);
         }
         visit.end().await;
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
     })
+}
+
+fn how(args: &args::Kill) -> How<'_> {
+    match &args.signal {
+        // Only SIGKILL is sure to end a process; a program may heed any other in its own way.
+        Some(signal) => How::Signal { name: signal, waits: !args.no_wait && is_kill(signal) },
+        None => How::Terminate { grace: args.grace, waits: !args.no_wait },
+    }
+}
+
+fn is_kill(name: &str) -> bool {
+    exec_server_protocol::signal::number(name) == exec_server_protocol::signal::number("KILL")
 }
 
 /// The first error is the command's; the others are said at once.
@@ -40,21 +67,95 @@ pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>)
     }
 }
 
-async fn kill(args: &args::Kill, client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
+/// How a process is asked to end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum How<'a> {
+    /// The process and all it started: SIGTERM, then SIGKILL after the grace period.
+    Terminate { grace: Duration, waits: bool },
+    /// One signal to its process group.
+    Signal { name: &'a str, waits: bool },
+}
+
+/// A process that was asked to end and is waited for.
+pub(crate) struct Ending {
+    process: Process,
+    name: String,
+    /// The last event that was there before.
+    after: u64,
+    /// Wait for its streams too, not for its exit alone.
+    until_closed: bool,
+    /// When to say that it takes long.
+    notice_at: Instant,
+}
+
+/// Asks a process to end; `None` where there is nothing to wait for.
+pub(crate) async fn ask(client: &Client, info: &ProcessInfo, how: How<'_>) -> anyhow::Result<Option<Ending>> {
     if info.closed {
-        return Ok(());
+        return Ok(None);
     }
+    let name = ids::clean(info.process_id.as_str());
     let (process_id, session_id) = (info.process_id.clone(), Some(info.session_id.clone()));
-    let done = match &args.signal {
-        Some(signal) => {
-            let params = SignalParams { process_id, session_id, signal: signal.clone() };
+    let (waits, until_closed, grace) = match how {
+        How::Terminate { grace, waits } => (waits, true, grace),
+        How::Signal { waits, .. } => (waits && !info.exited, false, Duration::ZERO),
+    };
+    let after = info.next_seq.saturating_sub(1);
+    let process = if waits { Some(logs::attach(client, info, after, false).await?) } else { None };
+    let done = match how {
+        How::Signal { name, .. } => {
+            let params = SignalParams { process_id, session_id, signal: name.to_owned() };
             client.request::<ProcessSignal>(&params).await.map(drop)
         }
-        None => {
-            let grace_ms = (!args.grace.is_zero()).then(|| u64::try_from(args.grace.as_millis()).unwrap_or(u64::MAX));
-            let params = TerminateParams { process_id, session_id, grace_ms };
-            client.request::<ProcessTerminate>(&params).await.map(drop)
+        How::Terminate { grace, .. } => {
+            let grace_ms = (!grace.is_zero()).then(|| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+            client.request::<ProcessTerminate>(&TerminateParams { process_id, session_id, grace_ms }).await.map(drop)
         }
     };
-    done.with_context(|| format!("end `{}`", ids::clean(info.process_id.as_str())))
+    match done {
+        Err(error) if codes::is_gone(&error) => return Ok(None),
+        done => done.with_context(|| format!("end `{name}`"))?,
+    }
+    let notice_at = Instant::now() + grace + NOTICE_AFTER;
+    Ok(process.map(|process| Ending { process, name, after, until_closed, notice_at }))
+}
+
+impl Ending {
+    /// Waits until it has ended.
+    pub(crate) async fn wait(self) -> anyhow::Result<()> {
+        let mut events = self.process.events_after(self.after);
+        let mut is_noticed = false;
+        // Set when the process has exited and its streams are still open.
+        let mut streams_until: Option<Instant> = None;
+        loop {
+            let next = match streams_until {
+                Some(until) => time::timeout_at(until, events.next()).await,
+                None if is_noticed => Ok(events.next().await),
+                None => time::timeout_at(self.notice_at, events.next()).await,
+            };
+            match next {
+                Err(_) if streams_until.is_some() => {
+                    say::talk(format_args!(
+                        "exec-server: `{}` has ended, but a process that it started still holds its output open",
+                        self.name
+                    ));
+                    return Ok(());
+                }
+                Err(_) => {
+                    is_noticed = true;
+                    say::talk(format_args!(
+                        "exec-server: waiting for `{}` to end; Ctrl-C stops the waiting only",
+                        self.name
+                    ));
+                }
+                Ok(None | Some(Event::Closed { .. })) => return Ok(()),
+                Ok(Some(Event::Exited { .. })) if !self.until_closed => return Ok(()),
+                Ok(Some(Event::Exited { .. })) => streams_until = Some(Instant::now() + STREAMS_WITHIN),
+                Ok(Some(Event::Failed(error))) if codes::is_gone(&error) => return Ok(()),
+                Ok(Some(Event::Failed(error))) => {
+                    return Err(error).with_context(|| format!("wait for the end of `{}`", self.name));
+                }
+                Ok(Some(Event::Output { .. } | Event::Gap { .. })) => {}
+            }
+        }
+    }
 }

@@ -1,20 +1,24 @@
-//! `exec-server logs`: what a process has written, from the beginning or a number on; with `-f` until it is complete.
+//! `exec-server logs`: what processes have written, from the beginning, a number or the last lines on; with `-f` until it is
+//! complete. The log of one process comes out byte for byte; of several, `several` prints lines behind their names.
 //!
 //! Without `-f` the log is read in pieces up to what it was when we came, and nothing is held. With it we are a reader that
 //! holds the process back when our own reader does not read. Failure paths: what was read is printed first, and only a log that
 //! was printed to its end is a success. Must not know how a server is reached.
 
+mod several;
+mod tail;
+
 use std::{io, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use exec_server_client::{
-    Attach, Chunk, Client, Event, Events, Exit, Process, Totals,
+    Attach, Client, Event, Events, Exit, Process, Totals,
     protocol::{
         base64,
         process::{Gap, ProcessInfo, Stream},
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr};
 
 use crate::{
@@ -22,7 +26,7 @@ use crate::{
     connect::Visit,
     env_token,
     ids::{self, NoProcess},
-    printable, runtime,
+    printable, runtime, stall,
     streams::{Output, Role, say_gap},
 };
 
@@ -45,40 +49,77 @@ pub(crate) fn run(args: &args::Logs, token: Option<env_token::Waiting>) -> anyho
 }
 
 async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
-    let (client, info) = visit.find(&args.id)?;
-    // Without `-f` nothing is held, and what is pushed is not read: all of it is asked for.
-    let (after, hold) = if args.follow { (args.since, true) } else { (info.next_seq.saturating_sub(1), false) };
-    let process = attach(client, info, after, hold).await?;
+    let [id] = &args.ids[..] else { return several::show(args, visit).await };
+    let (client, info) = visit.find(id)?;
+    let begin = start(args, info);
+    let process = attach(client, info, begin.after, begin.hold).await?;
+    if begin.reads {
+        read(&process, info, args).await?;
+    }
+    let events = || process.events_after(begin.after);
     match (args.follow, args.json) {
-        (false, _) => read(&process, info, args).await,
-        (true, true) => follow_as_json(process.events_after(after)).await,
+        (false, _) => Ok(()),
+        (true, true) => tokio::select! {
+            followed = follow_as_json(events()) => followed,
+            () = stall::watch(&process) => Ok(()),
+        },
         (true, false) => {
-            let stdio = exec_server_rpc::stdio();
-            let events = process.events_after(after);
-            let ended = Output::new(process, stdio.writer, Role::Guest).run(events).await?;
+            let (stdio, events) = (exec_server_rpc::stdio(), events());
+            let printing = Output::new(process.clone(), stdio.writer, Role::Guest).run(events);
+            let ended = tokio::select! {
+                ended = printing => ended?,
+                () = stall::watch(&process) => return Ok(()),
+            };
             if ended.stdout_closed { Err(io::Error::from(io::ErrorKind::BrokenPipe).into()) } else { Ok(()) }
         }
+    }
+}
+
+/// How a log is taken hold of.
+struct Begin {
+    /// Only what has a number above this is pushed to us.
+    after: u64,
+    hold: bool,
+    /// What was there when we came is asked for.
+    reads: bool,
+}
+
+/// Without `-f` nothing is held and nothing that is pushed is used: all of it is asked for. With a tail, what was there is asked
+/// for and what comes later is followed.
+fn start(args: &args::Logs, info: &ProcessInfo) -> Begin {
+    let last = info.next_seq.saturating_sub(1);
+    match (args.follow, args.tail) {
+        (true, None) => Begin { after: args.since, hold: true, reads: false },
+        (true, Some(_)) => Begin { after: last.max(args.since), hold: true, reads: true },
+        (false, _) => Begin { after: last, hold: false, reads: true },
     }
 }
 
 /// Everything that was there when we came. What was read is the reader's, also where the rest cannot be had.
 async fn read(process: &Process, info: &ProcessInfo, args: &args::Logs) -> anyhow::Result<()> {
     let mut to = Printed { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
-    let read = read_to(&mut to, process, info, args.since).await;
+    let read = read_to(&mut to, process, info, args).await;
     let flushed = to.flush().await;
     read?;
     Ok(flushed?)
 }
 
 /// Reads it piece by piece. Without an error all was printed that there is.
-async fn read_to<W: AsyncWrite + Unpin>(
-    to: &mut Printed<W>,
+async fn read_to(
+    to: &mut impl LogSink,
     process: &Process,
     info: &ProcessInfo,
-    since: u64,
+    args: &args::Logs,
 ) -> anyhow::Result<()> {
     let name = ids::clean(info.process_id.as_str());
-    let (mut after, last) = (since, info.next_seq.saturating_sub(1));
+    let last = info.next_seq.saturating_sub(1);
+    let beginning = match args.tail {
+        Some(lines) => tail::find(process, args.since, last, lines)
+            .await
+            .with_context(|| format!("find the last lines of `{name}`"))?,
+        None => tail::Beginning { after: args.since, skip: 0 },
+    };
+    let mut after = beginning.after;
     let mut failure = None;
     while after < last {
         let part = || {
@@ -92,7 +133,10 @@ async fn read_to<W: AsyncWrite + Unpin>(
             to.gap(gap).await?;
         }
         for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
-            to.chunk(chunk).await?;
+            let skip = if chunk.seq == beginning.after + 1 { beginning.skip.min(chunk.bytes.len()) } else { 0 };
+            if skip == 0 || skip < chunk.bytes.len() {
+                to.chunk(chunk.seq, chunk.stream, &chunk.bytes[skip..]).await?;
+            }
         }
         if let Some(failure) = read.failure.as_ref().filter(|_| read.closed && read.exit_code.is_none()) {
             // A server knows a code of whatever has closed: this is our own side's answer for a session that is lost, and its
@@ -117,6 +161,12 @@ async fn read_to<W: AsyncWrite + Unpin>(
 }
 
 /// Where a log goes that is read in pieces.
+trait LogSink {
+    async fn gap(&mut self, gap: Gap) -> io::Result<()>;
+    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// The log of one process, as it is.
 struct Printed<W> {
     stdout: W,
     stderr: Stderr,
@@ -124,26 +174,28 @@ struct Printed<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Printed<W> {
-    async fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        if !self.as_json {
-            say_gap(gap.from_seq, gap.to_seq, Some(gap.bytes));
-            return Ok(());
-        }
-        let line = json!({"event": "gap", "fromSeq": gap.from_seq, "toSeq": gap.to_seq, "bytes": gap.bytes});
-        self.stdout.write_all(format!("{line}\n").as_bytes()).await
-    }
-
-    async fn chunk(&mut self, chunk: &Chunk) -> io::Result<()> {
-        match (self.as_json, chunk.stream) {
-            (true, stream) => self.stdout.write_all(output(chunk.seq, stream, &chunk.bytes).as_bytes()).await,
-            (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(&chunk.bytes).await,
-            (false, Stream::Stderr) => self.stderr.write_all(&chunk.bytes).await,
-        }
-    }
-
     async fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush().await?;
         self.stderr.flush().await
+    }
+}
+
+impl<W: AsyncWrite + Unpin> LogSink for Printed<W> {
+    async fn gap(&mut self, of: Gap) -> io::Result<()> {
+        if !self.as_json {
+            say_gap(of.from_seq, of.to_seq, Some(of.bytes));
+            return Ok(());
+        }
+        let line = gap(of.from_seq, of.to_seq, Some(of.bytes));
+        self.stdout.write_all(format!("{line}\n").as_bytes()).await
+    }
+
+    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        match (self.as_json, stream) {
+            (true, stream) => self.stdout.write_all(format!("{}\n", output(seq, stream, bytes)).as_bytes()).await,
+            (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(bytes).await,
+            (false, Stream::Stderr) => self.stderr.write_all(bytes).await,
+        }
     }
 }
 
@@ -152,31 +204,32 @@ async fn follow_as_json(mut events: Events) -> anyhow::Result<()> {
     while let Some(event) = events.next().await {
         let line = match event {
             Event::Output { seq, stream, bytes, .. } => output(seq, stream, &bytes),
-            Event::Gap { from_seq, to_seq, bytes } => {
-                format!("{}\n", json!({"event": "gap", "fromSeq": from_seq, "toSeq": to_seq, "bytes": bytes}))
-            }
+            Event::Gap { from_seq, to_seq, bytes } => gap(from_seq, to_seq, bytes),
             Event::Exited { seq, exit } => exited(seq, &exit),
-            Event::Closed { seq, totals: Totals { output_bytes, dropped_bytes } } => {
-                let totals =
-                    json!({"event": "closed", "seq": seq, "outputBytes": output_bytes, "droppedBytes": dropped_bytes});
-                format!("{totals}\n")
-            }
+            Event::Closed { seq, totals } => closed(seq, totals),
             Event::Failed(error) => return Err(error.into()),
         };
-        stdout.write_all(line.as_bytes()).await?;
+        // The name of a signal is the server's.
+        stdout.write_all(printable::clean_json(&format!("{line}\n")).as_bytes()).await?;
         stdout.flush().await?;
     }
     Ok(())
 }
 
-fn output(seq: u64, stream: Stream, bytes: &[u8]) -> String {
-    format!("{}\n", json!({"event": "output", "seq": seq, "stream": stream.as_str(), "chunk": base64::encode(bytes)}))
+fn gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) -> Value {
+    json!({"event": "gap", "fromSeq": from_seq, "toSeq": to_seq, "bytes": bytes})
 }
 
-fn exited(seq: u64, exit: &Exit) -> String {
-    let line =
-        json!({"event": "exited", "seq": seq, "exitCode": exit.code, "signal": exit.signal, "cause": exit.cause});
-    printable::clean_json(&format!("{line}\n"))
+fn output(seq: u64, stream: Stream, bytes: &[u8]) -> Value {
+    json!({"event": "output", "seq": seq, "stream": stream.as_str(), "chunk": base64::encode(bytes)})
+}
+
+fn exited(seq: u64, exit: &Exit) -> Value {
+    json!({"event": "exited", "seq": seq, "exitCode": exit.code, "signal": exit.signal, "cause": exit.cause})
+}
+
+fn closed(seq: u64, Totals { output_bytes, dropped_bytes }: Totals) -> Value {
+    json!({"event": "closed", "seq": seq, "outputBytes": output_bytes, "droppedBytes": dropped_bytes})
 }
 
 /// Takes hold of a process of another session. One that went between the list and this was not there.

@@ -15,10 +15,12 @@ mod cp;
 mod detach;
 mod dial;
 mod dial_stdio;
+mod display;
 mod doctor;
 mod env_token;
 mod forget;
 mod fs;
+mod hints;
 mod ids;
 mod kernel;
 mod kill;
@@ -34,6 +36,7 @@ mod place;
 mod print_config;
 mod printable;
 mod ps;
+mod remote_path;
 mod run;
 mod runtime;
 mod sandbox;
@@ -65,6 +68,9 @@ fn main() -> ExitCode {
         let served = spawner::serve_stdin();
         return served.map_or_else(|error| say::failed(&error.into()), |()| ExitCode::SUCCESS);
     }
+    if completions::is_asked() {
+        return completions::answer(token);
+    }
     if args::is_detached() {
         // Refused where we lead a group already: then nobody started us to be detached.
         rustix::process::setsid().ok();
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::run(&args, token),
         Command::Wait(args) => wait::run(&args, token),
         Command::Forget(args) => forget::run(&args, token),
+        Command::Prune(args) => forget::prune(&args, token),
         Command::Cp(args) => cp::run(&args, token),
         Command::Fs(args) => fs::run(&args, token),
         Command::Mcp(args) => mcp::run(&args, token),

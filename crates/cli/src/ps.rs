@@ -1,49 +1,214 @@
-//! `exec-server ps`: the processes of all sessions, as a table for people or as JSON for programs.
-//! Must not know how a server is reached.
+//! `exec-server ps`: the processes of all sessions, as a table for people or as JSON for programs; with `-w` again and again.
+//!
+//! The table has what runs first, and the newest first among those; JSON has the order of `process/list`. With `-w` on a
+//! terminal the table is drawn on the terminal's other screen, which is left however the command ends. Must not know how a
+//! server is reached.
 
 use std::{
-    io,
+    fmt::Write as _,
+    io::{self, IsTerminal as _},
     process::ExitCode,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context as _;
-use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo};
+use exec_server_client::{Client, State};
+use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo, Scope};
+use tokio::time::{self, Instant};
 
-use crate::{args, codes, connect::Visit, env_token, ids, runtime, say};
+use crate::{
+    args, codes,
+    connect::Visit,
+    display::{self, Cell, Palette, Style},
+    env_token, ids, printable, runtime, say,
+    signals::{Heard, Signals},
+    terminal,
+};
 
 const HEADS: [&str; 7] = ["ID", "PID", "STATE", "AGE", "OUTPUT", "SESSION", "COMMAND"];
 
 /// What a command may take on one line when nobody knows how wide that is.
 const COMMAND_MAX: usize = 200;
 
+/// How often a screen is drawn while nothing new comes.
+const REDRAW_EVERY: Duration = Duration::from_secs(1);
+
+/// The other screen without a cursor, and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
 /// Prints them.
 pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    let all = runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
-        let shown = visit.all().iter().filter(|info| !(args.running && info.exited)).cloned();
-        let shown: Vec<ProcessInfo> = shown.collect();
-        if let Some(notice) = unlisted(visit.adopting()) {
-            say::talk(format_args!("exec-server: {notice}"));
-        }
+    runtime::block_on(async {
+        let mut visit = Visit::begin(&args.connect, token).await?;
+        let shown = if args.watch { watch(args, &mut visit).await } else { once(args, &visit) };
         visit.end().await;
-        Ok(shown)
-    })?;
-    let text = match (args.json, all.is_empty()) {
-        (true, _) => format!("{}\n", serde_json::to_string(&all)?),
-        (false, true) => return Ok(ExitCode::SUCCESS),
-        (false, false) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let width = rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col));
-            table(&all, now, width)
+        match shown {
+            Ok(code) => Ok(ExitCode::from(code)),
+            // The reader of standard output has left.
+            Err(error) if is_closed_pipe(&error) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
+            Err(error) => Err(error),
         }
-    };
-    match if args.json { say::json(&text) } else { say::text(&text) } {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        // Nobody reads any more.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-        Err(error) => Err(error).context("write standard output"),
+    })
+}
+
+fn once(args: &args::Ps, visit: &Visit) -> anyhow::Result<u8> {
+    let shown = chosen(args, visit.all());
+    if let Some(notice) = unlisted(visit.adopting()) {
+        say::talk(format_args!("exec-server: {notice}"));
     }
+    if shown.is_empty() && !args.json {
+        if !args.quiet {
+            say::talk(if args.running { "exec-server: no running processes" } else { "exec-server: no processes" });
+        }
+        return Ok(0);
+    }
+    put(&text(args, shown)?)?;
+    Ok(0)
+}
+
+/// Those that were asked for.
+fn chosen(args: &args::Ps, all: &[ProcessInfo]) -> Vec<ProcessInfo> {
+    all.iter().filter(|info| !(args.running && info.exited)).cloned().collect()
+}
+
+fn text(args: &args::Ps, mut shown: Vec<ProcessInfo>) -> anyhow::Result<String> {
+    if args.json {
+        return Ok(printable::clean_json(&format!("{}\n", serde_json::to_string(&shown)?)));
+    }
+    sort(&mut shown);
+    if args.quiet {
+        return Ok(shown.iter().map(|info| format!("{}\n", ids::clean(info.process_id.as_str()))).collect());
+    }
+    Ok(table(&shown, now(), display::stdout_columns(), Palette::of_stdout()))
+}
+
+/// What runs first; the newest first among those that run and among those that have ended.
+fn sort(shown: &mut [ProcessInfo]) {
+    shown.sort_by_key(|info| (info.exited, std::cmp::Reverse(info.started_at_ms)));
+}
+
+fn put(text: &str) -> anyhow::Result<()> {
+    say::text(text).context("write standard output")
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Prints the table again every interval, until a signal ends it.
+async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
+    let mut signals = Signals::of_end().context("listen to signals")?;
+    let screen = if io::stdout().is_terminal() && !args.json && !args.quiet { Some(Screen::enter()?) } else { None };
+    let mut shown = chosen(args, visit.all());
+    let mut is_first = true;
+    loop {
+        let next = Instant::now() + args.interval;
+        match &screen {
+            Some(screen) => screen.draw(&shown, visit.client())?,
+            None if args.json || args.quiet => put(&text(args, shown.clone())?)?,
+            None => put(&format!("{}{}", if is_first { "" } else { "\n" }, text(args, shown.clone())?))?,
+        }
+        is_first = false;
+        visit.connect_again().await?;
+        let client = visit.client().cloned();
+        let listing = async {
+            time::sleep_until(next).await;
+            match &client {
+                Some(client) => client.list(Scope::All).await,
+                None => Ok(Vec::new()),
+            }
+        };
+        tokio::pin!(listing);
+        let listed = loop {
+            // All are cancel safe, and the list is dropped only at the end.
+            tokio::select! {
+                listed = &mut listing => break listed,
+                heard = signals.next() => {
+                    if let Heard::Signal(_, number) = heard {
+                        return Ok(codes::of_signal(number));
+                    }
+                }
+                // The link may break while the list is waited for, and ages go on.
+                () = time::sleep(REDRAW_EVERY), if screen.is_some() => {
+                    if let Some(screen) = &screen {
+                        screen.draw(&shown, client.as_ref())?;
+                    }
+                }
+            }
+        };
+        shown = chosen(args, &listed.context("list processes")?);
+    }
+}
+
+/// What is said of the link, where it is not as it should be.
+fn status(client: Option<&Client>) -> String {
+    match client.map(Client::state) {
+        Some(State::Recovering { reason }) => format!("connection lost ({}); reconnecting", ids::clean(&reason)),
+        Some(_) | None => String::new(),
+    }
+}
+
+/// The terminal's other screen, left when this goes.
+struct Screen(());
+
+impl Screen {
+    fn enter() -> anyhow::Result<Self> {
+        put(ENTER)?;
+        Ok(Self(()))
+    }
+
+    /// Draws over what was there, so that nothing flickers.
+    fn draw(&self, shown: &[ProcessInfo], client: Option<&Client>) -> anyhow::Result<()> {
+        let size = terminal::size();
+        let (rows, columns) = size.map_or((24, 80), |size| (usize::from(size.rows), usize::from(size.cols)));
+        let mut frame = String::from("\x1b[H");
+        for line in screen(shown, now(), (rows, columns), &status(client), Palette::of_stdout()).lines() {
+            frame.push_str(line);
+            frame.push_str("\x1b[K\r\n");
+        }
+        // The last line end would scroll a full screen.
+        frame.truncate(frame.len() - 2);
+        frame.push_str("\x1b[J");
+        put(&frame)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone needs nothing.
+        say::data(LEAVE.as_bytes()).ok();
+    }
+}
+
+/// One screen: how many there are, and as many of them as fit.
+fn screen(
+    shown: &[ProcessInfo],
+    now: Duration,
+    (rows, columns): (usize, usize),
+    status: &str,
+    palette: Palette,
+) -> String {
+    let mut sorted = shown.to_vec();
+    sort(&mut sorted);
+    let running = sorted.iter().filter(|info| !info.exited).count();
+    let mut title = format!("{running} running, {} ended", sorted.len() - running);
+    // Title, heads, and a line for those that do not fit.
+    let room = rows.saturating_sub(3).max(1);
+    let hidden = sorted.len().saturating_sub(room);
+    if hidden > 0 {
+        write!(title, ", {hidden} not shown").expect("a string takes everything");
+    }
+    if !status.is_empty() {
+        write!(title, " - {status}").expect("a string takes everything");
+    }
+    sorted.truncate(room);
+    let title = palette.paint(display::DIM, &display::fit(&title, columns));
+    format!("{title}\n{}", table(&sorted, now, columns, palette))
 }
 
 /// What is said of sessions whose processes are missing in the table.
@@ -55,39 +220,33 @@ fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
 }
 
 /// As wide as the terminal, if there is one: commands are cut.
-fn table(all: &[ProcessInfo], now: Duration, width: usize) -> String {
-    let rows: Vec<[String; 7]> = all.iter().map(|info| row(info, now)).collect();
-    let widths: Vec<usize> = (0..HEADS.len() - 1)
-        .map(|column| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([HEADS[column].len()]).max().unwrap_or_default()
-        })
-        .collect();
-    let before: usize = widths.iter().map(|width| width + 2).sum();
-    let room = if width == 0 { COMMAND_MAX } else { width.saturating_sub(before).max(HEADS[6].len()) };
-    let mut text = String::new();
-    for cells in [HEADS.map(str::to_owned)].iter().chain(&rows) {
-        for (cell, width) in cells.iter().zip(&widths) {
-            text += &format!("{cell:<width$}  ");
-        }
-        text += &cut(&cells[6], room);
-        text.push('\n');
-    }
-    text
+fn table(all: &[ProcessInfo], now: Duration, width: usize, palette: Palette) -> String {
+    let mut rows = vec![HEADS.map(|head| Cell::styled(head, display::BOLD))];
+    rows.extend(all.iter().map(|info| row(info, now)));
+    display::table(&rows, palette, width, HEADS[6].len())
 }
 
-fn row(info: &ProcessInfo, now: Duration) -> [String; 7] {
+fn row(info: &ProcessInfo, now: Duration) -> [Cell; 7] {
     let age = now.saturating_sub(Duration::from_millis(info.started_at_ms));
-    let command: Vec<String> = info.argv.iter().map(|arg| quoted(arg)).collect();
+    let command: Vec<String> = info.argv.iter().map(|arg| ids::quoted(arg)).collect();
     [
-        ids::clean(info.process_id.as_str()),
-        info.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
-        state(info),
-        short_age(age),
-        short_bytes(info.output_bytes),
-        ids::short(info),
-        command.join(" "),
+        ids::clean(info.process_id.as_str()).into(),
+        info.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()).into(),
+        Cell::styled(state(info), state_style(info)),
+        display::age(age).into(),
+        display::short_size(info.output_bytes).into(),
+        Cell::styled(ids::short(info), display::DIM),
+        display::fit(&command.join(" "), COMMAND_MAX).into(),
     ]
+}
+
+fn state_style(info: &ProcessInfo) -> Style {
+    match (&info.exit, info.exited, info.blocked) {
+        (None, false, None) => display::GREEN,
+        (None, false, Some(_)) => display::YELLOW,
+        (Some(exit), ..) if exit.exit_code == 0 && exit.cause == Cause::Exit => display::DIM,
+        (Some(_), ..) | (None, true, _) => display::RED,
+    }
 }
 
 fn state(info: &ProcessInfo) -> String {
@@ -111,48 +270,13 @@ fn state(info: &ProcessInfo) -> String {
     if info.closed { ended } else { format!("{ended}, open") }
 }
 
-/// The largest unit that is not zero: enough to tell minutes from days.
-fn short_age(age: Duration) -> String {
-    let seconds = age.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m", seconds / 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
-    }
-}
-
-fn short_bytes(bytes: u64) -> String {
-    let (mut rest, mut unit) = (bytes, 0);
-    while rest >= 10_240 && unit < 4 {
-        rest /= 1024;
-        unit += 1;
-    }
-    format!("{rest}{}", ["B", "K", "M", "G", "T"][unit])
-}
-
-/// As it could be typed: what a shell would read otherwise stands in quotes.
-fn quoted(arg: &str) -> String {
-    let clean = ids::clean(arg);
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%^".contains(c);
-    if !clean.is_empty() && clean.chars().all(is_plain) {
-        return clean;
-    }
-    format!("'{}'", clean.replace('\'', "'\\''"))
-}
-
-fn cut(text: &str, room: usize) -> String {
-    if text.chars().count() <= room {
-        return text.to_owned();
-    }
-    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use exec_server_protocol::process::{Exit, Usage};
 
     use super::*;
+
+    const PLAIN: Palette = Palette::PLAIN;
 
     fn process(id: &str, argv: &[&str]) -> ProcessInfo {
         ProcessInfo {
@@ -183,22 +307,37 @@ mod tests {
         (done.exited, done.exit, done.closed) = (true, Some(exit), true);
         let mut waits = process("w", &["cat"]);
         waits.blocked = Some(Blocked::Quota);
-        let text = table(&[done, waits], Duration::from_secs(91), 0);
+        let text = table(&[done, waits], Duration::from_secs(91), 0, PLAIN);
         let expected = "\
 ID               PID  STATE          AGE  OUTPUT  SESSION   COMMAND
 long-name-of-it  42   exited 3       1m   20K     01234567  sh -c 'echo \\u{1b}[2J; it'\\''s'
 w                42   blocked quota  1m   20K     01234567  cat
 ";
         assert_eq!(text, expected);
-        let narrow = table(&[process("a", &["sleep", "1000"])], Duration::ZERO, 50);
+        let narrow = table(&[process("a", &["sleep", "1000"])], Duration::ZERO, 50, PLAIN);
         assert_eq!(narrow.lines().last(), Some("a   42   running  0s   20K     01234567  sleep 10…"));
     }
 
     #[test]
-    fn ages_and_sizes_are_short() {
-        let ages = [0, 59, 60, 3_599, 3_600, 86_399, 90_000].map(|s| short_age(Duration::from_secs(s)));
-        assert_eq!(ages, ["0s", "59s", "1m", "59m", "1h00m", "23h59m", "1d01h"]);
-        let sizes = [0, 10_239, 10_240, 10 << 20, u64::MAX].map(short_bytes);
-        assert_eq!(sizes, ["0B", "10239B", "10K", "10M", "16777215T"]);
+    fn what_runs_stands_first_and_the_newest_first() {
+        let mut all = ["ended-old", "running-old", "ended-new", "running-new"].map(|id| process(id, &["x"]));
+        for (at, info) in all.iter_mut().enumerate() {
+            info.started_at_ms = at as u64;
+            (info.exited, info.closed) = (info.process_id.as_str().starts_with("ended"), true);
+        }
+        sort(&mut all);
+        let order: Vec<&str> = all.iter().map(|info| info.process_id.as_str()).collect();
+        assert_eq!(order, ["running-new", "running-old", "ended-new", "ended-old"]);
+    }
+
+    #[test]
+    fn a_screen_has_as_many_lines_as_the_terminal() {
+        let all: Vec<ProcessInfo> = (0..30).map(|n| process(&format!("p{n}"), &["x"])).collect();
+        let text = screen(&all, Duration::ZERO, (10, 60), "", PLAIN);
+        assert_eq!(text.lines().next(), Some("30 running, 0 ended, 23 not shown"));
+        assert_eq!(text.lines().count(), 9);
+        assert!(text.lines().all(|line| display::width(line) <= 60), "{text}");
+        let empty = screen(&[], Duration::ZERO, (10, 40), "connection lost (x); reconnecting", PLAIN);
+        assert_eq!(empty.lines().next(), Some("0 running, 0 ended - connection lost (x…"));
     }
 }

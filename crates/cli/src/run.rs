@@ -9,13 +9,13 @@ use anyhow::Context as _;
 use exec_server_client::{
     Client, Error, Process, Start,
     local::{Local, LocalConfig},
-    protocol::{ProcessId, process::Scope},
+    protocol::{ProcessId, failure::Kind, process::Scope},
 };
 
 use crate::{
     args, codes, connect,
     connect::Server,
-    detach, env_token, ids, runtime, sandbox, say,
+    detach, env_token, hints, ids, runtime, sandbox, say,
     signals::{Heard, Signals},
     start::{self, Host, Place, Prepared},
     streams::{Carry, Input, LinkNotice, Outcome, Role},
@@ -24,6 +24,9 @@ use crate::{
 
 /// Runs the program and ends as it ended.
 pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+    if args.quiet {
+        say::be_quiet();
+    }
     let server = Server::find(&args.connect, token)?;
     runtime::block_on(async {
         let code = match (args.detach, server) {
@@ -63,7 +66,7 @@ async fn embedded(args: &args::Run) -> anyhow::Result<u8> {
         Err(error) => Err(error),
     };
     local.end().await;
-    Ok(say_end(code?))
+    Ok(say_end(code?, args))
 }
 
 async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
@@ -79,7 +82,7 @@ async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
         Ok(End::Left { .. }) => client.close().await,
         Ok(End::Ended(_) | End::NotStarted(..)) | Err(_) => connect::end(&client).await,
     }
-    Ok(say_end(driven?))
+    Ok(say_end(driven?, args))
 }
 
 /// How it went, from the client's side.
@@ -171,16 +174,27 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
 }
 
 /// Says what has to be said once the terminal is given back.
-fn say_end(end: End) -> u8 {
+fn say_end(end: End, args: &args::Run) -> u8 {
     match end {
         End::Ended(code) => code,
         End::NotStarted(code, error) => {
-            say::error(&error.into());
+            say_not_started(error, args);
             code
         }
         End::Left { id, code } => {
-            say::talk(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
+            say::notice(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
             code
         }
+    }
+}
+
+/// Why the program could not be started, and what was probably meant.
+pub(crate) fn say_not_started(error: Error, args: &args::Run) {
+    let is_missing = error.server_kind() == Some(Kind::ProgramNotFound);
+    say::error(&error.into());
+    if let Some(meant) = hints::shell_command(&args.argv).filter(|_| is_missing) {
+        say::talk(format_args!(
+            "exec-server: one argument is the name of a program; for a shell command write `{meant}`"
+        ));
     }
 }

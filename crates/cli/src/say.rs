@@ -5,6 +5,7 @@ use std::{
     fmt::Display,
     io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use exec_server_client::{Error, environment::EnvironmentError};
@@ -43,6 +44,21 @@ pub(crate) fn talk(text: impl Display) {
 pub(crate) fn dim(text: impl Display) {
     if io::stderr().is_terminal() {
         talk_with(&format!("\x1b[2m{}\x1b[0m", printable::clean(&text.to_string())));
+    }
+}
+
+/// Whether notices are left out: `-q`.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on notices are left out.
+pub(crate) fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// One line of talk that a person who said `-q` does not want: nothing failed, and nothing is missing.
+pub(crate) fn notice(text: impl Display) {
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        talk(text);
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use exec_server_client::{
     Client, Start,
     environment::RemoteSpec,
@@ -21,7 +21,7 @@ use exec_server_client::{
 
 use crate::{
     args::{self, InheritArg},
-    env_token, login,
+    env_token, login, remote_path,
     sandbox::{self, Grants},
     terminal,
 };
@@ -59,7 +59,10 @@ pub(crate) struct Prepared {
 pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> anyhow::Result<Prepared> {
     let mut start =
         Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(!args.no_stdin && !args.detach && !args.tty);
-    let directory = directory(args.cwd.as_deref(), host.place)?;
+    let directory = match host.place {
+        Place::Remote => there(args.cwd.as_deref(), host.client).await?,
+        Place::Embedded | Place::PerUser => Some(here(args.cwd.as_deref())?),
+    };
     if let Some(dir) = &directory {
         start = start.cwd(dir);
     }
@@ -95,6 +98,9 @@ pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> 
         start = start.sandbox(granted.to_policy());
         grants = Some(granted);
     }
+    // Without `--detach` the session ends with the program; the server needs to forget it only where the keys leave it running.
+    let is_served = host.client.server().capabilities.auto_forget;
+    start = start.auto_forget(args.rm && (args.detach || is_served));
     Ok(Prepared { start, grants })
 }
 
@@ -140,22 +146,24 @@ async fn server_directory(client: &Client) -> anyhow::Result<PathBuf> {
     Ok(PathArg::new(cwd.as_str()).resolve()?)
 }
 
-/// `None` is the server's own.
-pub(crate) fn directory(given: Option<&Path>, place: Place) -> anyhow::Result<Option<PathBuf>> {
-    match (given, place) {
-        (Some(given), Place::Embedded | Place::PerUser) => {
-            let absolute = std::path::absolute(given).with_context(|| format!("find `{}`", given.display()))?;
-            Ok(Some(absolute))
+/// The directory on this machine; `~` is for those whose shell has not expanded it.
+pub(crate) fn here(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let Some(given) = given else { return env::current_dir().context("find the working directory") };
+    match remote_path::below_home(given) {
+        None => std::path::absolute(given).with_context(|| format!("find `{}`", given.display())),
+        Some(below) => {
+            let home = env::home_dir().with_context(|| format!("`{}`: there is no home directory", given.display()))?;
+            Ok(home.join(below))
         }
-        (None, Place::Embedded | Place::PerUser) => Ok(Some(env::current_dir().context("find the working directory")?)),
-        (Some(given), Place::Remote) => {
-            // A relative one would be relative to a directory that is not on that machine.
-            if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
-                bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
-            }
-            Ok(Some(given.to_owned()))
-        }
-        (None, Place::Remote) => Ok(None),
+    }
+}
+
+/// The directory on a server; `None` is the server's own.
+pub(crate) async fn there(given: Option<&Path>, client: &Client) -> anyhow::Result<Option<PathBuf>> {
+    match given {
+        None => Ok(None),
+        Some(given) if given.to_string_lossy().starts_with("file:") => Ok(Some(given.to_owned())),
+        Some(given) => remote_path::resolve(client, given).await.map(Some).context("`--cwd`"),
     }
 }
 

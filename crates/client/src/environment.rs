@@ -208,9 +208,18 @@ pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     {
         return Ok(choice);
     }
+    users_own()?.pick(name_or_url)
+}
+
+/// The names that can be picked from the user's own file, `local` first.
+pub fn names() -> Result<Vec<String>, EnvironmentError> {
+    Ok(users_own()?.names())
+}
+
+fn users_own() -> Result<Environments, EnvironmentError> {
     let file = config_file(std::env::var_os("XDG_CONFIG_HOME"), std::env::home_dir());
     // Without a home there is no file, and a name in it cannot be found.
-    file.map_or_else(|| Ok(Environments::empty(FILE_NAME)), |path| Environments::load(&path))?.pick(name_or_url)
+    file.map_or_else(|| Ok(Environments::empty(FILE_NAME)), |path| Environments::load(&path))
 }
 
 const FILE_NAME: &str = "environments.toml";

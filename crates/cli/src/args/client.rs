@@ -28,25 +28,30 @@ Exit codes:
 Examples:
   exec-server run -- sh -c 'echo out; echo err >&2; exit 3'
   tar c . | exec-server run --connect ssh://build-host --cwd /tmp -- tar x
-  exec-server run -t --connect ssh://build-host -- bash
+  exec-server run -it --connect ssh://build-host -- bash
+  exec-server run --connect ssh://build-host -w '~/src' -e CI=1 -- make
   exec-server run --login --connect ssh://build-host -- node --version
   exec-server run --sandbox --write . --no-network -- make
-  exec-server run --detach --name nightly -- make -C /src all";
+  exec-server run --detach --name nightly -- make -C /src all
+  exec-server run -d --rm -- ./cleanup.sh      nothing is left of it when it has ended";
 
 const PS_HELP: &str = "\
-Ended processes are shown until they are forgotten (`exec-server forget`) or their session ends. \
+Running processes come first, the newest of them on top; --json has the order of process/list, the oldest first. \
+Ended processes are shown until they are forgotten (`exec-server prune`) or their session ends. \
 STATE is running, blocked (its output is not taken and the log is full), exited CODE, killed SIGNAL, \
 timed out, out of memory or lost; `open` where something it started still has its streams.
 
-Exit codes: 0 also when there is nothing to show; 255 trouble with the connection
+Exit codes: 0 also when there is nothing to show; 130 Ctrl-C with -w; 255 trouble with the connection
 
 Examples:
   exec-server ps
+  exec-server ps -w                         watch them
+  exec-server kill $(exec-server ps -rq)    end everything that runs
   exec-server ps --json --connect ssh://build-host | jq -r '.[].processId'";
 
 const LOGS_HELP: &str = "\
 What the program wrote to standard output and standard error comes out on ours. Where output is no \
-longer kept, standard error says so. With --json each line is an event: output with its number, \
+longer kept, standard error says so. Of several processes whole lines are printed, each behind `ID |`. With --json each line is an event: output with its number, \
 stream and base64 bytes, gap, exited, closed.
 
 Exit codes:
@@ -57,10 +62,12 @@ Exit codes:
 
 Examples:
   exec-server logs nightly
+  exec-server logs -n 20 -f nightly
+  exec-server logs -f web worker            two at once, each line with the name of its process
   exec-server logs -f nightly | grep --line-buffered error";
 
 const ATTACH_HELP: &str = "\
-To leave the process running, press Ctrl-] twice. All other keys go to the process, Ctrl-C too \
+To leave the process running, press Ctrl-] twice (and Enter, where it has no terminal). All other keys go to the process, Ctrl-C too \
 where it has a terminal; a signal to this program only detaches. The screen of a process with a \
 terminal is drawn again from its latest output; one without shows what it writes from now on, and \
 its standard input is closed by Ctrl-D, not by the end of a file.
@@ -76,13 +83,17 @@ Examples:
   exec-server attach work";
 
 const KILL_HELP: &str = "\
-Without -s the process and all it started are ended: SIGTERM, then SIGKILL after the grace period. \
-With -s its process group gets that one signal. A process that has ended already is left as it is.
+Without a signal the process and all it started are ended: SIGTERM, then SIGKILL after the grace period. \
+With -s, or as -9 or -KILL, its process group gets that one signal. A process that has ended already is left as it is.
+
+Waits until the process has ended; after a signal other than SIGKILL it does not, because the program may heed it in its own way.
 
 Exit codes: 0; 1 no such process; 255 trouble with the connection
 
 Examples:
   exec-server kill nightly
+  exec-server kill -9 nightly
+  exec-server kill --no-wait nightly
   exec-server kill --grace 0s nightly       at once
   exec-server kill -s HUP nightly";
 
@@ -101,7 +112,19 @@ const FORGET_HELP: &str = "\
 Exit codes: 0; 1 no such process, or it has not ended; 255 trouble with the connection
 
 Examples:
-  exec-server forget nightly";
+  exec-server forget nightly
+  exec-server forget -f nightly      end it first: SIGTERM, and SIGKILL after 5 s
+  exec-server forget --ended         all that have ended; `exec-server prune` asks and says how much that was";
+
+const PRUNE_HELP: &str = "\
+Forgets every process that has ended, of all your sessions, with everything it wrote. Prints their ids, and on standard error \
+how much output that was. On a terminal it asks before.
+
+Exit codes: 0; 1 you said no; 255 trouble with the connection
+
+Examples:
+  exec-server prune
+  exec-server prune -f --older 7d";
 
 /// Where the server is and how to get in.
 #[derive(Debug, Args)]
@@ -155,14 +178,24 @@ pub(crate) struct Run {
     /// Give the program a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
+    /// Pass standard input on, which is the default; accepted so that `run -it` works
+    #[arg(short = 'i', long, conflicts_with = "no_stdin")]
+    pub(crate) interactive: bool,
+    /// Print no notices, such as those of a broken link; errors and missing output are reported
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+    /// Log what the connection does on standard error; twice for more. --log says more exactly what
+    #[arg(short = 'v', long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
     /// Read nothing: the program's standard input is /dev/null
     #[arg(short = 'n', long)]
     pub(crate) no_stdin: bool,
-    /// Working directory of the program; absolute on a server [default: this one; the server's own]
-    #[arg(long, value_name = "DIR")]
+    /// Working directory of the program; `~` is the home directory, and on a server a relative one is below the server's own
+    /// [default: this one; the server's own]
+    #[arg(short = 'w', long, value_name = "DIR", visible_alias = "workdir")]
     pub(crate) cwd: Option<PathBuf>,
-    /// Set a variable of the program's environment; repeatable
-    #[arg(long, value_name = "K=V", value_parser = values::variable)]
+    /// Set a variable of the program's environment; K alone passes the variable of this shell. Repeatable
+    #[arg(short = 'e', long, value_name = "K=V", value_parser = values::variable_or_ours)]
     pub(crate) env: Vec<(String, String)>,
     /// Which other variables it inherits [default: all here, core on a server]
     #[arg(long, value_enum, value_name = "WHICH")]
@@ -183,6 +216,9 @@ pub(crate) struct Run {
     /// terminal that `attach` shows
     #[arg(short = 'd', long)]
     pub(crate) detach: bool,
+    /// Forget the process and its output when it has ended; readers that follow it get the end first
+    #[arg(long)]
+    pub(crate) rm: bool,
     /// With --detach, print an object with processId, sessionId and pid
     #[arg(long, requires = "detach")]
     pub(crate) json: bool,
@@ -198,6 +234,20 @@ pub(crate) struct Run {
     pub(crate) connect: Connect,
 }
 
+impl Run {
+    /// `-v` means a level of the log, unless `--log` says one.
+    pub(super) fn apply_verbosity(&mut self) {
+        if self.connect.log.is_none() {
+            self.connect.log = match self.verbose {
+                0 => None,
+                1 => Some("info".to_owned()),
+                2 => Some("debug".to_owned()),
+                _ => Some("trace".to_owned()),
+            };
+        }
+    }
+}
+
 /// Flags of `ps`.
 #[derive(Debug, Args)]
 #[command(after_help = PS_HELP)]
@@ -208,6 +258,15 @@ pub(crate) struct Ps {
     /// Print an array of objects, as in the answer to process/list
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print the ids only
+    #[arg(short = 'q', long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+    /// Print the list again every interval until Ctrl-C; on a terminal over itself
+    #[arg(short = 'w', long)]
+    pub(crate) watch: bool,
+    /// Time between two lists of --watch, at least 200ms
+    #[arg(long, value_name = "DUR", default_value = "1s", requires = "watch", value_parser = values::interval)]
+    pub(crate) interval: Duration,
     #[command(flatten)]
     pub(crate) connect: Connect,
 }
@@ -219,14 +278,18 @@ pub(crate) struct Logs {
     /// Follow until the process has ended and its output is complete
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
+    /// Only the last N lines of what is there
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) tail: Option<usize>,
     /// Only what has a number above SEQ
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) since: u64,
-    /// Print events as lines of JSON
+    /// Print events as lines of JSON; of several processes each with its processId
     #[arg(long)]
     pub(crate) json: bool,
-    /// The process: its id, the beginning of it, or SESSION/ID
-    pub(crate) id: String,
+    /// The processes: their ids, the beginnings of them, or SESSION/ID
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) connect: Connect,
 }
@@ -245,13 +308,16 @@ pub(crate) struct Attach {
 #[derive(Debug, Args)]
 #[command(after_help = KILL_HELP)]
 pub(crate) struct Kill {
-    /// Send this signal, and nothing else
+    /// Send this signal, and nothing else; `-9` and `-KILL` mean the same as `-s KILL`
     #[arg(short = 's', long, value_name = "SIG", value_parser = values::signal)]
     pub(crate) signal: Option<String>,
     /// Time between SIGTERM and SIGKILL
     #[arg(long, value_name = "DUR", default_value = "5s", conflicts_with = "signal")]
     #[arg(value_parser = values::duration_or_zero)]
     pub(crate) grace: Duration,
+    /// Return at once; the process may not have ended yet
+    #[arg(long)]
+    pub(crate) no_wait: bool,
     /// The processes: their ids, the beginnings of them, or SESSION/ID
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<String>,
@@ -277,9 +343,32 @@ pub(crate) struct Wait {
 #[derive(Debug, Args)]
 #[command(after_help = FORGET_HELP)]
 pub(crate) struct Forget {
+    /// End those that run first, with all they started
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// All processes that have ended
+    #[arg(long, conflicts_with_all = ["ids", "force"])]
+    pub(crate) ended: bool,
     /// The processes: their ids, the beginnings of them, or SESSION/ID
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required_unless_present = "ended", value_name = "ID")]
     pub(crate) ids: Vec<String>,
+    #[command(flatten)]
+    pub(crate) connect: Connect,
+}
+
+/// Flags of `prune`.
+#[derive(Debug, Args)]
+#[command(after_help = PRUNE_HELP)]
+pub(crate) struct Prune {
+    /// Do not ask
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Only those that were started longer ago than this
+    #[arg(long, value_name = "DUR", value_parser = values::duration)]
+    pub(crate) older: Option<Duration>,
+    /// Print one object: forgotten (ids) and freedBytes
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) connect: Connect,
 }

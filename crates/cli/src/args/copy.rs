@@ -1,4 +1,4 @@
-//! The words of `cp`: which of its two paths are on a server, and on which.
+//! The words of `cp`: which of its paths are on a server, and on which.
 //! Must not act on them.
 
 use std::{
@@ -16,10 +16,11 @@ use super::client::Connect;
 
 const CP_HELP: &str = "\
 A path with `:` before it is on the server: `:/etc/hosts`. Without a slash at its beginning it is \
-below the server's own directory, which itself is `:.`. One of the two paths has to be on a server. A file of this machine whose \
-name begins with a colon is `./:name`.
+below the server's own directory, which itself is `:.`, and `:~` is its home directory. `HOST:PATH` and `ssh://HOST/PATH` name \
+their server themselves: HOST is a name of environments.toml, else a host that you reach by ssh. At least one path has to be on a server. \
+A file of this machine with a colon in its name is `./a:b`.
 
-As with cp, a target that is a directory gets the source's name in it; `-r DIR/.` copies what is in DIR. \
+As with cp, a target that is a directory gets the source's name in it, and of several sources the target must be a directory; `-r DIR/.` copies what is in DIR. \
 Kept are bytes, permission bits, symbolic links (as links), holes of files above 1 MiB and times of \
 modification; directories that are there keep their own mode and time. Not kept are owners, \
 set-user-id and set-group-id bits, hard links and extended attributes. Pipes, sockets and devices in a \
@@ -43,7 +44,8 @@ Exit codes:
   255  trouble of exec-server itself, or with the connection
 
 Examples:
-  exec-server cp --connect ssh://host report.pdf :/srv/reports/
+  exec-server cp report.pdf host:/srv/reports/
+  exec-server cp --connect ssh://host a.txt b.txt :/srv/reports/
   exec-server cp -r --progress --connect ssh://host :/var/log/app logs
   exec-server cp -r --from ssh://old --to ssh://new :/srv/data :/srv/data";
 
@@ -63,80 +65,117 @@ pub(crate) struct Copy {
     /// The server of a target with `:`, in place of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) to: Option<String>,
-    /// What to copy: PATH here, :PATH on the server
-    #[arg(value_name = "SRC", value_parser = OsStringValueParser::new().try_map(side))]
-    pub(crate) source: Side,
-    /// Where to: PATH here, :PATH on the server
-    #[arg(value_name = "DST", value_parser = OsStringValueParser::new().try_map(side))]
-    pub(crate) target: Side,
+    /// What to copy, and where to as the last: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH
+    #[arg(value_names = ["SRC", "DST"], num_args = 2.., required = true)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(side))]
+    pub(crate) paths: Vec<Side>,
     #[command(flatten)]
     pub(crate) connect: Connect,
 }
 
-/// One of the two ends of a copy.
+/// One of the ends of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Side {
     /// On this machine.
     Here(PathBuf),
-    /// On a server.
+    /// On a server that a flag or the environment names.
     There(PathBuf),
+    /// On a server that the path names: an URL, or a name of environments.toml, else a host of ssh.
+    Named(String, PathBuf),
 }
 
 impl Side {
     fn path(&self) -> &Path {
-        let (Self::Here(path) | Self::There(path)) = self;
+        let (Self::Here(path) | Self::There(path) | Self::Named(_, path)) = self;
         path
     }
 
     fn is_there(&self) -> bool {
-        matches!(self, Self::There(_))
+        !matches!(self, Self::Here(_))
     }
 }
 
-/// How the server of a path with `:` was named.
-#[derive(Debug, PartialEq, Eq)]
+/// How the server of a path was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Named<'a> {
-    /// By a flag; else the environment has it.
+    /// By a flag or by the path; else the environment has it.
     pub(crate) by: Option<&'a str>,
+    /// What is not a name of environments.toml is a host of ssh.
+    pub(crate) may_be_host: bool,
     /// Whether the token of the environment is meant for it.
     pub(crate) may_have_token: bool,
 }
 
 impl Copy {
-    /// The servers of source and target.
-    pub(crate) fn servers(&self) -> [Option<Named<'_>>; 2] {
-        [(&self.source, self.from.as_deref()), (&self.target, self.to.as_deref())].map(|(side, own)| {
-            let by = own.or(self.connect.connect.as_deref());
-            // A secret of the one is none of the other's business.
-            side.is_there().then_some(Named { by, may_have_token: own.is_none() || !self.is_between_two() })
+    /// What to copy.
+    pub(crate) fn sources(&self) -> &[Side] {
+        self.paths.split_last().map_or(&[], |(_, sources)| sources)
+    }
+
+    /// Where to.
+    pub(crate) fn target(&self) -> &Side {
+        self.paths.last().expect("the grammar asks for two paths")
+    }
+
+    /// The servers of the sources and, as the last, of the target.
+    pub(crate) fn servers(&self) -> Vec<Option<Named<'_>>> {
+        let is_between_two = self.is_between_two();
+        self.ends()
+            .map(|(side, own)| {
+                side.is_there().then(|| Named {
+                    by: own.or(self.connect.connect.as_deref()),
+                    may_be_host: matches!(side, Side::Named(..)),
+                    may_have_token: own.is_none() || !is_between_two,
+                })
+            })
+            .collect()
+    }
+
+    /// Each path with what names its server before `--connect` does.
+    fn ends(&self) -> impl Iterator<Item = (&Side, Option<&str>)> {
+        let last = self.paths.len() - 1;
+        self.paths.iter().enumerate().map(move |(at, side)| match side {
+            Side::Named(server, _) => (side, Some(server.as_str())),
+            Side::Here(_) | Side::There(_) if at == last => (side, self.to.as_deref()),
+            Side::Here(_) | Side::There(_) => (side, self.from.as_deref()),
         })
     }
 
     /// Whether there are two servers, as far as their names say: one server under two names counts as two.
     fn is_between_two(&self) -> bool {
         let connect = self.connect.connect.as_deref();
-        let is_same = self.from.as_deref().or(connect) == self.to.as_deref().or(connect);
-        self.source.is_there() && self.target.is_there() && !is_same
+        let mut named = self.ends().filter(|(side, _)| side.is_there()).map(|(_, own)| own.or(connect));
+        let first = named.next();
+        named.any(|other| Some(other) != first)
     }
 
     /// What is wrong with all of it together: whatever was said and would not be heeded.
     pub(super) fn check(&self) -> Result<(), String> {
-        let ends = [(&self.source, &self.from, "--from", "SRC"), (&self.target, &self.to, "--to", "DST")];
-        for (side, own, flag, name) in ends {
-            if own.is_some() && !side.is_there() {
-                let path = side.path().display();
+        let of_flag = [
+            (self.sources(), &self.from, "--from", "SRC"),
+            (&self.paths[self.paths.len() - 1..], &self.to, "--to", "DST"),
+        ];
+        for (sides, own, flag, name) in of_flag {
+            if own.is_none() || sides.iter().any(|side| matches!(side, Side::There(_))) {
+                continue;
+            }
+            if let Some(Side::Here(path)) = sides.first() {
+                let path = path.display();
                 return Err(format!(
                     "{flag} names the server of {name}, and `{path}` is on this machine; write `:{path}`"
                 ));
             }
+            return Err(format!("{flag} names the server of {name}, and so does the path; leave one out"));
         }
-        if !self.source.is_there() && !self.target.is_there() {
-            let target = self.target.path().display();
+        if !self.paths.iter().any(Side::is_there) {
+            let target = self.target().path().display();
             return Err(format!("neither path is on a server; write `:` before the one that is, such as `:{target}`"));
         }
-        let is_used = ends.iter().any(|(side, own, ..)| side.is_there() && own.is_none());
+        let is_used = self.ends().any(|(side, own)| side.is_there() && own.is_none());
         if self.connect.connect.is_some() && !is_used {
-            return Err("--connect names no server of this copy, because --from and --to do; leave it out".to_owned());
+            return Err(
+                "--connect names no server of this copy, because --from, --to or the paths do; leave it out".to_owned()
+            );
         }
         if self.connect.token_file.is_some() && self.is_between_two() {
             return Err(
@@ -154,6 +193,106 @@ fn side(text: OsString) -> Result<Side, &'static str> {
         b"" => Err("it is empty; write `.` for this directory"),
         b":" => Err("it is empty; write `:.` for the server's own directory"),
         [b':', rest @ ..] => Ok(Side::There(PathBuf::from(OsStr::from_bytes(rest)))),
-        _ => Ok(Side::Here(PathBuf::from(text))),
+        bytes => named(bytes).unwrap_or_else(|| Ok(Side::Here(PathBuf::from(&text)))),
+    }
+}
+
+/// `HOST:PATH` or `ssh://HOST/PATH`; `None` for a path of this machine. As with scp, a slash before the colon makes it one.
+fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
+    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    if let Some(rest) = bytes.strip_prefix(b"ssh://") {
+        let slash = rest.iter().position(|byte| *byte == b'/');
+        let Some((host, below)) = slash.map(|at| rest.split_at(at)).filter(|(_, below)| below.len() > 1) else {
+            return Some(Err("it has no path; write ssh://HOST/PATH"));
+        };
+        let Ok(host) = std::str::from_utf8(host) else { return Some(Err("its host is not UTF-8")) };
+        // As in the URLs of git: what follows the slash is a home.
+        let below = if below.starts_with(b"/~") { &below[1..] } else { below };
+        return Some(Ok(Side::Named(format!("ssh://{host}"), path(below))));
+    }
+    let colon = bytes.iter().position(|byte| *byte == b':')?;
+    let (host, below) = (&bytes[..colon], &bytes[colon + 1..]);
+    if host.contains(&b'/') {
+        return None;
+    }
+    if below.starts_with(b"//") {
+        return Some(Err("only ssh://HOST/PATH has both server and path; pass --from or --to URL, and `:PATH`"));
+    }
+    let host = std::str::from_utf8(host).ok()?;
+    Some(Ok(Side::Named(host.to_owned(), if below.is_empty() { PathBuf::from("~") } else { path(below) })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Side;
+    use crate::args::{Command, tests::parse};
+
+    #[test]
+    fn a_copy_has_a_server_and_nothing_that_is_not_heeded() {
+        let error = |line: &str| parse(&format!("exec-server cp {line}")).expect_err(line).to_string();
+        for (line, said) in [
+            ("--connect ws://a x y", "neither path is on a server; write `:` before the one that is, such as `:y`"),
+            ("x y", "neither path is on a server"),
+            ("--from ws://a x :y", "--from names the server of SRC, and `x` is on this machine; write `:x`"),
+            ("--to ws://a :x y", "--to names the server of DST, and `y` is on this machine; write `:y`"),
+            ("--connect ws://a --from ws://b :x y", "--connect names no server of this copy"),
+            ("--connect ws://a --from ws://b --to ws://c :x :y", "--connect names no server of this copy"),
+            ("-r  :x", "it is empty; write `.`"),
+            ("-r : x", "it is empty; write `:.`"),
+            ("--from ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
+            ("--connect ws://a --to ws://b --token-file f :x :y", "--token-file would show one token to two servers"),
+        ] {
+            let text = error(line);
+            assert!(text.contains(said), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_the_environment_is_shown_to_one_server() {
+        let shown = |line: &str| match parse(&format!("exec-server cp {line}")) {
+            Ok(Command::Cp(copy)) => copy
+                .servers()
+                .into_iter()
+                .map(|named| named.map(|named| (named.by.unwrap_or("-").to_owned(), named.may_have_token)))
+                .collect::<Vec<_>>(),
+            other => panic!("{line}: {other:?}"),
+        };
+        let named = |name: &str, may| Some((name.to_owned(), may));
+        assert_eq!(shown("x :y"), [None, named("-", true)]);
+        assert_eq!(shown("--connect a :x :y"), [named("a", true), named("a", true)]);
+        assert_eq!(shown("--token-file f --from a --to a :x :y"), [named("a", true), named("a", true)]);
+        assert_eq!(shown("--token-file f --from a :x y"), [named("a", true), None]);
+        assert_eq!(shown("--from a --to b :x :y"), [named("a", false), named("b", false)]);
+        assert_eq!(shown("--connect a --to b :x :y"), [named("a", true), named("b", false)]);
+        assert_eq!(shown("--from b :x :y"), [named("b", false), named("-", true)]);
+        assert_eq!(shown("x y :z"), [None, None, named("-", true)]);
+        assert_eq!(shown("x host:y"), [None, named("host", true)]);
+        assert_eq!(shown("host:x :y"), [named("host", false), named("-", true)]);
+        assert_eq!(shown("ssh://a/x ssh://b/y"), [named("ssh://a", false), named("ssh://b", false)]);
+    }
+
+    #[test]
+    fn a_path_of_a_copy_can_name_its_server() {
+        let sides = |line: &str| match parse(&format!("exec-server cp {line}")) {
+            Ok(Command::Cp(copy)) => copy.paths,
+            other => panic!("{line}: {other:?}"),
+        };
+        let (here, there) = (|path: &str| Side::Here(path.into()), |path: &str| Side::There(path.into()));
+        let named = |server: &str, path: &str| Side::Named(server.to_owned(), path.into());
+        assert_eq!(sides("f host:dir/"), [here("f"), named("host", "dir/")]);
+        assert_eq!(sides("f me@host:/dir"), [here("f"), named("me@host", "/dir")]);
+        assert_eq!(sides("host: f"), [named("host", "~"), here("f")]);
+        assert_eq!(sides("f ssh://host/dir/"), [here("f"), named("ssh://host", "/dir/")]);
+        assert_eq!(sides("f ssh://me@host:22/~/dir"), [here("f"), named("ssh://me@host:22", "~/dir")]);
+        assert_eq!(sides("./a:b ../c:d :e"), [here("./a:b"), here("../c:d"), there("e")]);
+        for (line, said) in [
+            ("f ssh://host", "write ssh://HOST/PATH"),
+            ("f ws://host/dir", "pass --from or --to URL, and `:PATH`"),
+            ("--to ws://a f host:x", "--to names the server of DST, and so does the path"),
+            ("--connect ws://a f host:x", "--connect names no server of this copy"),
+        ] {
+            let text = parse(&format!("exec-server cp {line}")).expect_err(line).to_string();
+            assert!(text.contains(said), "{line}: {text}");
+        }
     }
 }

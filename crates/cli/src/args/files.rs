@@ -11,7 +11,8 @@ use clap::{
 use super::{client::Connect, values};
 
 const FS_HELP: &str = "\
-Paths are the server's: without a slash at the beginning they are below its own directory. Where no server \
+Paths are the server's: without a slash at the beginning they are below its own directory, and `~` is its home directory (in quotes, \
+because your shell would put your own). Where no server \
 is named they are paths of this machine, below this directory, and the user's own server looks at them.
 
 Names and lines come out as they are, byte for byte; on a terminal, what would steer it is escaped.
@@ -32,13 +33,14 @@ Examples:
 
 const LS_HELP: &str = "\
 A file is listed as itself, a directory by what is in it, in the order of names. With --json one array for each PATH: \
-name, nameBase64 (where it is not UTF-8), kind, size, mode, modifiedAtMs, target (of a link).
+name, nameBase64 (where it is not UTF-8), kind, size, mode, modifiedAtMs, owner, target (of a link).
 
 Exit codes: 0; 1 something was not there or could not be listed; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs ls
   exec-server fs ls -la --connect ssh://host /srv
+  exec-server fs ls -lh '~/Downloads'
   exec-server fs ls -0 /srv | xargs -0 -n1 echo";
 
 const CAT_HELP: &str = "\
@@ -50,7 +52,7 @@ Examples:
 
 const STAT_HELP: &str = "\
 A link is described itself; with -L what it leads to. With --json one object a line: path, kind, size, mode, \
-modifiedAtMs, createdAtMs, etag, target.
+modifiedAtMs, createdAtMs, etag, owner, target.
 
 Exit codes: 0; 1 something was not there; 141; 255; see `exec-server fs --help`
 
@@ -144,11 +146,17 @@ pub(crate) enum FilesCommand {
 
 /// Flags of `fs ls`.
 #[derive(Debug, Args)]
-#[command(after_help = LS_HELP)]
+#[command(after_help = LS_HELP, disable_help_flag = true)]
 pub(crate) struct Ls {
-    /// With mode, size and time
+    /// With mode, owner, group, size and local time of modification
     #[arg(short = 'l', long)]
     pub(crate) long: bool,
+    /// With -l, sizes as 1.5K or 20M
+    #[arg(short = 'h', long = "human-readable", conflicts_with_all = ["json", "null"])]
+    pub(crate) human: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
     /// Names that begin with a dot too
     #[arg(short = 'a', long)]
     pub(crate) all: bool,

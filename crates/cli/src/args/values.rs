@@ -11,9 +11,9 @@ use crate::limits::Amount;
 /// Starts of one connection that may run at once, whatever is asked for: all that may wait.
 pub(super) const CONCURRENT_MAX: usize = limits::STARTS_WAITING;
 
-const FORMS: &str = "must be like 500ms, 30s, 10m, 24h or 30d";
+const FORMS: &str = "must be like 500ms, 30s, 10m, 24h, 30d or a number of seconds";
 const SIZE_FORMS: &str = "must be like 0, 512KiB, 16MiB, 1GiB or a number of bytes";
-const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, or none";
+const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, a number of seconds, or none";
 
 /// A time to live; `None` means no end. A name of its own, because clap reads an `Option` as an optional flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +79,28 @@ pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
+/// Time between two looks.
+pub(super) fn interval(text: &str) -> Result<Duration, &'static str> {
+    duration(text)
+        .and_then(|every| if every < Duration::from_millis(200) { Err("must be at least 200ms") } else { Ok(every) })
+}
+
 pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         Some(_) | None => Err("must be NAME=value"),
+    }
+}
+
+/// A variable with its value, or the name of one of ours.
+pub(super) fn variable_or_ours(text: &str) -> Result<(String, String), String> {
+    if text.contains('=') {
+        return variable(text).map_err(ToOwned::to_owned);
+    }
+    let name = variable_name(text)?;
+    match std::env::var_os(&name).and_then(|value| value.into_string().ok()) {
+        Some(value) => Ok((name, value)),
+        None => Err(format!("`{name}` is not set here, or not as text; write {name}=value")),
     }
 }
 
@@ -181,12 +199,12 @@ pub(super) fn floor(text: &str) -> Result<Floor, &'static str> {
     }
 }
 
-/// A number and its unit.
+/// A number and its unit; a bare number is seconds.
 fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Duration, &'static str> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(forms)?);
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit_ms: u64 = match unit {
         "ms" => 1,
-        "s" => 1000,
+        "" | "s" => 1000,
         "m" => 60 * 1000,
         "h" => 60 * 60 * 1000,
         "d" => 24 * 60 * 60 * 1000,
@@ -204,13 +222,13 @@ mod tests {
 
     #[test]
     fn durations_have_units() {
-        for (text, seconds) in [("30s", 30), ("10m", 600), ("24h", 86_400), ("30d", 2_592_000)] {
+        for (text, seconds) in [("30", 30), ("30s", 30), ("10m", 600), ("24h", 86_400), ("30d", 2_592_000)] {
             assert_eq!(ttl(text), Ok(Ttl(Some(Duration::from_secs(seconds)))));
             assert_eq!(duration(text), Ok(Duration::from_secs(seconds)));
         }
         assert_eq!(ttl("none"), Ok(Ttl(None)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        for bad in ["", "30", "s", "0s", "-1s", "1w", "1.5h", "99999999999999999999d", "1 h"] {
+        for bad in ["", "0", "s", "0s", "-1s", "1w", "1.5h", "99999999999999999999d", "1 h"] {
             assert!(ttl(bad).is_err() && duration(bad).is_err(), "{bad}");
         }
         assert!(ttl("5ms").is_err() && duration("none").is_err());

@@ -13,7 +13,11 @@ use exec_server_client::{
 use serde_json::{Map, Value, json};
 
 use super::{Done, Ended, Place, as_asked, is_terminal, json_line, put, put_json, put_path, shown};
-use crate::{args, codes, ids, say};
+use crate::{
+    args, codes,
+    display::{self, Palette},
+    ids, say,
+};
 
 /// Nothing matched.
 const NO_MATCH: u8 = 1;
@@ -71,7 +75,7 @@ impl From<Ended> for Trouble {
 async fn one(place: &Place, args: &args::Grep, path: &Path, asked: Option<&Path>, most: u64) -> Result<u64, Trouble> {
     let full = place.path(path);
     let mut search = place.files.search(&full, params(args, most)).await?;
-    let mut printer = Printer { args, is_terminal: is_terminal(), last: None };
+    let mut printer = Printer { args, is_terminal: is_terminal(), palette: Palette::of_stdout(), last: None };
     while let Some(found) = search.next().await? {
         let mut text = Vec::new();
         for line in found {
@@ -115,6 +119,7 @@ fn params(args: &args::Grep, most: u64) -> SearchParams {
 struct Printer<'a> {
     args: &'a args::Grep,
     is_terminal: bool,
+    palette: Palette,
     /// File and number of the line before.
     last: Option<(PathBuf, u64)>,
 }
@@ -128,7 +133,7 @@ impl Printer<'_> {
         }
         if args.files_with_matches {
             if !line.is_context {
-                text.extend_from_slice(&shown(path.as_os_str().as_bytes(), self.is_terminal));
+                text.extend_from_slice(&self.name(path));
                 text.push(b'\n');
             }
             return;
@@ -136,24 +141,46 @@ impl Printer<'_> {
         let has_context = args.context.or(args.before_context).or(args.after_context).is_some_and(|lines| lines > 0);
         let is_next = self.last.as_ref().is_none_or(|(last, number)| last == path && number + 1 == line.line);
         if has_context && !is_next {
-            text.extend_from_slice(b"--\n");
+            text.extend_from_slice(&self.palette.paint_bytes(display::CYAN, b"--"));
+            text.push(b'\n');
         }
         self.last = Some((path.to_owned(), line.line));
-        let mark = if line.is_context { b'-' } else { b':' };
-        text.extend_from_slice(&shown(path.as_os_str().as_bytes(), self.is_terminal));
-        text.push(mark);
+        let mark = self.palette.paint(display::CYAN, if line.is_context { "-" } else { ":" });
+        text.extend_from_slice(&self.name(path));
+        text.extend_from_slice(mark.as_bytes());
         if args.line_number {
-            text.extend_from_slice(line.line.to_string().as_bytes());
-            text.push(mark);
+            text.extend_from_slice(self.palette.paint(display::GREEN, &line.line.to_string()).as_bytes());
+            text.extend_from_slice(mark.as_bytes());
         }
         if line.cut.is_some_and(|(before, _)| before > 0) {
             text.extend_from_slice(b"[...]");
         }
-        text.extend_from_slice(&shown(&line.text, self.is_terminal));
+        text.extend_from_slice(&self.matched(line));
         if line.cut.is_some_and(|(before, all)| before + (line.text.len() as u64) < all) {
             text.extend_from_slice(b"[...]");
         }
         text.push(b'\n');
+    }
+}
+
+impl Printer<'_> {
+    fn name(&self, path: &Path) -> Vec<u8> {
+        self.palette.paint_bytes(display::MAGENTA, &shown(path.as_os_str().as_bytes(), self.is_terminal))
+    }
+
+    /// The line with what matches in colour, as far as the server says sensible places in it.
+    fn matched(&self, line: &Found) -> Vec<u8> {
+        let mut text = Vec::new();
+        let mut done = 0;
+        for &(from, to) in &line.spans {
+            if let (Some(before), Some(hit)) = (line.text.get(done..from), line.text.get(from..to)) {
+                text.extend_from_slice(&shown(before, self.is_terminal));
+                text.extend_from_slice(&self.palette.paint_bytes(display::RED.bold(), &shown(hit, self.is_terminal)));
+                done = to;
+            }
+        }
+        text.extend_from_slice(&shown(&line.text[done..], self.is_terminal));
+        text
     }
 }
 

@@ -8,16 +8,19 @@ use std::{
 };
 
 use exec_server_client::{
-    fs::{Cut, EntryKind, Error, FileSystem as _, GlobParams, Links, Metadata, Moment, ScanSummary},
+    fs::{Cut, EntryKind, Error, FileSystem as _, GlobParams, Links, Metadata, Moment, Owner, ScanSummary},
     protocol::{fs::ScanParams, path::PathArg},
 };
-use exec_server_server::wall_clock;
 use serde_json::{Map, Value, json};
 
 use super::{
     Done, Ended, Place, Troubles, as_asked, grep::cut_word, is_terminal, json_line, put, put_json, put_path, shown,
 };
-use crate::{args, codes, ids, say};
+use crate::{
+    args, codes,
+    display::{self, Palette, Style},
+    ids, say,
+};
 
 /// Names that a tree may have.
 const TREE_NAMES: u64 = 50_000;
@@ -29,6 +32,7 @@ struct Row {
     size: u64,
     mode: u32,
     modified: Moment,
+    owner: Option<Owner>,
     target: Option<OsString>,
 }
 
@@ -67,6 +71,7 @@ async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> 
             size: found.size,
             mode: found.mode.unwrap_or_default(),
             modified: found.modified,
+            owner: found.owner,
             target: found.link_target,
         }]);
     }
@@ -78,7 +83,7 @@ async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> 
             if all || !entry.name.as_bytes().starts_with(b".") {
                 let (name, target) = (PathBuf::from(entry.name), entry.target);
                 let (kind, size, mode, modified) = (entry.kind, entry.size, entry.mode, entry.modified);
-                rows.push(Row { name, kind, size, mode, modified, target });
+                rows.push(Row { name, kind, size, mode, modified, owner: entry.owner, target });
             }
         }
         if !page.more || after.is_none() {
@@ -88,15 +93,27 @@ async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> 
 }
 
 fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
-    let is_terminal = is_terminal();
-    let width = rows.iter().map(|row| row.size.to_string().len()).max().unwrap_or_default();
+    let (is_terminal, palette) = (is_terminal(), Palette::of_stdout());
+    let size = |row: &Row| if args.human { display::short_size(row.size) } else { row.size.to_string() };
+    let widest = |cell: &dyn Fn(&Row) -> String| rows.iter().map(|row| display::width(&cell(row))).max().unwrap_or(0);
+    let [user, group] = if args.long { [widest(&user), widest(&group)] } else { [0, 0] };
+    let size_width = if args.long { widest(&size) } else { 0 };
     let mut text = Vec::new();
     for row in rows {
         if args.long {
-            let (mode, time) = (mode_text(row.kind, row.mode), time_text(row.modified.seconds));
-            text.extend_from_slice(format!("{mode} {:>width$} {time} ", row.size).as_bytes());
+            let mode = mode_text(row.kind, row.mode);
+            // A server that does not say whom files belong to has no columns for it.
+            let owner = match &row.owner {
+                Some(_) => {
+                    format!("{} {} ", display::pad(&self::user(row), user), display::pad(&self::group(row), group))
+                }
+                None => String::new(),
+            };
+            let (size, time) = (size(row), display::local_minute(row.modified.seconds));
+            text.extend_from_slice(format!("{mode} {owner}{size:>size_width$} {time} ").as_bytes());
         }
-        text.extend_from_slice(&shown(row.name.as_os_str().as_bytes(), is_terminal && !args.null));
+        let name = shown(row.name.as_os_str().as_bytes(), is_terminal && !args.null);
+        text.extend_from_slice(&palette.paint_bytes(style(row.kind, row.mode), &name));
         if let (true, Some(target)) = (args.long, &row.target) {
             text.extend_from_slice(b" -> ");
             text.extend_from_slice(&shown(target.as_bytes(), is_terminal));
@@ -106,6 +123,29 @@ fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
     text
 }
 
+/// As `ls` colours them.
+fn style(kind: EntryKind, mode: u32) -> Style {
+    match kind {
+        EntryKind::Directory => display::BLUE.bold(),
+        EntryKind::Symlink => display::CYAN.bold(),
+        EntryKind::Other => display::YELLOW,
+        EntryKind::File if mode & 0o111 != 0 => display::GREEN.bold(),
+        EntryKind::File => Style::new(),
+    }
+}
+
+/// The owner's name, or number where it has none; cleaned, because the server says it.
+fn user(row: &Row) -> String {
+    let name = |owner: &Owner| owner.user.as_deref().map_or_else(|| owner.uid.to_string(), ids::clean);
+    row.owner.as_ref().map(name).unwrap_or_default()
+}
+
+/// The same of the group.
+fn group(row: &Row) -> String {
+    let name = |owner: &Owner| owner.group.as_deref().map_or_else(|| owner.gid.to_string(), ids::clean);
+    row.owner.as_ref().map(name).unwrap_or_default()
+}
+
 fn row_json(row: &Row) -> Value {
     let mut object = Map::new();
     put_path(&mut object, "name", &row.name);
@@ -113,6 +153,9 @@ fn row_json(row: &Row) -> Value {
     object.insert("size".to_owned(), json!(row.size));
     object.insert("mode".to_owned(), json!(row.mode));
     object.insert("modifiedAtMs".to_owned(), json!(millis(row.modified)));
+    if let Some(owner) = &row.owner {
+        object.insert("owner".to_owned(), json!(owner));
+    }
     if let Some(target) = &row.target {
         put_path(&mut object, "target", Path::new(target));
     }
@@ -151,6 +194,9 @@ fn stat_json(path: &Path, found: &Metadata) -> Value {
     object.insert("modifiedAtMs".to_owned(), json!(millis(found.modified)));
     object.insert("createdAtMs".to_owned(), json!(found.created_ms));
     object.insert("etag".to_owned(), json!(found.etag));
+    if let Some(owner) = &found.owner {
+        object.insert("owner".to_owned(), json!(owner));
+    }
     if let Some(target) = &found.link_target {
         put_path(&mut object, "target", Path::new(target));
     }
@@ -169,7 +215,8 @@ fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
         ("kind", kind_word(found.kind).to_owned()),
         ("size", found.size.to_string()),
         ("mode", mode),
-        ("modified", time_text(found.modified.seconds)),
+        ("owner", found.owner.as_ref().map(owner_text).unwrap_or_default()),
+        ("modified", display::local_second(found.modified.seconds)),
         ("etag", found.etag.as_deref().map(ids::clean).unwrap_or_default()),
     ];
     for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
@@ -177,6 +224,15 @@ fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
     }
     text.push(b'\n');
     text
+}
+
+/// `root (0), wheel (0)`; numbers alone where there are no names.
+fn owner_text(owner: &Owner) -> String {
+    let part = |name: &Option<String>, number: u32| match name {
+        Some(name) => format!("{} ({number})", ids::clean(name)),
+        None => number.to_string(),
+    };
+    format!("{}, {}", part(&owner.user, owner.uid), part(&owner.group, owner.gid))
 }
 
 pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
@@ -209,7 +265,8 @@ pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
             continue;
         }
         text.extend_from_slice(line.as_bytes());
-        text.extend_from_slice(&shown(entry.file_name().unwrap_or_default().as_bytes(), is_terminal()));
+        let name = shown(entry.file_name().unwrap_or_default().as_bytes(), is_terminal());
+        text.extend_from_slice(&Palette::of_stdout().paint_bytes(style(*kind, 0), &name));
         text.extend_from_slice(match kind {
             EntryKind::Directory => b"/\n",
             EntryKind::Symlink => b"@\n",
@@ -312,11 +369,6 @@ fn mode_text(kind: EntryKind, mode: u32) -> String {
     ]
     .iter()
     .collect()
-}
-
-/// A moment of the wall clock in UTC.
-fn time_text(seconds: i64) -> String {
-    wall_clock::show_seconds(u64::try_from(seconds).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -98,8 +98,16 @@ fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
         .pipe_stdin(true)
         // Whatever the executor does by default: a message that is gone is worse than a server that waits.
         .overflow(Overflow::Block);
-    if let Some(dir) = start::directory(args.cwd.as_deref(), place)? {
-        start = start.cwd(dir);
+    match (args.cwd.as_deref(), place) {
+        (None, Place::Remote) => {}
+        // Looked at before anybody is called, so that a server's own directory is not known yet.
+        (Some(given), Place::Remote) => {
+            if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
+                anyhow::bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
+            }
+            start = start.cwd(given);
+        }
+        (given, Place::Embedded | Place::PerUser) => start = start.cwd(start::here(given)?),
     }
     let ours: Variables = std::env::vars_os().collect();
     for (name, value) in &args.env {

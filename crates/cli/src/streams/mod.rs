@@ -25,6 +25,7 @@ pub(crate) use output::{Ended, Output, say_gap};
 use crate::{
     ids, say,
     signals::{self, Heard, Signals},
+    stall,
     terminal::{self, Terminal},
 };
 use input::Typed;
@@ -85,6 +86,8 @@ impl Carry {
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
         typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
+        let stall = stall::watch(&process);
+        tokio::pin!(stall);
         let output = Output::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
         tokio::pin!(output);
         let has_screen = process.is_tty() && terminal.is_some() && io::stdout().is_terminal();
@@ -132,6 +135,8 @@ impl Carry {
                         steering.redraw();
                     }
                 }
+                // The owner takes what is printed: only a guest may be kept waiting by another.
+                () = &mut stall, if role == Role::Guest => {}
             }
             if steering.is_hung_up && (role == Role::Guest || link.is_broken()) {
                 // Nobody is there to wait for anything.

@@ -7,21 +7,26 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod completion;
 mod coverage_md;
 mod cp;
 mod cp_cuts;
 mod cp_trees;
 mod detached;
+mod ending;
 mod examples;
 mod fs;
 mod fs_words;
+mod habits;
 mod help;
 mod local;
+mod logs;
 mod mcp;
 mod mcp_bridge;
 mod mcp_serve;
 mod mcp_serve_files;
 mod mcp_serve_http;
+mod ps;
 mod remote;
 mod run;
 mod run_environment;

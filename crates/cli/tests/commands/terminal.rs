@@ -115,6 +115,7 @@ fn attach_detaches_by_keys_and_by_signals_and_the_process_goes_on() {
     for round in 0..2 {
         let mut terminal = Terminal::new(24, 80);
         let mut child = terminal.start(home.command(&["attach", "work"]));
+        terminal.see("attached to `work`; press Ctrl-] twice to leave it running");
         terminal.see("ready\r\n");
         terminal.keys(b"hello\r");
         terminal.see("<hello>\r\n");
@@ -192,6 +193,7 @@ fn a_process_without_a_terminal_shows_what_comes_and_takes_lines() {
     wait_for("its first words", || home.ok(&["logs", "job"]).starts_with("old\nnew"));
     let mut terminal = Terminal::new(24, 80);
     let mut child = terminal.start(home.command(&["attach", "job"]));
+    terminal.see("press Ctrl-] twice and Enter to leave it running");
     let seen = terminal.see("new\r\n");
     assert!(!seen.contains("old") && !terminal.is_raw(), "{seen}");
     std::fs::write(&gate, "").expect("open the gate");

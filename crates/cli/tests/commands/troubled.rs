@@ -165,12 +165,36 @@ fn come_back(server: &TestServer, session: &str) -> Client {
     client
 }
 
+/// Makes the server one that does not end sessions which forgetting has emptied, so that the command does it.
+fn as_an_older_server(message: &mut Value) {
+    if let Some(served) = message.pointer_mut("/result/capabilities/autoForget") {
+        *served = json!(false);
+    }
+}
+
+#[test]
+fn forget_leaves_an_empty_session_to_a_server_that_ends_it_itself() {
+    let (server, client, session) = server_with_an_ended_process();
+    client.leave();
+    let resumes = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&resumes);
+    let middleman = Middleman::start(server.url(), move |_, message| {
+        count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
+        Deed::Pass
+    });
+    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    assert_eq!((listed(&server, "old"), resumes.load(Ordering::SeqCst)), (Value::Null, 0));
+    // Its client may be about to mend its link.
+    come_back(&server, &session).leave();
+}
+
 #[test]
 fn forget_asks_once_for_a_session_that_somebody_has() {
     let (server, mut client, session) = server_with_an_ended_process();
     let resumes = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&resumes);
     let middleman = Middleman::start(server.url(), move |_, message| {
+        as_an_older_server(message);
         count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
         Deed::Pass
     });
@@ -198,6 +222,7 @@ fn forget_leaves_the_session_of_a_client_that_is_just_away() {
     let lives = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lives);
     let middleman = Middleman::start(server.url(), move |_, message| {
+        as_an_older_server(message);
         if message["params"]["resumeSessionId"].is_string() {
             seen.lock().expect("no panic under the lock").push(message["params"]["ttlMs"].clone());
         }
@@ -219,6 +244,7 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
     let (busy, lives) = (Arc::clone(&server), Arc::new(Mutex::new(Vec::new())));
     let seen = Arc::clone(&lives);
     let middleman = Middleman::start(server.url(), move |_, message| {
+        as_an_older_server(message);
         if message["params"]["resumeSessionId"].is_string() {
             let mut lives = seen.lock().expect("no panic under the lock");
             if lives.is_empty() {

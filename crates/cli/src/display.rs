@@ -1,0 +1,252 @@
+//! How the commands show things to a person: colour, column widths, tables, sizes and ages.
+//!
+//! Colour is written only to a terminal that wants it (`NO_COLOR`, `TERM=dumb`). Widths are those of a terminal's cells, not of
+//! characters. Text that comes from others must be cleaned before it is given to this file. Must not know what is shown.
+
+use std::{
+    env,
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+pub(crate) use clap::builder::styling::{AnsiColor, Style};
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+/// Titles of columns, and what a person looks for first.
+pub(crate) const BOLD: Style = Style::new().bold();
+/// Beside the point.
+pub(crate) const DIM: Style = Style::new().dimmed();
+pub(crate) const RED: Style = AnsiColor::Red.on_default();
+pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
+pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
+pub(crate) const BLUE: Style = AnsiColor::Blue.on_default();
+pub(crate) const MAGENTA: Style = AnsiColor::Magenta.on_default();
+pub(crate) const CYAN: Style = AnsiColor::Cyan.on_default();
+
+/// Whether standard output takes colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Palette {
+    is_coloured: bool,
+}
+
+impl Palette {
+    /// No colour at all.
+    #[cfg(test)]
+    pub(crate) const PLAIN: Self = Self { is_coloured: false };
+
+    /// Colour for standard output, where it is a terminal that wants it.
+    pub(crate) fn of_stdout() -> Self {
+        Self::new(io::stdout().is_terminal())
+    }
+
+    /// The same for standard error.
+    pub(crate) fn of_stderr() -> Self {
+        Self::new(io::stderr().is_terminal())
+    }
+
+    fn new(is_terminal: bool) -> Self {
+        let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_dumb = env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Self { is_coloured: is_terminal && !is_refused && !is_dumb }
+    }
+
+    /// Text in a style; as it is where there is no colour.
+    pub(crate) fn paint(self, style: Style, text: &str) -> String {
+        if self.is_coloured && !text.is_empty() && style != Style::new() {
+            format!("{style}{text}{style:#}")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Bytes in a style.
+    pub(crate) fn paint_bytes(self, style: Style, bytes: &[u8]) -> Vec<u8> {
+        if self.is_coloured && !bytes.is_empty() && style != Style::new() {
+            [style.render().to_string().as_bytes(), bytes, style.render_reset().to_string().as_bytes()].concat()
+        } else {
+            bytes.to_vec()
+        }
+    }
+}
+
+/// A text filled up with spaces to a column.
+pub(crate) fn pad(text: &str, column: usize) -> String {
+    format!("{text}{}", " ".repeat(column.saturating_sub(width(text))))
+}
+
+/// Cells that a text takes on a terminal.
+pub(crate) fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// A text that takes at most `room` cells; an ellipsis stands for what is cut.
+pub(crate) fn fit(text: &str, room: usize) -> String {
+    if width(text) <= room {
+        return text.to_owned();
+    }
+    let mut fitted = String::new();
+    let mut used = 1;
+    for c in text.chars() {
+        used += c.width().unwrap_or(0);
+        if used > room {
+            break;
+        }
+        fitted.push(c);
+    }
+    fitted.push('…');
+    fitted
+}
+
+/// One cell of a table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cell {
+    text: String,
+    style: Style,
+}
+
+impl Cell {
+    /// In this style.
+    pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
+        Self { text: text.into(), style }
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self { text, ..Self::default() }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+/// Lines with columns as wide as their widest cell, two spaces between them. The last column is cut to what is left of `room`
+/// cells, but never below `least`; 0 cuts nothing.
+pub(crate) fn table<const N: usize>(rows: &[[Cell; N]], palette: Palette, room: usize, least: usize) -> String {
+    let widths: Vec<usize> = (0..N.saturating_sub(1))
+        .map(|column| rows.iter().map(|row| width(&row[column].text)).max().unwrap_or_default())
+        .collect();
+    let before: usize = widths.iter().map(|width| width + 2).sum();
+    let mut text = String::new();
+    for row in rows {
+        for (cell, column) in row.iter().zip(&widths) {
+            let padding = " ".repeat(column - width(&cell.text));
+            let painted = palette.paint(cell.style, &cell.text);
+            text += &format!("{painted}{padding}  ");
+        }
+        if let Some(last) = row.last() {
+            let fitted =
+                if room == 0 { last.text.clone() } else { fit(&last.text, room.saturating_sub(before).max(least)) };
+            text += &palette.paint(last.style, &fitted);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Bytes in a sentence: `512 B`, `1.5 MiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (value, unit) = scaled(bytes);
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Bytes in a column, as `ls -h` writes them: `512`, `1.5K`, `20M`.
+pub(crate) fn short_size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
+    let (value, unit) = scaled(bytes);
+    match unit {
+        0 => bytes.to_string(),
+        // One digit behind the point while it tells something.
+        _ if value < 9.95 => format!("{value:.1}{}", UNITS[unit]),
+        _ => format!("{value:.0}{}", UNITS[unit]),
+    }
+}
+
+fn scaled(bytes: u64) -> (f64, usize) {
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit < 4 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    (value, unit)
+}
+
+/// An age in a column. The largest unit that is not zero: enough to tell minutes from days.
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// A moment in this machine's time zone, for a column: `2026-11-18 09:45`.
+pub(crate) fn local_minute(seconds: i64) -> String {
+    local(seconds, "%Y-%m-%d %H:%M")
+}
+
+/// A moment in this machine's time zone with its offset: `2026-11-18 09:45:30 +01:00`.
+pub(crate) fn local_second(seconds: i64) -> String {
+    local(seconds, "%Y-%m-%d %H:%M:%S %:z")
+}
+
+fn local(seconds: i64, format: &str) -> String {
+    match jiff::Timestamp::from_second(seconds) {
+        Ok(at) => at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
+        // Beyond the year 9999; file systems can say so.
+        Err(_) => format!("@{seconds}"),
+    }
+}
+
+/// Columns of the terminal on standard output; 0 where it is none.
+pub(crate) fn stdout_columns() -> usize {
+    rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Palette = Palette::PLAIN;
+    const COLOURED: Palette = Palette { is_coloured: true };
+
+    #[test]
+    fn columns_are_as_wide_as_cells_of_a_terminal() {
+        let rows = [
+            ["NAME".into(), "SIZE".into(), "LAST".into()],
+            ["日本".into(), "7".into(), "one two three".into()],
+            [Cell::styled("é", GREEN), "12".into(), "x".into()],
+        ];
+        assert_eq!(table(&rows, PLAIN, 0, 4), "NAME  SIZE  LAST\n日本  7     one two three\né     12    x\n");
+        assert_eq!(table(&rows, PLAIN, 20, 4).lines().nth(1), Some("日本  7     one two…"));
+        assert_eq!(table(&rows, PLAIN, 5, 4).lines().nth(1), Some("日本  7     one…"));
+        assert_eq!(table(&rows, COLOURED, 0, 4).lines().last(), Some("\x1b[32mé\x1b[0m     12    x"));
+        assert_eq!(fit("日本語", 5), "日本…");
+        assert_eq!(fit("日本語", 4), "日…");
+    }
+
+    #[test]
+    fn ages_and_sizes_are_short() {
+        let ages = [0, 59, 60, 3_599, 3_600, 86_399, 90_000].map(|s| age(Duration::from_secs(s)));
+        assert_eq!(ages, ["0s", "59s", "1m", "59m", "1h00m", "23h59m", "1d01h"]);
+        let sizes = [0, 1023, 1536, 10_239, 20_480, 10 << 20, u64::MAX].map(short_size);
+        assert_eq!(sizes, ["0", "1023", "1.5K", "10K", "20K", "10M", "16777216T"]);
+        assert_eq!([0, 1023, 1536, 2 << 30].map(size), ["0 B", "1023 B", "1.5 KiB", "2.0 GiB"]);
+    }
+
+    #[test]
+    fn colour_is_only_where_it_is_wanted() {
+        assert_eq!(COLOURED.paint(RED, "x"), "\x1b[31mx\x1b[0m");
+        assert_eq!(PLAIN.paint(RED, "x"), "x");
+        assert_eq!(COLOURED.paint(Style::new(), "x"), "x");
+        assert_eq!(COLOURED.paint_bytes(RED, b"x"), b"\x1b[31mx\x1b[0m");
+        assert!(!Palette::new(false).is_coloured);
+    }
+}

@@ -1,0 +1,97 @@
+//! What a person probably meant: advice behind errors that a habit of another program leads to.
+//! Must not know how anything is done.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::ids;
+
+/// Words of other programs, and the command that does it here.
+const COMMANDS: [(&str, &str); 15] = [
+    ("ls", "ps"),
+    ("list", "ps"),
+    ("jobs", "ps"),
+    ("top", "ps"),
+    ("status", "ps"),
+    ("exec", "run"),
+    ("start", "run"),
+    ("shell", "run"),
+    ("stop", "kill"),
+    ("rm", "forget"),
+    ("remove", "forget"),
+    ("log", "logs"),
+    ("tail", "logs"),
+    ("scp", "cp"),
+    ("server", "serve"),
+];
+
+/// Names the command that was meant by a word of another program.
+pub(crate) fn name_command(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some((_, meant)) = COMMANDS.iter().find(|(other, _)| other == word)
+    {
+        let meant = ContextValue::Strings(vec![(*meant).to_owned()]);
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
+}
+
+/// The URL that a name which is none probably stands for: a host of ssh, or an address with a port.
+pub(crate) fn url_for(asked: &str) -> Option<String> {
+    let is_word = |text: &str| {
+        !text.is_empty()
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+            && !text.starts_with('-')
+    };
+    let (user, rest) = asked.split_once('@').map_or((None, asked), |(user, rest)| (Some(user), rest));
+    let (host, port) = rest.split_once(':').map_or((rest, None), |(host, port)| (host, Some(port)));
+    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    if !is_word(host) || !user.is_none_or(is_word) || !is_port {
+        return None;
+    }
+    match (user, port) {
+        (None, Some(_)) => Some(format!("ws://{asked}")),
+        (Some(_), _) | (None, None) => Some(format!("ssh://{asked}")),
+    }
+}
+
+/// The command line for a shell, where one argument that is not a program looks like a command of it.
+pub(crate) fn shell_command(argv: &[String]) -> Option<String> {
+    let [only] = argv else { return None };
+    let is_shell = only.trim().contains(|c: char| c.is_whitespace() || ";|&<>$`*(){}".contains(c));
+    is_shell.then(|| format!("exec-server run -- sh -c {}", ids::quoted(only)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_becomes_the_url_that_leads_there() {
+        for (asked, url) in [
+            ("build-host", Some("ssh://build-host")),
+            ("me@build-host", Some("ssh://me@build-host")),
+            ("me@build-host:2222", Some("ssh://me@build-host:2222")),
+            ("host:4000", Some("ws://host:4000")),
+            ("127.0.0.1:4000", Some("ws://127.0.0.1:4000")),
+            ("http://host", None),
+            ("host:port", None),
+            ("host:0", None),
+            ("a b", None),
+            ("-x", None),
+            ("", None),
+        ] {
+            assert_eq!(url_for(asked).as_deref(), url, "{asked}");
+        }
+    }
+
+    #[test]
+    fn one_argument_with_a_shells_characters_is_a_command_of_a_shell() {
+        let argv = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let meant = shell_command(&argv(&["echo hi; ls"]));
+        assert_eq!(meant.as_deref(), Some("exec-server run -- sh -c 'echo hi; ls'"));
+        assert_eq!(shell_command(&argv(&["a|b"])).as_deref(), Some("exec-server run -- sh -c 'a|b'"));
+        assert_eq!(shell_command(&argv(&["no-such"])), None);
+        assert_eq!(shell_command(&argv(&["echo hi", "x"])), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! Where the last lines of a log begin. The wire reads forward only, so the log is looked at in windows that grow from its end;
+//! all windows together are at most a seventh larger than the last one. Positions of line ends are kept, never the text.
+
+use std::{collections::VecDeque, time::Duration};
+
+use anyhow::anyhow;
+use exec_server_client::Process;
+
+use super::READ_BYTES;
+
+/// Events of the first window.
+const FIRST_WINDOW: u64 = 64;
+
+/// How much larger the next window is.
+const GROWTH: u64 = 8;
+
+/// Where to begin: behind an event, and behind so many bytes of the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Beginning {
+    pub(super) after: u64,
+    pub(super) skip: usize,
+}
+
+/// Where the last `lines` lines of a log begin that is looked at from number `since` to `last`.
+pub(super) async fn find(process: &Process, since: u64, last: u64, lines: usize) -> anyhow::Result<Beginning> {
+    if lines == 0 {
+        return Ok(Beginning { after: last.max(since), skip: 0 });
+    }
+    let mut window = FIRST_WINDOW;
+    loop {
+        let after = last.saturating_sub(window).max(since);
+        let mut ends = LineEnds::new(lines);
+        look(process, after, last, &mut ends).await?;
+        match ends.beginning() {
+            Some(beginning) => return Ok(beginning),
+            None if after == since => return Ok(Beginning { after: since, skip: 0 }),
+            None => window = window.saturating_mul(GROWTH),
+        }
+    }
+}
+
+async fn look(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds) -> anyhow::Result<()> {
+    while after < last {
+        let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await?;
+        for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
+            ends.add(chunk.seq, &chunk.bytes);
+        }
+        let next = read.next_seq.saturating_sub(1);
+        if next <= after {
+            return Err(anyhow!("the server tells nothing that follows number {after} of {last}"));
+        }
+        after = next;
+    }
+    Ok(())
+}
+
+/// The last line ends of a part of a log.
+struct LineEnds {
+    lines: usize,
+    /// Event and place in it behind each line end; one more than lines, because the last may end the log.
+    at: VecDeque<(u64, usize)>,
+    is_at_end: bool,
+}
+
+impl LineEnds {
+    fn new(lines: usize) -> Self {
+        Self { lines, at: VecDeque::new(), is_at_end: false }
+    }
+
+    fn add(&mut self, seq: u64, bytes: &[u8]) {
+        for (place, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+            self.at.push_back((seq, place + 1));
+            if self.at.len() > self.lines.saturating_add(1) {
+                self.at.pop_front();
+            }
+        }
+        if let Some(byte) = bytes.last() {
+            self.is_at_end = *byte == b'\n';
+        }
+    }
+
+    /// None where there are fewer lines.
+    fn beginning(&self) -> Option<Beginning> {
+        let needed = self.lines + usize::from(self.is_at_end);
+        let (seq, skip) = *self.at.get(self.at.len().checked_sub(needed)?)?;
+        Some(Beginning { after: seq - 1, skip })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tail(chunks: &[&str], lines: usize) -> Option<String> {
+        let mut ends = LineEnds::new(lines);
+        for (at, chunk) in chunks.iter().enumerate() {
+            ends.add(at as u64 + 1, chunk.as_bytes());
+        }
+        let Beginning { after, skip } = ends.beginning()?;
+        Some(chunks[usize::try_from(after).expect("small")..].concat()[skip..].to_owned())
+    }
+
+    #[test]
+    fn the_last_lines_begin_behind_a_line_end() {
+        let whole = ["a\nb", "b\n", "c\nd\n"];
+        assert_eq!(tail(&whole, 1).as_deref(), Some("d\n"));
+        assert_eq!(tail(&whole, 2).as_deref(), Some("c\nd\n"));
+        assert_eq!(tail(&whole, 3).as_deref(), Some("bb\nc\nd\n"));
+        assert_eq!(tail(&whole, 4), None, "all of it, as far as is known");
+        let open = ["a\n", "b\nc"];
+        assert_eq!(tail(&open, 1).as_deref(), Some("c"));
+        assert_eq!(tail(&open, 2).as_deref(), Some("b\nc"));
+        assert_eq!(tail(&open, 3), None);
+        assert_eq!(tail(&[], 1), None);
+    }
+}

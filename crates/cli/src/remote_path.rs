@@ -1,0 +1,79 @@
+//! Paths that a person writes for a server: absolute, below the server's own directory, or below its home with `~`.
+//! Must not know what is done with them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use exec_server_client::Client;
+use exec_server_protocol::path::PathArg;
+
+/// Where paths of a server begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Roots {
+    /// The directory of relative paths.
+    pub(crate) directory: PathBuf,
+    /// What `~` stands for, where it is known.
+    pub(crate) home: Option<PathBuf>,
+}
+
+impl Roots {
+    /// Asks a server.
+    pub(crate) async fn of(client: &Client) -> anyhow::Result<Self> {
+        let info = client.environment_info().await.context("ask for the server's directory")?;
+        let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not tell its own directory; pass absolute paths"))?;
+        let directory = PathArg::new(cwd).resolve().context("read the server's directory")?;
+        let home = info.home_dir.map(|home| PathArg::new(home).resolve()).transpose();
+        Ok(Self { directory, home: home.context("read the server's home directory")? })
+    }
+
+    /// The whole path; `./~` is a file of that name.
+    pub(crate) fn resolve(&self, path: &Path) -> anyhow::Result<PathBuf> {
+        match below_home(path) {
+            None => Ok(self.directory.join(path)),
+            Some(below) => {
+                let home = self.home.as_ref();
+                let home =
+                    home.ok_or_else(|| anyhow!("`{}`: the server does not tell its home directory", path.display()))?;
+                Ok(if below.as_os_str().is_empty() { home.clone() } else { home.join(below) })
+            }
+        }
+    }
+}
+
+/// A path on a server; asked only where it is not absolute.
+pub(crate) async fn resolve(client: &Client, path: &Path) -> anyhow::Result<PathBuf> {
+    if path.is_absolute() {
+        return Ok(path.to_owned());
+    }
+    Roots::of(client).await.with_context(|| format!("`{}`", path.display()))?.resolve(path)
+}
+
+/// What stands behind `~/`; `None` for a path that does not begin in a home. `~user` is a plain name.
+pub(crate) fn below_home(path: &Path) -> Option<&Path> {
+    path.strip_prefix("~").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tilde_alone_is_the_home_of_the_server() {
+        let roots = Roots { directory: "/srv".into(), home: Some("/home/me".into()) };
+        for (path, whole) in [
+            ("/etc", "/etc"),
+            ("a/b", "/srv/a/b"),
+            (".", "/srv/."),
+            ("~", "/home/me"),
+            ("~/", "/home/me"),
+            ("~/a", "/home/me/a"),
+            ("~you/a", "/srv/~you/a"),
+            ("./~", "/srv/./~"),
+            ("a/~", "/srv/a/~"),
+        ] {
+            assert_eq!(roots.resolve(Path::new(path)).expect("it is known"), Path::new(whole), "{path}");
+        }
+        let homeless = Roots { home: None, ..roots };
+        assert!(homeless.resolve(Path::new("~/a")).is_err());
+    }
+}
