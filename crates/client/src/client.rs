@@ -236,6 +236,7 @@ impl Client {
                 session_id: key.session_id.clone(),
                 after_seq: Some(options.after),
                 hold: options.hold,
+                from_seq: None,
             };
             session.call::<requests::ProcessSubscribe>(&params).await?;
         } else {

@@ -131,6 +131,8 @@ pub struct ServerDescription {
     pub info: Option<ServerInfo>,
     /// What it adds to the reference; nothing is announced by the reference itself.
     pub capabilities: ServerCapabilities,
+    /// How long it keeps the session without use, as it was granted; nothing from a server that does not say.
+    pub session_ttl: Option<Ttl>,
 }
 
 /// What the first `initialize` told.
@@ -542,7 +544,7 @@ impl Peer {
             }
         };
         let capabilities = result.capabilities.unwrap_or_default();
-        let server = ServerDescription { generation, info: result.server, capabilities };
+        let server = ServerDescription { generation, info: result.server, capabilities, session_ttl: result.ttl_ms };
         Ok(Self { session_id: result.session_id, server })
     }
 

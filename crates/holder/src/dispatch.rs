@@ -76,6 +76,14 @@ impl<S: Spawner> Holder<S> {
                     process.handle_release(segment, &mut self.cx);
                 }
             }
+            ToHolder::Followed { slot, seq } => {
+                if let Some(process) = self.processes.get_mut(&slot) {
+                    process.followed_seq = seq;
+                    process.reconsider(&mut self.cx);
+                }
+            }
+            ToHolder::Used { is_going_on: true } => self.lease.handle_used(),
+            ToHolder::Used { is_going_on: false } => self.lease.handle_unused(self.cx.now_ns),
             ToHolder::Return { segment } => self.cx.handle_return(segment),
             ToHolder::Forget { req, slot } => self.forget(req, slot),
             ToHolder::End { req } => self.end(Reason::Command { req }),

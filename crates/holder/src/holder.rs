@@ -20,7 +20,7 @@ use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
-use crate::wire::{DIGESTS, FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
+use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION, WITHDRAWALS};
 use crate::{Config, Confine, Spawner, end};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
@@ -299,7 +299,8 @@ impl<S: Spawner> Holder<S> {
             Ttl::None => TTL_NONE,
         };
         let welcome = FromHolder::Welcome {
-            version: DIGESTS,
+            // The newest of what it takes beyond the layout.
+            version: WITHDRAWALS,
             epoch,
             ttl_ms,
             detached_ms: detached_ns / 1_000_000,
@@ -316,8 +317,13 @@ impl<S: Spawner> Holder<S> {
         self.cx.is_roll_stale = true;
         self.cx.lent.taint();
         self.lease.handle_detach(self.cx.controller.epoch(), self.cx.now_ns);
+        if self.lease.is_used() {
+            self.lease.handle_unused(self.cx.now_ns);
+        }
         for process in self.processes.values_mut() {
             process.input.orphan();
+            // Its readers come back by way of the next one.
+            process.followed_seq = 0;
         }
         self.handle_attachment();
     }

@@ -2,7 +2,8 @@
 //!
 //! Owns the policy of section 1 of the design: *attached* and full, the child is not read and blocks; *detached*, the
 //! oldest sealed segments go to disk up to a quota, then it blocks; `DropOldest` gives up the oldest segment where it would
-//! block. It does not know messages other than those it sends.
+//! block; so does a reader that follows while no client is attached, for the segments that it has taken. It does not know messages other
+//! than those it sends.
 //!
 //! The cap is looked at after a new segment has begun: the segment before it is then sealed and can be released, spilled
 //! or dropped, even with a cap of one. The empty one in front costs a page.
@@ -270,10 +271,16 @@ impl Process {
             self.spill_oldest(cx);
             return Step::Full(Blocked::No);
         };
-        if self.overflow == Overflow::DropOldest && self.drop_oldest(cx) {
+        let may_drop = self.overflow == Overflow::DropOldest || self.is_oldest_followed(cx);
+        if may_drop && self.drop_oldest(cx) {
             return Step::Freed;
         }
         Step::Full(blocked)
+    }
+
+    /// Whether no client is attached, and the readers that follow have the oldest segment: to them it is no loss.
+    fn is_oldest_followed(&self, cx: &Context) -> bool {
+        !cx.is_attached && self.writer.oldest_sealed_seq().is_some_and(|seq| seq <= self.followed_seq)
     }
 
     /// Spills before the cap is reached, where spilling is the rule.

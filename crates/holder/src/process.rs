@@ -50,6 +50,8 @@ pub(crate) struct Process {
     /// Output is not read, for this reason; `Some(No)` while a segment is on its way to disk.
     pub(crate) paused: Option<Blocked>,
     pub(crate) overflow: Overflow,
+    /// What every reader that follows has taken; 0 while none does.
+    pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
     pub(crate) timing: Timing,
     /// Why we ended it, once we did.
@@ -151,6 +153,7 @@ impl Process {
             exit_interest: Interest::default(),
             paused: None,
             overflow: spec.overflow,
+            followed_seq: 0,
             cap_bytes: spec.cap_bytes,
             timing: Timing {
                 timeout_at: after(spec.timeout_ms).map(|ns| cx.now_ns.saturating_add(ns)),

@@ -43,6 +43,12 @@ pub const SANDBOXES: u32 = 3;
 /// What a holder says in `Welcome` from which on it takes a digest in `Write`, and answers with [`WriteStatus::Cut`].
 pub const DIGESTS: u32 = 4;
 
+/// What a holder says in `Welcome` from which on it takes `Followed` and `Used`.
+pub const FOLLOWERS: u32 = 5;
+
+/// What a holder says in `Welcome` from which on it takes `Withdraw`; again without a change of any other message.
+pub const WITHDRAWALS: u32 = 6;
+
 /// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;
 
@@ -54,6 +60,9 @@ pub const LARGE_MAX: usize = 16 * 1024 * 1024;
 
 /// Descriptors in one message at most.
 pub const FDS_MAX: usize = 4;
+
+/// The error number of a start that was withdrawn before it was begun: ECANCELED.
+pub const WITHDRAWN: i32 = 125;
 
 /// `ttl_ms` that means: a detached session never expires.
 pub const TTL_NONE: u64 = u64::MAX;
@@ -97,6 +106,12 @@ pub enum ToHolder<'a> {
         kit: u8,
         /// What to start.
         spec: StartSpec,
+    },
+    /// Takes a start back that was not answered in time. One that was not begun is answered with `StartFailed` and [`WITHDRAWN`]; one that
+    /// was is answered as any other. Known to holders from [`WITHDRAWALS`] on.
+    Withdraw {
+        /// The start.
+        req: u32,
     },
     /// One part of a stdin write, sent after the `Written` of the part before. Answer: `Written`.
     Write {
@@ -164,6 +179,21 @@ pub enum ToHolder<'a> {
         slot: u32,
         /// The segment.
         segment: u64,
+    },
+    /// Every reader that follows this log has taken it up to here, from its first retained event on. Where its child would wait for the disk and no
+    /// client is attached, segments up to there are dropped instead, and counted. Zero: no reader follows. Replaces what was said before and
+    /// ends with the controller. No answer. From [`FOLLOWERS`] on.
+    Followed {
+        /// The process.
+        slot: u32,
+        /// The last event that all of them have taken.
+        seq: u64,
+    },
+    /// Other sessions use this one, or used it just now. The clock of a detached session stands still while they do, and starts anew when
+    /// they end. Ends with the controller. No answer. From [`FOLLOWERS`] on.
+    Used {
+        /// They go on using it.
+        is_going_on: bool,
     },
     /// No mapping of this segment is left in the server. No answer.
     Return {

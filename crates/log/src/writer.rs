@@ -212,6 +212,11 @@ impl Writer {
         held.memory.map_or(Released::Disk, Released::Memory)
     }
 
+    /// The last number of the segment that [`Writer::drop_oldest`] would drop.
+    pub fn oldest_sealed_seq(&self) -> Option<u64> {
+        self.segments.front().filter(|held| held.info.sealed).map(|held| held.last_seq)
+    }
+
     /// Drops the oldest sealed segment, by policy, and counts its output as lost.
     pub fn drop_oldest(&mut self, control: &Control) -> Option<Dropped> {
         let id = self.segments.front()?.info.id;

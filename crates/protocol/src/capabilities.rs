@@ -79,7 +79,10 @@ pub struct ServerCapabilities {
     pub list_pages: bool,
     /// `process/subscribe` and `process/unsubscribe` are served.
     pub subscribe: bool,
-    /// `initialize` takes `ttlMs`.
+    /// `process/subscribe` and `process/read` take `fromSeq`, a reader that follows frees the output of a blocked process, and
+    /// `process/read` says why a process is blocked.
+    pub follow: bool,
+    /// `initialize` takes `ttlMs`, and answers with what was granted.
     pub ttl: bool,
     /// `initialize` takes `takeover`.
     pub takeover: bool,
@@ -144,6 +147,7 @@ impl ServerCapabilities {
             list: true,
             list_pages: true,
             subscribe: true,
+            follow: true,
             ttl: true,
             takeover: true,
             adopting: true,

@@ -54,6 +54,9 @@ pub struct InitializeResult {
     /// What the server adds to the reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<ServerCapabilities>,
+    /// How long the session waits without use, as it was granted; absent for a reference client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<Ttl>,
 }
 
 impl InitializeResult {
@@ -65,6 +68,7 @@ impl InitializeResult {
             protocol_version: Some(PROTOCOL_VERSION.to_owned()),
             server: Some(server),
             capabilities: Some(ServerCapabilities::served()),
+            ttl_ms: None,
         }
     }
 }

@@ -64,7 +64,7 @@ proptest! {
         let id = RequestId::Number(7);
         let end = ReadEnd {
             next_seq, exited: exit_code.is_some(), exit_code, closed, failure: None, sandbox_denied: false,
-            first_seq: 1, gap,
+            first_seq: 1, gap, blocked: None,
         };
         let mut by_hand = Vec::new();
         begin_result(&mut by_hand, &id);

@@ -37,6 +37,7 @@ use crate::{
 };
 
 mod maps;
+mod starts;
 
 pub(crate) use self::maps::Lent;
 use self::maps::Maps;
@@ -64,6 +65,8 @@ pub(crate) struct Link {
 
 /// An encoded message, and the sandbox whose descriptors go with it.
 struct Message {
+    /// The start that it asks for.
+    start: Option<u32>,
     bytes: Vec<u8>,
     confined: Option<Arc<Confined>>,
 }
@@ -79,6 +82,9 @@ impl Message {
 struct Waiters {
     next: u32,
     waiting: BTreeMap<u32, Waiter>,
+    /// The starts among them that wait for an answer, and how often the sweep has found each. Looks are counted, not time: a server that
+    /// was stopped itself must not take that for the holder's silence.
+    starts: BTreeMap<u32, u32>,
 }
 
 /// Who waits for a holder's answer. Weakly: sessions and processes own their link, and not the other way round.
@@ -92,6 +98,13 @@ pub(crate) enum Waiter {
         session: Weak<Session>,
         /// Where a program without a slash is searched, for the error if it is missing.
         search_path: Option<String>,
+    },
+    /// A start that was answered with an error, because the holder did not answer in time. It may still come to be.
+    Withdrawn {
+        meta: Meta,
+        gate: Gate,
+        reserved: Reserved,
+        session: Weak<Session>,
     },
     Stdin(Weak<Process>),
     Done(oneshot::Sender<Status>),
@@ -210,7 +223,7 @@ impl Link {
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
-        if let Err(error) = self.post(encoded, None) {
+        if let Err(error) = self.post(Message { start: None, bytes: encoded, confined: None }) {
             // The receiving side sees the same end and cleans up.
             tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
         }
@@ -235,14 +248,9 @@ impl Link {
         })
     }
 
-    /// Whether the holder compares digests of writes, and reports lines that a terminal cut.
-    pub(crate) fn takes_digests(&self) -> bool {
-        self.version.get().is_some_and(|version| *version >= wire::DIGESTS)
-    }
-
-    /// Whether the holder can confine what it starts.
-    pub(crate) fn takes_sandboxes(&self) -> bool {
-        self.version.get().is_some_and(|version| *version >= wire::SANDBOXES)
+    /// Whether the holder takes what came with this number of its `Welcome`.
+    pub(crate) fn takes(&self, since: u32) -> bool {
+        self.version.get().is_some_and(|version| *version >= since)
     }
 
     fn ask_with<'a>(
@@ -251,6 +259,7 @@ impl Link {
         confined: Option<Arc<Confined>>,
         request: impl FnOnce(u32) -> ToHolder<'a>,
     ) -> Result<(), Box<Unsent>> {
+        let is_start;
         let req = {
             let mut waiters = lock(&self.waiters);
             if self.broken.load(Ordering::Acquire) {
@@ -258,21 +267,24 @@ impl Link {
             }
             waiters.next = waiters.next.wrapping_add(1);
             let req = waiters.next;
+            is_start = matches!(waiter, Waiter::Start { .. });
+            if is_start {
+                waiters.starts.insert(req, 0);
+            }
             waiters.waiting.insert(req, waiter);
             req
         };
-        let mut encoded = Vec::new();
-        request(req).encode(&mut encoded);
+        let mut bytes = Vec::new();
+        request(req).encode(&mut bytes);
         // A link that ended in between has answered the waiter already.
-        match self.post(encoded, confined) {
+        match self.post(Message { start: is_start.then_some(req), bytes, confined }) {
             Err(error) => self.waiter(req).map_or(Ok(()), |waiter| Err(Box::new(Unsent { waiter, error }))),
             Ok(()) => Ok(()),
         }
     }
 
     /// Sends at once or keeps for later; an error means never.
-    fn post(&self, bytes: Vec<u8>, confined: Option<Arc<Confined>>) -> io::Result<()> {
-        let message = Message { bytes, confined };
+    fn post(&self, message: Message) -> io::Result<()> {
         if message.bytes.len() > wire::LARGE_MAX {
             return Err(rustix::io::Errno::MSGSIZE.into());
         }
@@ -471,37 +483,16 @@ impl Link {
     }
 
     fn waiter(&self, req: u32) -> Option<Waiter> {
-        lock(&self.waiters).waiting.remove(&req)
+        let mut waiters = lock(&self.waiters);
+        waiters.starts.remove(&req);
+        waiters.waiting.remove(&req)
     }
 
     fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
-            FromHolder::Started { req, slot, pid } => {
-                if let (Some(Waiter::Start { meta, gate, reply, reserved, .. }), Ok(control)) =
-                    (self.waiter(req), self.control())
-                {
-                    let (session_id, leader) = (self.session.clone(), fds.pop());
-                    drop(reserved); // It is the leader's now.
-                    let birth = Birth { session: session_id, meta, pid, slot, leader, counted: [0; 2] };
-                    let process = Arc::new(Process::new(birth, self.clone(), control));
-                    self.metrics.started.inc();
-                    session.handle_started(&process, &gate);
-                    // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
-                    reply.started(&process);
-                    session.follow_new(&process);
-                }
-            }
+            FromHolder::Started { req, slot, pid } => self.handle_started(session, req, (slot, pid), fds.pop()),
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                if let Some(Waiter::Start { meta, gate, reply, confined, search_path, .. }) = self.waiter(req) {
-                    session.handle_start_failed(&meta.process_id, &gate);
-                    let failure = Failure::start(&meta, search_path, stage, errno, &detail);
-                    let failure = match confined {
-                        Some(confined) => confined.explain(failure),
-                        None => failure,
-                    };
-                    session.record_failed(&meta.process_id, &failure);
-                    reply.fail(&failure);
-                }
+                self.handle_start_failed(session, req, (stage, errno), &detail);
             }
             FromHolder::Written { req, status, done } => {
                 if let Some(Waiter::Stdin(process)) = self.waiter(req)
@@ -517,7 +508,7 @@ impl Link {
                     }
                 }
                 Some(Waiter::Done(done)) => done.send(status).unwrap_or(()),
-                Some(Waiter::Start { .. }) | None => {}
+                Some(Waiter::Start { .. } | Waiter::Withdrawn { .. }) | None => {}
             },
             FromHolder::Segment(info) => {
                 if let Some(process) = session.by_slot(info.slot)
@@ -549,6 +540,7 @@ impl Link {
         let waiting = {
             let mut waiters = lock(&self.waiters);
             self.broken.store(true, Ordering::Release);
+            waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)
         };
         session.handle_link_ended(reason);
@@ -567,6 +559,11 @@ impl Waiter {
                 }
                 None => reply.fail(&Failure::Draining),
             },
+            Self::Withdrawn { meta, gate, session, .. } => {
+                if let Some(session) = session.upgrade() {
+                    session.handle_start_failed(&meta.process_id, &gate);
+                }
+            }
             // Its process is told of the loss, and answers all that is in its line.
             Self::Stdin(_) => {}
             Self::Done(done) => drop(done),

@@ -35,9 +35,13 @@ use crate::{
 mod record;
 mod starting;
 mod table;
+mod usage;
 
 use self::table::{Entry, State};
-pub(crate) use self::table::{Gate, Lookup};
+pub(crate) use self::{
+    table::{Gate, Lookup},
+    usage::InUse,
+};
 
 /// A new holder has introduced itself by then, or never will.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -117,6 +121,8 @@ impl Session {
                 by_slot: BTreeMap::new(),
                 link: None,
                 over: false,
+                users: 0,
+                used_at: None,
             }),
             files: Files::default(),
             opening: tokio::sync::Mutex::default(),
@@ -504,7 +510,8 @@ impl Session {
             state.shorten_if_empty(now);
         }
         // A holder runs the clock of its session, while it lives.
-        let expired = state.link.as_ref().is_none_or(|link| link.is_broken())
+        let expired = state.users == 0
+            && state.link.as_ref().is_none_or(|link| link.is_broken())
             && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
         // Decided under the lock: nobody attaches to it any more.
         state.over |= expired;
@@ -530,7 +537,7 @@ fn is_stillborn(error: &io::Error) -> bool {
 }
 
 fn follow(process: &Arc<Process>, start: Start, manners: Manners) -> Order {
-    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners, hold: None })
+    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners, hold: None, in_use: None })
 }
 
 fn ttl_ms(ttl: Option<Duration>) -> u64 {

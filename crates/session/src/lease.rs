@@ -28,7 +28,7 @@ pub enum State {
     },
     /// Nobody holds it.
     Detached {
-        /// When it was detached.
+        /// When it was detached, or used last.
         since_ns: u64,
     },
     /// Its time has passed; nothing brings it back.
@@ -65,12 +65,14 @@ pub struct Lease {
     ttl: Ttl,
     /// Bumped by every successful attach; what carries an older one is stale.
     epoch: u64,
+    /// Other sessions use it now: the clock of a detached session stands still.
+    is_used: bool,
 }
 
 impl Lease {
     /// A session that nobody holds yet; its clock runs from now on.
     pub fn new(ttl: Ttl, now_ns: u64) -> Self {
-        Self { state: State::Detached { since_ns: now_ns }, ttl, epoch: 0 }
+        Self { state: State::Detached { since_ns: now_ns }, ttl, epoch: 0, is_used: false }
     }
 
     /// Who holds it.
@@ -117,6 +119,24 @@ impl Lease {
         held
     }
 
+    /// Other sessions begin to use it: while they do, it does not expire.
+    pub fn handle_used(&mut self) {
+        self.is_used = true;
+    }
+
+    /// The last use has ended: the clock of a detached session starts anew.
+    pub fn handle_unused(&mut self, now_ns: u64) {
+        self.is_used = false;
+        if matches!(self.state, State::Detached { .. }) {
+            self.state = State::Detached { since_ns: now_ns };
+        }
+    }
+
+    /// Whether other sessions use it now.
+    pub fn is_used(&self) -> bool {
+        self.is_used
+    }
+
     /// Sets the time to live; it counts from the detach, also when that was before.
     pub fn set_ttl(&mut self, ttl: Ttl) {
         self.ttl = ttl;
@@ -125,7 +145,7 @@ impl Lease {
     /// When the session will expire if nothing happens.
     pub fn deadline_ns(&self) -> Option<u64> {
         match (self.state, self.ttl) {
-            (State::Detached { since_ns }, Ttl::Nanos(ttl)) => Some(since_ns.saturating_add(ttl)),
+            (State::Detached { since_ns }, Ttl::Nanos(ttl)) if !self.is_used => Some(since_ns.saturating_add(ttl)),
             (State::Detached { .. } | State::Attached { .. } | State::Expired, _) => None,
         }
     }

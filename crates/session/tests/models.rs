@@ -8,6 +8,8 @@ enum LeaseOp {
     Attach { conn: u64, takeover: bool },
     Detach { conn: u64 },
     SetTtl(Option<u64>),
+    Used,
+    Unused,
     Wait(u64),
 }
 
@@ -16,15 +18,17 @@ fn lease_op() -> impl Strategy<Value = LeaseOp> {
         (0..4_u64, any::<bool>()).prop_map(|(conn, takeover)| LeaseOp::Attach { conn, takeover }),
         (0..4_u64).prop_map(|conn| LeaseOp::Detach { conn }),
         proptest::option::of(0..200_u64).prop_map(LeaseOp::SetTtl),
+        Just(LeaseOp::Used),
+        Just(LeaseOp::Unused),
         (0..150_u64).prop_map(LeaseOp::Wait),
     ]
 }
 
 /// The model replays the whole history each time; it keeps nothing but it.
 fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (State, u64) {
-    let (mut holder, mut since, mut ttl, mut epoch, mut dead) = (None, 0, Some(ttl), 0, false);
+    let (mut holder, mut since, mut ttl, mut epoch, mut dead, mut used) = (None, 0, Some(ttl), 0, false, false);
     for (now, op) in history {
-        dead |= holder.is_none() && ttl.is_some_and(|ttl| *now >= since + ttl);
+        dead |= holder.is_none() && !used && ttl.is_some_and(|ttl| *now >= since + ttl);
         match op {
             LeaseOp::Attach { conn, takeover } if !dead && holder != Some(*conn) && (*takeover || holder.is_none()) => {
                 holder = Some(*conn);
@@ -32,6 +36,8 @@ fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (State, u64) {
             }
             LeaseOp::Detach { conn } if holder == Some(*conn) => (holder, since) = (None, *now),
             LeaseOp::SetTtl(new) => ttl = *new,
+            LeaseOp::Used => used = true,
+            LeaseOp::Unused => (used, since) = (false, if holder.is_none() { *now } else { since }),
             LeaseOp::Attach { .. } | LeaseOp::Detach { .. } | LeaseOp::Wait(_) => {}
         }
     }
@@ -68,6 +74,8 @@ proptest! {
                 }
                 LeaseOp::Detach { conn } => { lease.handle_detach(conn, now); }
                 LeaseOp::SetTtl(ttl) => lease.set_ttl(ttl_of(ttl)),
+                LeaseOp::Used => lease.handle_used(),
+                LeaseOp::Unused => lease.handle_unused(now),
                 LeaseOp::Wait(_) => {}
             }
             history.push((now, op));

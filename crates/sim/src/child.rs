@@ -112,6 +112,8 @@ pub struct Record {
     pub was_held: bool,
     /// It died with its holder: what it wrote last nobody may have read.
     pub lost: bool,
+    /// Readers of other sessions that held its output: what they have taken may be freed while its owner is away.
+    pub followers: u32,
     /// Sizes that its terminal was given.
     pub resizes: usize,
     ignores_term: bool,

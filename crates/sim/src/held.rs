@@ -269,7 +269,9 @@ pub fn follow(
     let (trace, records) = (user.stage.trace.clone(), user.stage.records.clone());
     let who = format!("{} {}", user.name, if hold { "holds" } else { "observes" });
     let mut ledger = Ledger::new(who, other.name.clone(), other.plan.clone(), trace.clone(), records).late();
-    if !hold {
+    if hold {
+        user.stage.records.with(&other.name, |record| record.followers += 1);
+    } else {
         ledger = ledger.observing();
     }
     let options = exec_server_client::Attach { session_id: Some(session), after: 0, hold };

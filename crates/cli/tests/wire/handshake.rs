@@ -1,9 +1,9 @@
 //! The handshake on the wire: gates, ids, envelopes, unknown methods and notifications (spec 1.1, 1.2, 1.4, 2.1, 5.1, 5.2).
 //! It must not test what a process does.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::{assert_error, common::TestServer, process, sh};
+use crate::{assert_error, common::TestServer, process, sh, with};
 
 /// Methods and the family's word in the texts that peers compare.
 const GATED: [(&str, &str); 15] = [
@@ -69,6 +69,7 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
         "overflow",
         "list",
         "subscribe",
+        "follow",
         "ttl",
         "takeover",
         "sessionEnd",
@@ -340,4 +341,23 @@ fn an_unknown_method_is_named_in_its_error() {
     // V0 answered with another code.
     assert_error(&client.fails("command/none", json!({})), -32600, "unknownMethod");
     client.assert_alive();
+}
+
+#[test]
+fn an_answer_tells_how_long_the_session_waits() {
+    let server = TestServer::builder().arg("--session-ttl").arg("2h").start();
+    let granted = |more: Value| {
+        let mut client = server.connect();
+        client.initialize_with(with(json!({"clientName": "test"}), more))["ttlMs"].clone()
+    };
+    let modern = json!({"ack": true, "gap": true});
+    assert_eq!(granted(json!({"capabilities": modern, "ttlMs": 5000})), 5000);
+    assert_eq!(granted(json!({"ttlMs": 5000})), 5000);
+    for asked in [json!("none"), json!(86_400_000), Value::Null] {
+        assert_eq!(granted(json!({"capabilities": modern, "ttlMs": asked})), 7_200_000, "{asked}");
+    }
+    assert_eq!(granted(json!({})), Value::Null, "a client of the reference is told nothing new");
+    let endless = TestServer::builder().arg("--session-ttl").arg("none").start();
+    let mut client = endless.connect();
+    assert_eq!(client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}))["ttlMs"], "none");
 }

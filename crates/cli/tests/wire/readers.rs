@@ -308,3 +308,32 @@ fn acknowledgements_of_an_observer_free_nothing() {
     assert_eq!(owner.ok("process/read", json!({"processId": "p", "maxBytes": 1}))["firstSeq"], 1);
     assert_eq!(drain(&mut owner, "p"), 24_000_000);
 }
+
+/// A session with little time to live once its client has gone, and one process in it.
+fn short_lived(server: &TestServer, script: &str) -> (Client, String) {
+    let mut owner = server.connect();
+    let answer = owner.initialize_with(with(modern(), json!({"ttlMs": 700})));
+    owner.ok("process/start", sh("p", script));
+    (owner, answer["sessionId"].as_str().expect("an id").to_owned())
+}
+
+#[test]
+fn reading_a_process_keeps_its_session_alive() {
+    let server = TestServer::start();
+    // Written long after the time to live of the session is over.
+    let script = "sleep 2.5; echo late; exec sleep 1000";
+    let ((one, subscribed), (two, polled)) = (short_lived(&server, script), short_lived(&server, script));
+    let (mut reader, _) = modern_client(&server);
+    reader.ok("process/subscribe", with(of(&subscribed, "p"), json!({"hold": true})));
+    let id = reader.send_request("process/read", with(of(&polled, "p"), json!({"waitMs": 15_000})));
+    // Behind the read, which waits.
+    reader.ok("environment/status", json!({}));
+    drop((one, two));
+    let answer = reader.answer(id).expect("the session lives");
+    assert_eq!(chunk_bytes(&answer), b"late\n");
+    let pushed = reader.next_notification();
+    assert_eq!((&pushed["method"], &pushed["params"]["sessionId"]), (&json!("process/output"), &json!(subscribed)));
+    // Used no more, both end; listing them is not a use.
+    reader.ok("process/unsubscribe", of(&subscribed, "p"));
+    wait_for("both to expire", || reader.ok("process/list", json!({"scope": "all"}))["processes"] == json!([]));
+}

@@ -73,6 +73,8 @@ const AHEAD_EVENTS: usize = 1 << 16;
 /// The events of one process.
 #[derive(Debug)]
 pub(crate) struct Log {
+    /// It begins behind this number.
+    after: u64,
     state: Mutex<State>,
     /// The highest number heard of; one more on a failure.
     wake: watch::Sender<u64>,
@@ -152,7 +154,12 @@ impl Log {
             closed: None,
             failed: None,
         };
-        Self { state: Mutex::new(state), wake: watch::Sender::new(after), room: Notify::new() }
+        Self { after, state: Mutex::new(state), wake: watch::Sender::new(after), room: Notify::new() }
+    }
+
+    /// The number that it begins behind.
+    pub(crate) fn began_after(&self) -> u64 {
+        self.after
     }
 
     /// Hears an event: publishes it, and what waited for it; keeps it when it is early; ignores it when it is known.

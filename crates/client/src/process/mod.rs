@@ -70,6 +70,8 @@ pub struct Read {
     pub sandbox_denied: bool,
     /// What was asked for and is gone.
     pub gap: Option<wire::Gap>,
+    /// Why the process waits for its output to be taken.
+    pub blocked: Option<wire::Blocked>,
 }
 
 /// A piece of output.
@@ -224,6 +226,7 @@ impl Process {
             after_seq: Some(after),
             max_bytes: max,
             wait_ms: Some(millis(wait)),
+            from_seq: None,
         };
         match self.shared.session().call::<requests::ProcessRead>(&params).await {
             Ok(read) => Read::new(read),
@@ -419,6 +422,7 @@ impl Read {
             failure: end.failure,
             sandbox_denied: end.sandbox_denied,
             gap: end.gap,
+            blocked: end.blocked,
         })
     }
 
@@ -433,6 +437,7 @@ impl Read {
             failure: Some(error.to_string()),
             sandbox_denied: false,
             gap: None,
+            blocked: None,
         }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
             continue;
         }
         let caught_up = if key.session_id.is_some() {
-            subscribe(link, &key, log.next() - 1, feed != Feed::Observed).await.map(drop)
+            subscribe(link, &key, &log, feed != Feed::Observed).await
         } else if session.peer.server.generation == Generation::Reference {
             read_missed(link, &key, &log).await
         } else {
@@ -67,15 +67,17 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
     Ok(())
 }
 
-/// Asks for the events of a process of another session.
-pub(crate) async fn subscribe(link: &Link, key: &Key, after: u64, hold: bool) -> Result<wire::SubscribeResult, Error> {
-    link.call::<requests::ProcessSubscribe>(&wire::SubscribeParams {
+/// Asks again for the events of a process of another session, behind what was heard. Only what was taken is acknowledged, and that is said
+/// right after this: until then nothing behind the log's beginning counts as taken.
+pub(crate) async fn subscribe(link: &Link, key: &Key, log: &Log, hold: bool) -> Result<(), Error> {
+    let params = wire::SubscribeParams {
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
-        after_seq: Some(after),
+        after_seq: Some(log.next() - 1),
         hold,
-    })
-    .await
+        from_seq: hold.then(|| log.began_after()),
+    };
+    link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
 
 /// Reads what a reference server kept while we were away; it pushes only what comes later.
@@ -328,6 +330,7 @@ fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {
         // With a bound, an older server would say `closed` beside a part of the output.
         max_bytes: None,
         wait_ms: Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+        from_seq: None,
     }
 }
 
@@ -423,6 +426,7 @@ mod tests {
             sandbox_denied: false,
             first_seq: 0,
             gap: None,
+            blocked: None,
         };
         wire::ReadResult { chunks: chunks.iter().map(chunk).collect(), end }
     }

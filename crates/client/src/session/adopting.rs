@@ -3,10 +3,16 @@
 //! Owns how long and how often such a session is asked for again. An answer of this kind means that nothing was done, so every method
 //! may be repeated.
 
-use std::{sync::Weak, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use exec_server_protocol::failure::Kind;
-use tokio::time::{self, Instant};
+use tokio::{
+    sync::Notify,
+    time::{self, Instant},
+};
 
 use super::{FOREVER, Key, Options, Session};
 use crate::{
@@ -47,7 +53,7 @@ impl Session {
     /// Subscribes to a process of another session, on the link with this epoch, as soon as that session is adopted.
     pub(crate) fn subscribe_adopted(&self, key: Key, log: Weak<Log>, hold: bool, epoch: u64) {
         tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
-        let later = Later { links: self.standing.links(false), key, log, hold, epoch };
+        let later = Later { links: self.standing.links(false), key, log, hold, epoch, acks: Arc::clone(&self.acks) };
         self.spawn(later.subscribe(self.recover_for().min(FOREVER)));
     }
 }
@@ -59,6 +65,7 @@ struct Later {
     log: Weak<Log>,
     hold: bool,
     epoch: u64,
+    acks: Arc<Notify>,
 }
 
 impl Later {
@@ -73,8 +80,13 @@ impl Later {
             let Some(log) = self.log.upgrade().filter(|log| log.closed().is_none() && log.failed().is_none()) else {
                 return;
             };
-            match recovery::subscribe(&link, &self.key, log.next() - 1, self.hold).await {
-                Ok(_) | Err(Error::Disconnected { .. }) => return,
+            match recovery::subscribe(&link, &self.key, &log, self.hold).await {
+                Ok(()) => {
+                    // What was acknowledged on this link before was for nobody.
+                    log.renew_ack();
+                    return self.acks.notify_one();
+                }
+                Err(Error::Disconnected { .. }) => return,
                 Err(error) if is_adopting(&error) && Instant::now() + PAUSE < until => {}
                 Err(error) => return log.fail(error),
             }

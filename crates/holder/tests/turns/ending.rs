@@ -152,3 +152,31 @@ fn session_without_a_time_to_live_never_expires() {
     rig.turn();
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
 }
+
+#[test]
+fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
+    let mut rig = Rig::scripted();
+    rig.start(spec());
+    rig.server.send(&ToHolder::Detach { ttl_ms: 100 });
+    rig.turn();
+    rig.now = 90 * MS;
+    // Used in passing.
+    rig.server.send(&ToHolder::Used { is_going_on: false });
+    rig.turn();
+    rig.now = 180 * MS;
+    rig.server.send(&ToHolder::Used { is_going_on: true });
+    rig.turn();
+    rig.now = 5000 * MS;
+    rig.turn();
+    assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none(), "{:?}", rig.last);
+    rig.server.send(&ToHolder::Used { is_going_on: false });
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
+    // Whoever uses it goes with the server.
+    rig.server.send(&ToHolder::Used { is_going_on: true });
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, None);
+    rig.lose_server();
+    rig.last = rig.holder.turn(rig.now);
+    assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
+}

@@ -144,6 +144,65 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
     }
 }
 
+/// The last event that this reader has.
+fn read_to(rig: &Rig, slot: u32) -> u64 {
+    rig.server.control.as_ref().expect("mapped").status(slot).next_seq - 1
+}
+
+#[test]
+fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
+    for full in [Full::Quota, Full::Disk] {
+        let (mut rig, slot, data, mut at) = on_a_full_log(full);
+        let driver = rig.driver();
+        // Nothing of the oldest segment but its last event: it stays.
+        rig.server.send(&ToHolder::Followed { slot, seq: 1 });
+        rig.turn();
+        assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).dropped, 0, "{full:?}");
+        rig.until(|rig| {
+            let seq = read_to(rig, slot);
+            rig.server.send(&ToHolder::Followed { slot, seq });
+            feed(&driver, &data, &mut at);
+            at == data.len() && rig.server.log(slot).bytes.len() == at
+        });
+        let status = rig.server.control.as_ref().expect("mapped").status(slot);
+        assert!(status.dropped > 0 && status.released_seq == 0, "counted, and not taken by the owner: {status:?}");
+        // The reader that follows has missed nothing, one that comes later all that was freed.
+        assert!(rig.server.log(slot).bytes == data && rig.server.log(slot).gap_bytes == 0, "{full:?}");
+        driver.exit(0);
+        driver.close_all();
+        rig.until(|rig| rig.server.log(slot).closed.is_some());
+        drop(rig.adopt(2));
+        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        rig.server.absorb();
+        let late = rig.server.log(slot);
+        assert_eq!((late.gap_bytes, late.closed), (status.dropped, Some((at as u64, status.dropped))), "{full:?}");
+        assert!(late.bytes == data[data.len() - late.bytes.len()..], "{full:?}");
+    }
+}
+
+#[test]
+fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
+    let (mut rig, slot, ..) = on_a_full_log(Full::Quota);
+    let dropped = |rig: &Rig| rig.server.control.as_ref().expect("mapped").status(slot).dropped;
+    rig.server.send(&ToHolder::Attach);
+    rig.until(|rig| blocked(rig, slot) == Blocked::MemoryCap);
+    let seq = read_to(&rig, slot);
+    rig.server.send(&ToHolder::Followed { slot, seq });
+    for _ in 0..10 {
+        rig.turn();
+    }
+    assert_eq!((blocked(&rig, slot), dropped(&rig)), (Blocked::MemoryCap, 0), "its client has not taken it");
+    // The readers go with the server, and come back by way of the next one.
+    rig.lose_server();
+    rig.last = rig.holder.turn(0);
+    drop(rig.adopt(2));
+    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.until(|rig| blocked(rig, slot) == Blocked::Quota);
+    assert_eq!(dropped(&rig), 0);
+    rig.server.send(&ToHolder::Followed { slot, seq });
+    rig.until(|rig| dropped(rig) > 0);
+}
+
 #[test]
 fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
     let (mut rig, slot, data, at) = on_a_full_log(Full::Quota);

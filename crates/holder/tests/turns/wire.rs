@@ -40,6 +40,9 @@ fn every_command() -> Vec<ToHolder<'static>> {
         ToHolder::Return { segment: 1 },
         ToHolder::Forget { req: 1, slot: 2 },
         ToHolder::End { req: 1 },
+        ToHolder::Followed { slot: 1, seq: 2 },
+        ToHolder::Used { is_going_on: true },
+        ToHolder::Used { is_going_on: false },
     ]
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gap, ProcessParams, Stream};
+use super::{Blocked, Gap, ProcessParams, Stream};
 use crate::{
     Empty, ProcessId, SessionId,
     tolerant::{is_false, null_default},
@@ -30,6 +30,9 @@ pub struct ReadParams {
     /// Waits so long for something to return, default 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
+    /// Where a reader that follows began: it has taken everything after this number up to `afterSeq`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from_seq: Option<u64>,
 }
 
 /// Result of `process/read`.
@@ -80,6 +83,9 @@ pub struct ReadEnd {
     pub first_seq: u64,
     /// What was asked for and is gone.
     pub gap: Option<Gap>,
+    /// Why the process waits for its output to be taken; absent while it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
 }
 
 /// Params of `process/write`.
@@ -172,6 +178,9 @@ pub struct SubscribeParams {
     /// Keeps the log until this reader has it too.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub hold: bool,
+    /// With `hold`, where a reader that comes back began; default `afterSeq`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from_seq: Option<u64>,
 }
 
 /// Result of `process/subscribe`.

@@ -40,6 +40,11 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                     capabilities.dialects.retain(|dialect| dialect == frame::BINARY);
                 }
             }
+            let params = message::params::<InitializeParams>(params).ok();
+            let is_told = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
+            result.ttl_ms = is_told.then(|| {
+                session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
+            });
             let event = if resumed { "session.resume" } else { "session.new" };
             connection.record(Record { session: session.about(event).session, ..Record::of(event) });
             connection.stage = Stage::Initialized { session, resumed };

@@ -19,6 +19,7 @@ mod permitted;
 use std::sync::Arc;
 
 use exec_server_protocol::{SessionId, failure::Kind, session as wire};
+use tokio::time::Instant;
 
 pub(crate) use self::handshake::initialize;
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
     error::Failure,
     process::{Dialect, Process},
     pump::{Order, Reply},
-    session::Session,
+    session::{InUse, Session},
 };
 
 /// What a request may use: it has passed the gates of its family.
@@ -80,8 +81,18 @@ impl Context {
         match id {
             None => Ok(self.session.clone()),
             Some(id) if id.as_str() == &*self.session.id => Ok(self.session.clone()),
-            Some(id) => self.core.session(id.as_str(), &self.session.principal),
+            Some(id) => {
+                let session = self.core.session(id.as_str(), &self.session.principal)?;
+                session.touch(Instant::now());
+                Ok(session)
+            }
         }
+    }
+
+    /// Keeps the clock of another session still for as long as the answer lives.
+    pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<InUse> {
+        let session = self.session(id).ok().filter(|session| session.id != self.session.id);
+        session.map(|session| session.begin_use())
     }
 
     /// The process a request is about, after a start that is under way.

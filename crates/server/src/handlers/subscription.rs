@@ -20,9 +20,16 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
         return reply.fail(&Failure::InvalidParams { reason });
     }
     let after = params.after_seq.unwrap_or(0);
-    let hold = params.hold.then(|| process.hold(after));
-    let follow =
-        Follow { role: Role::Observer, hold, start: Start::AfterSeq(after), manners: context.peer.manners(), process };
+    // A reader that comes back acknowledges at once what it has taken.
+    let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
+    let follow = Follow {
+        role: Role::Observer,
+        hold,
+        start: Start::AfterSeq(after),
+        manners: context.peer.manners(),
+        in_use: context.in_use(params.session_id.as_ref()),
+        process,
+    };
     let status = follow.process.status();
     let first_seq = follow.process.chain().first().map_or(status.next_seq, |(seq, _)| seq);
     reply.result(&wire::SubscribeResult { first_seq, next_seq: status.next_seq });

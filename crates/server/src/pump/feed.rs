@@ -27,7 +27,10 @@ use super::{
     Manners, Watch,
     words::{exited_params, wire_stream},
 };
-use crate::process::{Dialect, Hold, Position, Process};
+use crate::{
+    process::{Dialect, Hold, Position, Process},
+    session::InUse,
+};
 
 mod gaps;
 
@@ -47,6 +50,8 @@ pub(crate) struct Follow {
     pub(crate) manners: Manners,
     /// Keeps what an observer has not taken; goes with the feed.
     pub(crate) hold: Option<Hold>,
+    /// An observer uses the session of the process.
+    pub(crate) in_use: Option<InUse>,
 }
 
 /// In which capacity a connection follows a process.
@@ -95,6 +100,8 @@ pub(super) struct Feed {
     pub(super) has_turn: bool,
     role: Role,
     hold: Option<Hold>,
+    /// Ends with the feed.
+    _in_use: Option<InUse>,
     manners: Manners,
     mode: Mode,
     cursor: Cursor,
@@ -130,7 +137,7 @@ pub(super) enum Next {
 
 impl Feed {
     pub(super) fn new(follow: Follow, watch: Arc<Watch>, channel: Option<u32>) -> Self {
-        let Follow { process, role, start, manners, hold } = follow;
+        let Follow { process, role, start, manners, hold, in_use } = follow;
         let (sent, exact, awaiting) = match start {
             Start::After(position) => {
                 let offset = process.offset_at(position.seq);
@@ -160,6 +167,7 @@ impl Feed {
             has_turn: false,
             role,
             hold,
+            _in_use: in_use,
             manners,
             mode,
             sent,
@@ -230,6 +238,10 @@ impl Feed {
         let Mode::Acked { taken } = self.mode else { return false };
         let seq = seq.min(self.process.status().next_seq.saturating_sub(1));
         if seq <= taken.seq {
+            // A reader that came back was sent more on its last connection than it had taken.
+            if let Some(hold) = &self.hold {
+                self.process.took(hold.key, seq);
+            }
             return false;
         }
         if seq > self.sent.seq {

@@ -34,7 +34,7 @@ pub(crate) use self::{
     feed::{Follow, Role, Start},
     mailbox::{Mailbox, Order, Reply, Watch, encode_failure},
     read::ReadOrder,
-    words::{limits_hit, wire_cause},
+    words::{limits_hit, wire_blocked, wire_cause},
 };
 use crate::{
     error::Failure,

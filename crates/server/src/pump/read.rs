@@ -10,8 +10,14 @@ use exec_server_protocol::{limits, message, message::RequestId, output::ReadEnco
 use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
-use super::{Reply, Watch, words::wire_stream};
-use crate::process::{Position, Process};
+use super::{
+    Reply, Watch,
+    words::{wire_blocked, wire_stream},
+};
+use crate::{
+    process::{Hold, Position, Process},
+    session::InUse,
+};
 
 /// A read as it was asked for.
 pub(crate) struct ReadOrder {
@@ -22,6 +28,10 @@ pub(crate) struct ReadOrder {
     pub(crate) wait: Duration,
     /// Of the connection's own session: it moves the owner's cursor.
     pub(crate) own: bool,
+    /// Of another session, by a reader that follows: what it has taken.
+    pub(crate) poll: Option<Hold>,
+    /// Of another session, while it waits.
+    pub(crate) in_use: Option<InUse>,
 }
 
 impl ReadOrder {
@@ -46,6 +56,9 @@ pub(super) struct ReadJob {
     pub(super) after_offset: Option<u64>,
     cursor: Cursor,
     max_bytes: Option<u64>,
+    /// Both end with the answer.
+    _poll: Option<Hold>,
+    _in_use: Option<InUse>,
 }
 
 /// What became of an attempt to answer.
@@ -85,6 +98,8 @@ impl ReadJob {
             own: order.own,
             cursor,
             max_bytes: order.max_bytes,
+            _poll: order.poll,
+            _in_use: order.in_use,
         }
     }
 
@@ -216,6 +231,7 @@ impl ReadJob {
             sandbox_denied: !cut_by_us && exit.is_some_and(|exit| exit.is_denied),
             first_seq,
             gap: taken.gap,
+            blocked: wire_blocked(status.blocked),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The log's words for streams and exits as those of the wire.
+//! The log's words for streams, exits and what blocks a process as those of the wire.
 
-use exec_server_log::{Cause, Exit, Hit, Stream};
+use exec_server_log::{Blocked, Cause, Exit, Hit, Stream};
 use exec_server_protocol::{SessionId, process as wire};
 
 use crate::process::Process;
@@ -21,6 +21,16 @@ pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
 pub(crate) fn limits_hit(hit: Hit) -> Vec<wire::Limit> {
     let all = [(hit.pids, wire::Limit::Pids), (hit.memory, wire::Limit::Memory)];
     all.into_iter().filter(|(is_hit, _)| *is_hit).map(|(_, limit)| limit).collect()
+}
+
+/// Why its output is not read.
+pub(crate) fn wire_blocked(blocked: Blocked) -> Option<wire::Blocked> {
+    match blocked {
+        Blocked::No => None,
+        Blocked::MemoryCap => Some(wire::Blocked::MemoryCap),
+        Blocked::Quota => Some(wire::Blocked::Quota),
+        Blocked::DiskFull => Some(wire::Blocked::DiskFull),
+    }
 }
 
 /// The stream as the wire calls it.

@@ -9,6 +9,8 @@
 
 use std::{future::poll_fn, io, sync::Arc, task::Poll};
 
+use exec_server_holder::wire::SANDBOXES;
+
 use super::{Gate, Launch, Session};
 use crate::{
     descriptors::Reserved,
@@ -64,7 +66,7 @@ impl Session {
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;
             let link = self.link().await?;
-            if confined.is_some() && !link.takes_sandboxes() {
+            if confined.is_some() && !link.takes(SANDBOXES) {
                 let what = "the holder of this session is of an earlier release; open a new session".to_owned();
                 return Err(Failure::NotEnforceable { what });
             }

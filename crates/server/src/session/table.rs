@@ -37,6 +37,10 @@ pub(super) struct State {
     pub(super) link: Option<Arc<Link>>,
     /// The session is over; what still comes from its holder is expected.
     pub(super) over: bool,
+    /// Subscriptions and waiting reads of other sessions.
+    pub(super) users: usize,
+    /// When a request of another session last restarted the clock.
+    pub(super) used_at: Option<Instant>,
 }
 
 /// What a name stands for.

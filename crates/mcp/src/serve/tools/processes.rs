@@ -517,6 +517,7 @@ mod tests {
             failure: None,
             sandbox_denied: false,
             gap: None,
+            blocked: None,
         }
     }
 
