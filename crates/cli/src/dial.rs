@@ -180,7 +180,9 @@ fn start(dir: &Path) -> anyhow::Result<Child> {
     let mut command = Command::new(program);
     command
         // First, where it is looked for before the arguments are parsed.
-        .args(["serve", args::DETACHED, "--exit-when-idle", IDLE, "--state-dir"])
+        .args(["serve", args::DETACHED, "--exit-when-idle", IDLE])
+        // It is nobody else's: what its user left running ends when the user ends it.
+        .args(["--session-ttl", "none", "--state-dir"])
         .arg(dir)
         .arg("--listen")
         .arg(listen)

@@ -44,6 +44,7 @@ mod say;
 mod schema;
 mod serve;
 mod signals;
+mod stall;
 mod start;
 mod streams;
 mod terminal;

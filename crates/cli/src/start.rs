@@ -82,8 +82,11 @@ pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> 
     if let Some(after) = args.idle_timeout {
         start = start.idle_timeout(after);
     }
-    if args.drop_oldest {
+    // Without a client nobody takes the output: a program that waits for that would wait for good.
+    if args.drop_oldest || (args.detach && !args.keep_all) {
         start = start.overflow(Overflow::DropOldest);
+    } else if args.keep_all {
+        start = start.overflow(Overflow::Block);
     }
     let mut grants = None;
     if args.confinement.sandbox {

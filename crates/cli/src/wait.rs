@@ -3,10 +3,10 @@
 
 use std::process::ExitCode;
 
-use exec_server_client::{Client, Event, Exit, protocol::process::ProcessInfo};
+use exec_server_client::{Client, Event, Events, Exit, protocol::process::ProcessInfo};
 use serde_json::json;
 
-use crate::{args, codes, connect::Visit, env_token, kill::keep_first, logs, runtime, say};
+use crate::{args, codes, connect::Visit, env_token, kill::keep_first, logs, runtime, say, stall};
 
 /// Waits for all, in the order they were given, and ends as the last one did.
 pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
@@ -38,15 +38,23 @@ async fn ended(client: &Client, info: &ProcessInfo) -> anyhow::Result<Exit> {
     // From its exit on, if that is told already: nobody needs the output before.
     let after = info.next_seq.saturating_sub(if info.exited { 2 } else { 1 });
     let process = logs::attach(client, info, after, false).await?;
-    let mut events = process.events_after(after);
+    let events = process.events_after(after);
+    tokio::select! {
+        ended = to_end(events) => ended?,
+        () = stall::watch(&process) => {}
+    }
+    let known = process.exit().or_else(|| info.exit.clone().map(Into::into));
+    known
+        .ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", crate::ids::clean(info.process_id.as_str())))
+}
+
+async fn to_end(mut events: Events) -> anyhow::Result<()> {
     while let Some(event) = events.next().await {
         if let Event::Failed(error) = event {
             return Err(error.into());
         }
     }
-    let known = process.exit().or_else(|| info.exit.clone().map(Into::into));
-    known
-        .ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", crate::ids::clean(info.process_id.as_str())))
+    Ok(())
 }
 
 fn described(info: &ProcessInfo, exit: &Exit) -> serde_json::Value {

@@ -58,8 +58,8 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
         &["D1", "D2", "D3", "D4", "F7", "F8", "F9", "F11", "F12", "F13"],
     ),
     (7, "trouble of one session costs others little", &["F7", "F9", "F10", "F11", "F12", "F18", "F24"]),
-    (8, "an end is always reported, and a session being adopted is known", &["F15"]),
-    (9, "nothing kept per process or session is unbounded, nor is any message", &[]),
+    (8, "an end is always reported, and a session being adopted is known", &["D4", "F9", "F15"]),
+    (9, "nothing kept per process or session is unbounded, nor is any message", &["F13"]),
     (10, "a permanent error is reported within half a second, a wait announced after one", &[]),
 ];
 

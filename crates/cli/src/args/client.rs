@@ -210,10 +210,15 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) idle_timeout: Option<Duration>,
     /// When its output is not taken and the log is full, drop the oldest of it instead of letting the program wait
+    /// [default with --detach]
     #[arg(long)]
     pub(crate) drop_oldest: bool,
-    /// Start it, print its id, and leave it running without a time limit; its standard input is /dev/null, or with -t the
-    /// terminal that `attach` shows
+    /// When its output is not taken and the log is full, let the program wait instead of dropping any of it
+    /// [default without --detach]
+    #[arg(long, conflicts_with = "drop_oldest")]
+    pub(crate) keep_all: bool,
+    /// Start it, print its id, and leave it running for as long as the server lets it; its standard input is /dev/null, or
+    /// with -t the terminal that `attach` shows
     #[arg(short = 'd', long)]
     pub(crate) detach: bool,
     /// Forget the process and its output when it has ended; readers that follow it get the end first

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::{
-    Home,
+    Home, QUOTA_NOTE,
     common::{Client, TestServer, binary, marked, wait_for, wait_gone},
     end_of, finish, finish_child, read_until, signal, spawn, text,
 };
@@ -42,7 +42,8 @@ fn a_detached_program_runs_here_as_its_caller_and_is_found_again() {
     let mut command = home.command(&["run", "--detach", "--", "sh", "-c", program, "last one"]);
     command.current_dir(home.path()).env("MINE", "near").env("EXEC_SERVER_TOKEN", "s3cret");
     let output = finish(command);
-    assert_eq!(text(&output.stderr), "");
+    // Nothing of a time limit: it is the user's own server.
+    assert_eq!(text(&output.stderr), QUOTA_NOTE);
     let id = text(&output.stdout).trim_end().to_owned();
     assert!(id.starts_with("sh-") && id.len() == 7, "{id}");
     let here = home.path().canonicalize().expect("it exists");
@@ -212,4 +213,26 @@ fn a_server_that_is_just_ending_fails_nobody() {
         end_of(&mut short);
     }
     assert_eq!(home.json(&["ps", "--json"]).as_array().map(Vec::len), Some(10));
+}
+
+#[test]
+fn a_detached_program_says_what_the_server_grants_it() {
+    let home = Home::new();
+    let server = TestServer::builder().keep_holders().arg("--session-ttl").arg("2h").start();
+    let run = |flags: &[&str], id: &str| {
+        let all = [&["run", "-d", "--connect", server.url(), "--name", id], flags, &["--", "sleep", "1000"]].concat();
+        let output = home.run(&all);
+        assert_eq!((output.status.code(), text(&output.stdout).trim_end()), (Some(0), id), "{all:?}");
+        text(&output.stderr)
+    };
+    let limited = "exec-server: the server ends it after 2 hours without use (`--session-ttl` there)\n";
+    assert_eq!(run(&[], "a"), format!("{QUOTA_NOTE}{limited}"));
+    // Nothing is said of what was asked for.
+    assert_eq!((run(&["--keep-all"], "b"), run(&["--drop-oldest"], "c")), (limited.to_owned(), limited.to_owned()));
+    assert_eq!(home.run(&["run", "-d", "--keep-all", "--drop-oldest", "--", "true"]).status.code(), Some(2));
+    for id in ["a", "b", "c"] {
+        assert_eq!(home.run(&["kill", "--connect", server.url(), id]).status.code(), Some(0));
+        home.run(&["wait", "--connect", server.url(), id]);
+        assert_eq!(home.run(&["forget", "--connect", server.url(), id]).status.code(), Some(0));
+    }
 }

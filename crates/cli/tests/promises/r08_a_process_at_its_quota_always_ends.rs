@@ -1,0 +1,311 @@
+//! R8: a process that has ended is always reported as ended, whatever its quota; `kill` always ends it, and whoever waits is told why
+//! nothing moves. Output is dropped only by the user's choice or for a reader that has it, and is counted.
+
+use std::{
+    io::Read,
+    process::{Child, Command, Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    common::{Client, TestServer, binary, decode_base64, wait_for},
+    promises::host::{self, modern, sh},
+};
+
+const MIB: u64 = 1 << 20;
+
+/// What the log of a process may have in memory and on disk.
+const MEMORY: u64 = 3 * MIB;
+const DISK: u64 = 4 * MIB;
+
+/// Prints lines of eight bytes that say where they stand, without an end.
+const FLOOD: &str = "exec seq -f %07.0f 1 9999999";
+
+/// Bytes of a finite flood: more than memory and disk together.
+const LINES: u64 = 2 << 20;
+
+struct World {
+    server: TestServer,
+}
+
+impl World {
+    fn new() -> Self {
+        let server = TestServer::builder().keep_holders().arg("--memory-per-process").arg("3MiB");
+        Self { server: server.arg("--disk-per-process").arg("4MiB").arg("--disk-floor").arg("0").start() }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.arg(args[0]).args(["--connect", self.server.url()]).args(&args[1..]);
+        command.env("HOME", self.server.dir()).env("XDG_STATE_HOME", self.server.dir());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("run exec-server")
+    }
+
+    /// Starts it, with nobody to read its stdout; its end is the test's.
+    fn spawn(&self, args: &[&str]) -> Guarded {
+        Guarded(self.command(args).stdout(Stdio::null()).spawn().expect("start exec-server"))
+    }
+
+    fn listed(&self, id: &str) -> Value {
+        let list = self.server.client().ok("process/list", json!({"scope": "all"}));
+        let all = list["processes"].as_array().expect("a list").clone();
+        all.into_iter().find(|process| process["processId"] == id).unwrap_or_default()
+    }
+
+    /// A detached process that waits at its quota.
+    fn blocked(&self, id: &str) {
+        let output = self.run(&["run", "-d", "--keep-all", "--name", id, "--", "sh", "-c", FLOOD]);
+        assert!(output.status.success(), "{output:?}");
+        self.wait_blocked(id);
+    }
+
+    fn wait_blocked(&self, id: &str) {
+        wait_for("the quota", || self.listed(id)["blocked"] == "quota");
+    }
+
+    /// It has ended by a signal, everything of it is counted, and its name is free.
+    fn expect_ended(&self, id: &str) {
+        let waited = self.run(&["wait", "--json", id]);
+        assert_eq!(waited.status.code(), Some(137), "{waited:?}");
+        let listed = self.listed(id);
+        assert_eq!(
+            (&listed["exited"], &listed["closed"], &listed["blocked"], &listed["droppedBytes"]),
+            (&json!(true), &json!(true), &Value::Null, &json!(0)),
+            "{listed}"
+        );
+        let logs = self.run(&["logs", id]);
+        assert_eq!(json!(logs.stdout.len()), listed["outputBytes"], "what was in the pipe is in the log");
+        assert!(logs.stdout == lines(0, logs.stdout.len()), "in order and whole");
+        assert!(self.run(&["forget", id]).status.success());
+        assert_eq!(self.listed(id), Value::Null);
+        let again = self.run(&["run", "-d", "--name", id, "--", "true"]);
+        assert!(again.status.success(), "{again:?}");
+        self.run(&["wait", id]);
+        assert!(self.run(&["forget", id]).status.success());
+    }
+}
+
+/// A program that ends with the test.
+struct Guarded(Child);
+
+impl Guarded {
+    /// Everything it says on stderr up to this text.
+    fn hear(&mut self, text: &str) -> String {
+        let (mut all, mut byte) = (Vec::new(), [0]);
+        let stderr = self.0.stderr.as_mut().expect("stderr is a pipe");
+        while !String::from_utf8_lossy(&all).contains(text) {
+            assert_eq!(stderr.read(&mut byte).expect("read"), 1, "ended at: {}", String::from_utf8_lossy(&all));
+            all.push(byte[0]);
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        wait_for("its end", || self.0.try_wait().expect("wait for it").is_some());
+        self.0.wait().expect("it has ended").code()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // It may have ended before.
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
+}
+
+/// Bytes `from` to `to` of what a flood writes.
+fn lines(from: usize, to: usize) -> Vec<u8> {
+    let all = (from / 8 + 1..=to.div_ceil(8)).flat_map(|line| format!("{line:07}\n").into_bytes());
+    all.skip(from % 8).take(to - from).collect()
+}
+
+#[test]
+fn kill_ends_a_process_at_its_quota() {
+    let world = World::new();
+    for how in [&["kill", "--grace", "0s", "job"][..], &["kill", "-s", "KILL", "job"]] {
+        world.blocked("job");
+        assert!(world.run(how).status.success(), "{how:?}");
+        world.expect_ended("job");
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_process_at_its_quota_is_told_why_and_sees_its_end() {
+    let world = World::new();
+    world.blocked("job");
+    let wait = "`job` waits: its output has reached the disk quota";
+    let mut waiting = world.spawn(&["wait", "job"]);
+    let mut attached = world.spawn(&["attach", "job"]);
+    // From a number on that leaves the oldest output unread: it frees nothing.
+    let mut following = world.spawn(&["logs", "-f", "--since", "10", "job"]);
+    for command in [&mut waiting, &mut attached, &mut following] {
+        assert!(command.hear("ends the process\n").contains(wait));
+    }
+    assert_eq!(world.listed("job")["blocked"], "quota", "nobody has printed its output");
+    assert!(world.run(&["kill", "--grace", "0s", "job"]).status.success());
+    assert_eq!((waiting.code(), attached.code()), (Some(137), Some(137)));
+    following.code();
+    world.expect_ended("job");
+}
+
+#[test]
+fn logs_f_frees_what_it_has_printed_and_later_readers_are_told_of_the_gap() {
+    let world = World::new();
+    let script = format!("exec seq -f %07.0f 1 {LINES}");
+    assert!(world.run(&["run", "-d", "--keep-all", "--name", "job", "--", "sh", "-c", &script]).status.success());
+    world.wait_blocked("job");
+    // Reading it changes nothing.
+    let (first, second) = (world.run(&["logs", "job"]), world.run(&["logs", "job"]));
+    assert!(first.stdout == second.stdout && first.stdout.len() as u64 >= DISK, "{} bytes", first.stdout.len());
+    assert_eq!(world.listed("job")["droppedBytes"], 0);
+    let all = 8 * LINES;
+    let followed = world.run(&["logs", "-f", "job"]);
+    assert_eq!((followed.status.code(), followed.stdout.len() as u64), (Some(0), all));
+    assert!(followed.stdout == lines(0, followed.stdout.len()), "whole and in order");
+    let listed = world.listed("job");
+    let dropped = listed["droppedBytes"].as_u64().expect("a count");
+    assert!(dropped > 0 && listed["outputBytes"] == all && listed["closed"] == true, "{listed}");
+    let late = world.run(&["logs", "job"]);
+    let missing = usize::try_from(dropped).expect("a small count");
+    assert!(late.stdout == lines(missing, followed.stdout.len()), "{} bytes", late.stdout.len());
+    let told = format!("{dropped} bytes of output");
+    assert!(String::from_utf8_lossy(&late.stderr).contains(&told), "{}", String::from_utf8_lossy(&late.stderr));
+}
+
+#[test]
+fn without_keep_all_the_oldest_output_goes_and_is_counted() {
+    let world = World::new();
+    let script = format!("exec seq -f %07.0f 1 {LINES}");
+    assert!(world.run(&["run", "-d", "--name", "job", "--", "sh", "-c", &script]).status.success());
+    assert_eq!(world.run(&["wait", "job"]).status.code(), Some(0), "it waits for nobody");
+    let listed = world.listed("job");
+    let (all, dropped) = (8 * LINES, listed["droppedBytes"].as_u64().expect("a count"));
+    assert!(listed["outputBytes"] == all && dropped > 0 && dropped < all - MEMORY, "{listed}");
+    let logs = world.run(&["logs", "job"]);
+    assert_eq!(logs.stdout.len() as u64, all - dropped);
+    let (from, to) = (usize::try_from(dropped).expect("small"), usize::try_from(all).expect("small"));
+    assert!(logs.stdout == lines(from, to), "the newest of it");
+}
+
+/// What a reader that follows is pushed, acknowledged as it comes, until `is_enough` of it.
+fn follow(client: &mut Client, session: &str, bytes: &mut Vec<u8>, mut is_enough: impl FnMut(usize) -> bool) -> u64 {
+    loop {
+        let message = client.next_notification();
+        let params = &message["params"];
+        match message["method"].as_str() {
+            Some("process/output") => {
+                bytes.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
+                let seq = params["seq"].as_u64().expect("a number");
+                client.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": seq}));
+                if is_enough(bytes.len()) {
+                    return seq;
+                }
+            }
+            Some("process/exited") => {}
+            Some("process/closed") => return params["seq"].as_u64().expect("a number"),
+            _ => panic!("{message}"),
+        }
+    }
+}
+
+#[test]
+fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_nothing_more() {
+    let mut world = World::new();
+    let (mut owner, session) = modern(&world.server);
+    owner.ok("process/start", sh("p", &format!("exec seq -f %07.0f 1 {LINES}")));
+    drop(owner);
+    world.wait_blocked("p");
+    let subscribe = |client: &mut Client, after: u64| {
+        let params = json!({"processId": "p", "sessionId": session, "afterSeq": after, "fromSeq": 0, "hold": true});
+        client.ok("process/subscribe", params);
+    };
+    let dropped = |world: &World| world.listed("p")["droppedBytes"].as_u64().expect("a count");
+    let (mut fast, _) = modern(&world.server);
+    let (mut slow, _) = modern(&world.server);
+    subscribe(&mut slow, 0);
+    subscribe(&mut fast, 0);
+    let (mut bytes, most) = (Vec::new(), usize::try_from(DISK).expect("small"));
+    let seq = follow(&mut fast, &session, &mut bytes, |len| len >= most);
+    // In order behind the acknowledgements.
+    fast.ok("process/list", json!({}));
+    assert_eq!((dropped(&world), &world.listed("p")["blocked"]), (0, &json!("quota")), "the slow one has nothing");
+    // The fast one is cut, and the server killed: the slow one has the floor, and has taken nothing.
+    drop(fast);
+    world.server.kill();
+    world.server.restart();
+    world.wait_blocked("p");
+    assert_eq!(dropped(&world), 0);
+    // The fast one comes back alone: what it had is freed, and what it gets goes on without a hole.
+    let (mut fast, _) = modern(&world.server);
+    subscribe(&mut fast, seq);
+    fast.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": seq}));
+    follow(&mut fast, &session, &mut bytes, |_| false);
+    assert!(bytes == lines(0, 8 * usize::try_from(LINES).expect("small")), "{} bytes", bytes.len());
+    // The owner comes back, and is told of what went to the byte.
+    let mut owner = world.server.connect();
+    let capabilities = json!({"ack": true, "gap": true});
+    owner.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "capabilities": capabilities}));
+    let (mut missing, mut rest) = (0, Vec::new());
+    loop {
+        let message = owner.next_notification();
+        let params = &message["params"];
+        match message["method"].as_str() {
+            Some("process/gap") => missing += params["bytes"].as_u64().expect("a count"),
+            Some("process/output") => {
+                rest.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
+                owner.notify("process/ack", json!({"processId": "p", "seq": params["seq"]}));
+            }
+            Some("process/closed") => break assert_eq!(params["droppedBytes"], missing),
+            _ => {}
+        }
+    }
+    assert!(missing > 0 && bytes.ends_with(&rest) && missing + rest.len() as u64 == 8 * LINES);
+    owner.ok("session/end", json!({}));
+}
+
+#[test]
+fn a_reader_that_polls_frees_what_it_has() {
+    let world = World::new();
+    let (mut owner, session) = modern(&world.server);
+    owner.ok("process/start", sh("p", &format!("exec seq -f %07.0f 1 {LINES}")));
+    drop(owner);
+    world.wait_blocked("p");
+    let mut reader = world.server.client();
+    let (mut bytes, mut after) = (Vec::new(), 0);
+    loop {
+        let params = json!({"processId": "p", "sessionId": session, "afterSeq": after, "fromSeq": 0, "waitMs": 10_000});
+        let answer = reader.ok("process/read", params);
+        assert_eq!(answer["gap"], Value::Null);
+        for chunk in answer["chunks"].as_array().expect("chunks") {
+            bytes.extend(decode_base64(chunk["chunk"].as_str().expect("a chunk")));
+        }
+        after = answer["nextSeq"].as_u64().expect("a number") - 1;
+        if answer["closed"] == true {
+            break;
+        }
+    }
+    assert!(bytes == lines(0, 8 * usize::try_from(LINES).expect("small")), "{} bytes", bytes.len());
+    assert!(world.listed("p")["droppedBytes"].as_u64().expect("a count") > 0);
+}
+
+#[test]
+fn a_process_whose_client_does_not_read_ends_when_it_is_killed() {
+    let world = World::new();
+    let (mut owner, session) = modern(&world.server);
+    owner.ok("process/start", sh("p", &format!("(sleep 1000 & ) ; {FLOOD}")));
+    let mut other = world.server.client();
+    wait_for("the bound of its memory", || world.listed("p")["blocked"] == "memoryCap");
+    let pid = host::pid_of(&mut owner, "p");
+    host::kill(pid);
+    wait_for("its exit", || world.listed("p")["exited"] == true);
+    // Something else has its streams still: `kill` means that, too.
+    other.ok("process/terminate", json!({"processId": "p", "sessionId": session}));
+    wait_for("its close", || world.listed("p")["closed"] == true);
+    other.ok("process/forget", json!({"processId": "p", "sessionId": session}));
+}
