@@ -24,7 +24,7 @@ impl<S: Spawner> Holder<S> {
     /// Obeys one message.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let message = ToHolder::decode(message);
-        if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. })) {
+        if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. } | ToHolder::Withdraw { .. })) {
             self.give_birth();
         }
         let Ok(message) = message else { return self.cx.controller.refuse() };
@@ -45,6 +45,7 @@ impl<S: Spawner> Holder<S> {
                     self.cx.controller.lose();
                 }
             },
+            ToHolder::Withdraw { req } => self.withdraw(req),
             ToHolder::Write { req, slot, key, digest, total, offset, data } => {
                 let part =
                     Part { req: Some(req), key, digest, total, offset, data: data.to_vec(), at: 0, is_cut: false };

@@ -170,9 +170,14 @@ impl Process {
         };
         cx.has_new_deadline |= process.deadline_ns().is_some();
         cx.is_roll_stale = true;
-        process.watch_exit(cx)?;
-        process.watch(cx)?;
-        Ok(process)
+        match process.watch_exit(cx).and_then(|()| process.watch(cx)) {
+            Ok(()) => Ok(process),
+            Err(error) => {
+                // Dropping the child kills it. The group is looked at until it is empty, and used again or removed then.
+                cx.left_groups.extend(process.group.take());
+                Err(error)
+            }
+        }
     }
 
     /// What a new controller is told.

@@ -91,6 +91,7 @@ kinds! {
     StdinClosed "stdinClosed" INVALID_REQUEST "The process has no stdin that can be written.";
     Overloaded "overloaded" INVALID_REQUEST "The connection has too many requests waiting.";
     HolderLost "holderLost" INTERNAL "The session's processes were lost with the program that held them.";
+    HolderSilent "holderSilent" INTERNAL "The session's holder process does not answer, so the process was not started; try again.";
     ResourcesExhausted "resourcesExhausted" INTERNAL "The host is out of descriptors, processes, memory or disk, or the server is at a bound that it was given.";
     Draining "draining" INVALID_REQUEST "The server is shutting down and starts nothing new.";
     Forbidden "forbidden" INVALID_REQUEST "The principal was not granted what the request needs.";

@@ -24,9 +24,9 @@ pub(crate) struct Reserved(());
 impl Reserved {
     /// Refused when so few are free that what is there already would suffer.
     pub(crate) fn new() -> io::Result<Self> {
-        let others = RESERVED.fetch_add(1, Ordering::Relaxed);
+        let all = RESERVED.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = Self(());
-        if are_free(others, 1) { Ok(reserved) } else { Err(Errno::MFILE.into()) }
+        if are_free(all, 1) { Ok(reserved) } else { Err(Errno::MFILE.into()) }
     }
 }
 
@@ -38,10 +38,10 @@ impl Drop for Reserved {
 
 /// Whether a new connection may have one: strangers leave something to those who are inside, who need them to go on.
 pub(crate) fn allow_stranger() -> bool {
-    are_free(RESERVED.load(Ordering::Relaxed), 2)
+    are_free(RESERVED.load(Ordering::Relaxed) + 1, 2)
 }
 
-/// Whether beyond these the reserve is free, or a part of it. The lowest free number tells, for the kernel gives out the lowest
+/// Whether beyond these, the one in question included, the reserve is free, or a part of it. The lowest free number tells, for the kernel gives out the lowest
 /// first.
 fn are_free(wanted: u64, part: u64) -> bool {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).current else { return true };
@@ -51,5 +51,20 @@ fn are_free(wanted: u64, part: u64) -> bool {
         // Nothing on standard input to copy: nothing is known.
         Err(_) => return true,
     };
+    fits(lowest, wanted, part, limit)
+}
+
+fn fits(lowest: u64, wanted: u64, part: u64, limit: u64) -> bool {
     lowest.saturating_add(wanted).saturating_add(FREE_MIN.min(limit / 4) / part) <= limit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_that_is_reserved_is_not_taken_from_the_reserve() {
+        // 1024 - 64 = 960 descriptors, numbers 0 to 959, are for starts; the reserve begins at 960.
+        assert!(fits(959, 1, 1, 1024) && !fits(960, 1, 1, 1024));
+    }
 }

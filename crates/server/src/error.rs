@@ -12,7 +12,7 @@ use exec_server_protocol::{
 };
 use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::Use, handlers::sizes, process::Meta};
+use crate::{fetch::FetchError, files::Use, handlers::sizes, process::Meta, session::short};
 
 /// A request that ends in an error answer.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +84,15 @@ pub(crate) enum Failure {
     TooMany { what: &'static str, most: usize },
     #[error("the holder of session {session} is gone, and its processes with it; open a new session")]
     HolderLost { session: String },
+    #[error(
+        "start `{program}`: the holder process of session {} has not answered for {} s; the start was withdrawn, try again",
+        short(session), waited.as_secs()
+    )]
+    HolderSilent { program: String, session: String, waited: Duration },
+    #[error(
+        "start `{program}`: an earlier start of this id was withdrawn, and the holder process has not confirmed it yet; try again"
+    )]
+    WithdrawnPending { program: String },
     #[error("create the holder of session {session}: {source}; try again, or restart the server if it stays so")]
     HolderFailed { session: String, source: io::Error },
     #[error("the server is shutting down; connect again")]
@@ -228,6 +237,7 @@ impl Failure {
             Self::NoStdin { .. } => Kind::StdinClosed,
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::HolderLost { .. } => Kind::HolderLost,
+            Self::HolderSilent { .. } | Self::WithdrawnPending { .. } => Kind::HolderSilent,
             // Nothing was lost: the session has no process yet.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,

@@ -339,6 +339,9 @@ impl Session {
             return Err(self.holder_lost());
         }
         if let Some(entry) = state.processes.get(id) {
+            if entry.gate().is_some_and(Gate::is_withdrawn) {
+                return Err(Failure::WithdrawnPending { program: id.to_owned() });
+            }
             let outlived = entry.live().is_some_and(|process| state.may_reuse_id(process, now));
             if !outlived {
                 return Err(Failure::DuplicateProcess { id: id.to_owned() });
@@ -363,6 +366,21 @@ impl Session {
         gate.close();
     }
 
+    /// The holder has started a process whose start was withdrawn: it gets no name and is killed at once.
+    pub(crate) fn handle_started_late(&self, process: &Arc<Process>, gate: &Gate) {
+        tracing::warn!(
+            session = short(&self.id),
+            pid = process.pid,
+            "started after its start was withdrawn; it is killed"
+        );
+        self.record_running(process);
+        lock(&self.state).by_slot.insert(process.slot(), process.clone());
+        let slot = process.slot();
+        // Nobody waits for the answer: its exit is an event of the log, and the sweep forgets it then.
+        drop(process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms: None }));
+        self.handle_start_failed(process.id(), gate);
+    }
+
     /// Pushes a process that has just started to whoever is attached now, after its start was answered.
     pub(crate) fn follow_new(&self, process: &Arc<Process>) {
         let attached = self.attached();
@@ -374,6 +392,7 @@ impl Session {
     pub(crate) fn lookup(&self, id: &str) -> Lookup {
         match lock(&self.state).processes.get(id) {
             Some(Entry::Live(process)) => Lookup::Live(process.clone()),
+            Some(Entry::Starting(gate)) if gate.is_withdrawn() => Lookup::Unknown,
             Some(Entry::Starting(gate)) => Lookup::Starting(gate.clone()),
             None => Lookup::Unknown,
         }
@@ -490,6 +509,10 @@ impl Session {
     /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
     pub(crate) fn sweep(&self, now: Instant, kept: Duration) {
         self.record_ends();
+        let link = lock(&self.state).link.clone();
+        if let Some(link) = link {
+            link.withdraw_overdue(self);
+        }
         let mut state = lock(&self.state);
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {

@@ -201,3 +201,39 @@ fn a_reader_from_another_session_goes_on_and_ps_names_what_it_cannot_list() {
     let output = logs.wait_with_output().expect("its end");
     assert_eq!(rest, "end\n", "{output:?}");
 }
+
+#[test]
+fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
+    let server = TestServer::builder().keep_holders().start();
+    let (mut client, _) = modern(&server);
+    client.ok("process/start", sh("p", "exec sleep 1000"));
+    let marks = server.dir().join("marks");
+    fs::create_dir(&marks).expect("make a directory");
+    let touch = |id: &str, mark: &str| sh(id, &format!("touch {}", marks.join(mark).display()));
+    let holders = host::named(&server, "exec-holder");
+    let holder = *holders.first().expect("one holder");
+    stop(holder);
+    let began = Instant::now();
+    // More than a holder makes at once.
+    let starts: Vec<i64> = (0..12)
+        .map(|n| client.send_request("process/start", touch(&format!("q{n}"), &format!("withdrawn{n}"))))
+        .collect();
+    for start in starts {
+        let error = client.answer(start).expect_err("nobody answers");
+        assert_eq!(error.kind(), "holderSilent");
+        assert!(error.message.contains("holder process of session"), "{}", error.message);
+    }
+    assert!(began.elapsed() >= Duration::from_secs(4), "given up after {:?}", began.elapsed());
+    // A retry of the same id cannot run beside the first.
+    let again = client.call("process/start", touch("q0", "again")).expect_err("the first is not decided");
+    assert_eq!(again.kind(), "holderSilent");
+    kill_process(Pid::from_raw(holder.cast_signed()).expect("a process id is not zero"), Signal::CONT).expect("go on");
+    wait_for("the name to be free", || client.call("process/start", touch("q0", "again")).is_ok());
+    assert_eq!(client.collect("q0").code(), 0);
+    let ran: Vec<_> =
+        fs::read_dir(&marks).expect("list it").map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(ran, ["again"], "a start that was answered with an error was run");
+    let list = client.ok("process/list", json!({}));
+    let ids: Vec<_> = list["processes"].as_array().expect("a list").iter().map(|entry| &entry["processId"]).collect();
+    assert_eq!(ids, [&json!("p"), &json!("q0")]);
+}

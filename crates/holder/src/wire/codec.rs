@@ -66,6 +66,7 @@ impl ToHolder<'_> {
             Self::StartConfined { req, kit, spec } => w.kind(16).u32(*req).u8(*kit).spec(spec),
             Self::Followed { slot, seq } => w.kind(17).u32(*slot).u64(*seq),
             Self::Used { is_going_on } => w.kind(18).u8(u8::from(*is_going_on)),
+            Self::Withdraw { req } => w.kind(19).u32(*req),
         };
     }
 }
@@ -109,6 +110,7 @@ impl<'a> ToHolder<'a> {
             16 => Self::StartConfined { req: r.u32()?, kit: r.u8()?, spec: r.spec()? },
             17 => Self::Followed { slot: r.u32()?, seq: r.u64()? },
             18 => Self::Used { is_going_on: r.bool("is_going_on")? },
+            19 => Self::Withdraw { req: r.u32()? },
             other => return Err(DecodeError::Kind(other)),
         };
         r.end(decoded)

@@ -59,16 +59,32 @@ struct Decision {
     taken: Semaphore,
     /// It waits no more for others, and counts as running.
     is_begun: AtomicBool,
+    /// The client was told that nothing was started, but the holder has not said so yet.
+    is_withdrawn: AtomicBool,
 }
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Decision { taken: Semaphore::new(0), is_begun: AtomicBool::new(false) }))
+        Self(Arc::new(Decision {
+            taken: Semaphore::new(0),
+            is_begun: AtomicBool::new(false),
+            is_withdrawn: AtomicBool::new(false),
+        }))
     }
 
     /// The start has its slot.
     pub(super) fn begin(&self) {
         self.0.is_begun.store(true, Ordering::Relaxed);
+    }
+
+    /// The client is answered; the name stays reserved until the holder has decided.
+    pub(crate) fn withdraw(&self) {
+        self.0.is_withdrawn.store(true, Ordering::Release);
+        self.0.taken.close();
+    }
+
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.0.is_withdrawn.load(Ordering::Acquire)
     }
 
     /// The start is decided.

@@ -1,0 +1,109 @@
+//! The answers to starts, and the starts that their holder does not answer: each fails in time, and is taken back.
+//!
+//! ```text
+//!  asked ──6 sweeps without an answer──▶ withdrawn ──holder: not begun──▶ name free
+//!                                            └──holder: started──▶ killed, name free
+//! ```
+//! A message that the socket did not take yet is dropped, and the name is free at once. Otherwise the name stays reserved until the holder
+//! answers: a retry under the same id must not run beside the first start.
+
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
+
+use exec_server_holder::wire::{self, Stage, ToHolder};
+
+use super::{Link, Waiter};
+use crate::{
+    error::Failure,
+    process::{Birth, Process, lock},
+    session::Session,
+};
+
+/// How many sweeps, one a second, may find a start without an answer: it fails after 5 to 6 s.
+const START_LOOKS: u32 = 6;
+
+/// The same as a time, for the text of the error.
+const START_WITHIN: Duration = Duration::from_secs(5);
+
+impl Link {
+    pub(super) fn handle_started(
+        self: &Arc<Self>,
+        session: &Session,
+        req: u32,
+        (slot, pid): (u32, u32),
+        leader: Option<OwnedFd>,
+    ) {
+        let Ok(control) = self.control() else { return };
+        let (meta, gate, reserved, reply) = match self.waiter(req) {
+            Some(Waiter::Start { meta, gate, reply, reserved, .. }) => (meta, gate, reserved, Some(reply)),
+            Some(Waiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
+            Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => return,
+        };
+        drop(reserved); // It is the leader's now.
+        let birth = Birth { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
+        let process = Arc::new(Process::new(birth, self.clone(), control));
+        self.metrics.started.inc();
+        let Some(reply) = reply else { return session.handle_started_late(&process, &gate) };
+        session.handle_started(&process, &gate);
+        // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
+        reply.started(&process);
+        session.follow_new(&process);
+    }
+
+    pub(super) fn handle_start_failed(&self, session: &Session, req: u32, (stage, errno): (Stage, i32), detail: &[u8]) {
+        match self.waiter(req) {
+            Some(Waiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
+            Some(Waiter::Start { meta, gate, reply, confined, search_path, .. }) => {
+                session.handle_start_failed(&meta.process_id, &gate);
+                let failure = Failure::start(&meta, search_path, stage, errno, detail);
+                let failure = match confined {
+                    Some(confined) => confined.explain(failure),
+                    None => failure,
+                };
+                session.record_failed(&meta.process_id, &failure);
+                reply.fail(&failure);
+            }
+            Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => {}
+        }
+    }
+
+    /// Answers the starts that the holder has not answered in time, and takes them back. Called once a second.
+    pub(crate) fn withdraw_overdue(&self, session: &Session) {
+        let overdue: Vec<u32> = {
+            let mut waiters = lock(&self.waiters);
+            waiters.starts.values_mut().for_each(|looks| *looks += 1);
+            waiters.starts.iter().filter(|(_, looks)| **looks >= START_LOOKS).map(|(req, _)| *req).collect()
+        };
+        for req in overdue {
+            // Answered in between.
+            let Some(Waiter::Start { meta, gate, reply, reserved, session: owner, .. }) = self.waiter(req) else {
+                continue;
+            };
+            let failure = Failure::HolderSilent {
+                program: meta.program(),
+                session: self.session.to_string(),
+                waited: START_WITHIN,
+            };
+            session.record_failed(&meta.process_id, &failure);
+            if self.unsend(req) {
+                session.handle_start_failed(&meta.process_id, &gate);
+            } else {
+                // The holder may still make it. The name is free when the holder has said that it did not, or the process was killed.
+                gate.withdraw();
+                let withdrawn = Waiter::Withdrawn { meta, gate, reserved, session: owner };
+                lock(&self.waiters).waiting.insert(req, withdrawn);
+                if self.version.get().is_some_and(|version| *version >= wire::WITHDRAWALS) {
+                    self.send(&ToHolder::Withdraw { req });
+                }
+            }
+            reply.fail(&failure);
+        }
+    }
+
+    /// Drops the message of a start that the socket did not take yet; false where it was sent.
+    fn unsend(&self, req: u32) -> bool {
+        let mut unsent = lock(&self.unsent);
+        let before = unsent.len();
+        unsent.retain(|message| message.start != Some(req));
+        unsent.len() < before
+    }
+}
