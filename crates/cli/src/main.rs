@@ -54,12 +54,16 @@ mod wait;
 use std::process::ExitCode;
 
 use exec_server_client::local;
-use exec_server_holder::spawner;
+use exec_server_holder::{inherited, spawner};
 
 use crate::args::Command;
 
 fn main() -> ExitCode {
     // SIGPIPE is ignored already: the runtime of the language does that before `main`.
+    inherited::ignore_file_size_signal();
+    if args::is_detached() {
+        inherited::close_descriptors();
+    }
     let token = match env_token::take() {
         Ok(token) => token,
         Err(error) => return say::failed(&error),
@@ -109,7 +113,10 @@ fn main() -> ExitCode {
 /// The server's own spawner; the one of the client library where that embeds a server; else none.
 fn fork_spawner() -> std::io::Result<Option<spawner::SpawnerHandle>> {
     match args::role() {
-        args::Role::Serves => spawner::fork_spawner().map(Some),
+        args::Role::Serves => {
+            inherited::unblock_signals();
+            spawner::fork_spawner().map(Some)
+        }
         args::Role::Runs => local::embed().map(|()| None),
         args::Role::Neither => Ok(None),
     }

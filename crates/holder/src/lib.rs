@@ -37,6 +37,7 @@ mod end;
 mod ending;
 mod grip;
 mod holder;
+pub mod inherited;
 mod input;
 mod lent;
 mod line;

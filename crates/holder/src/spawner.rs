@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::strays::Strays;
 use crate::wire;
-use crate::{Confine, Forker, Holder, Limits, reap, run};
+use crate::{Confine, Forker, Holder, Limits, inherited, reap, run};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
@@ -160,10 +160,12 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// The life of the spawner.
 fn serve(socket: OwnedFd) {
     name(c"exec-spawner");
-    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE, libc::SIGXFSZ] {
         disposition(signal, libc::SIG_IGN);
     }
     disposition(libc::SIGCHLD, libc::SIG_DFL);
+    // Also where this was started by path: holders inherit the mask.
+    inherited::unblock_signals();
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
     let Ok(signals) = become_guardian() else { return };
     let mut strays = Strays::default();
@@ -251,6 +253,7 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
         disposition(signal, libc::SIG_DFL);
     }
     disposition(libc::SIGPIPE, libc::SIG_IGN);
+    inherited::ignore_file_size_signal();
     let fds = isolate([controller, dir])?;
     rustix::process::chdir("/")?;
     // Strays of our children become ours, and nobody of our uid may look into our memory.
@@ -293,7 +296,7 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     <[OwnedFd; N]>::try_from(kept).map_err(|_| rustix::io::Errno::INVAL.into())
 }
 
-fn close_range(first: RawFd, last: RawFd) {
+pub(crate) fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
         // SAFETY: plain system call. No value in this process owns a descriptor in a closed range: the caller has kept
         // those that are used.
@@ -306,7 +309,7 @@ fn name(name: &std::ffi::CStr) {
     rustix::thread::set_name(name).ok();
 }
 
-fn disposition(signal: i32, handler: libc::sighandler_t) {
+pub(crate) fn disposition(signal: i32, handler: libc::sighandler_t) {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask; `SIG_IGN` and `SIG_DFL` run no code of ours.
     unsafe {

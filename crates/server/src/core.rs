@@ -174,6 +174,18 @@ pub trait Holders: Send + Sync + 'static {
     fn is_well(&self) -> bool {
         true
     }
+    /// Whether what the next server would need is still on disk; asked once a second.
+    fn is_state_there(&self) -> bool {
+        true
+    }
+    /// The placeholders that earlier servers made and could not take away (blocking).
+    fn placeholders(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+    /// Keeps the paths of placeholders for the next server, before they are made (blocking).
+    fn keep_placeholders(&self, _paths: &[PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes it so that they can again (blocking; called off the runtime's threads).
     fn mend(&self) {}
     /// Makes a view of the files for a sandbox (blocking; called off the runtime's threads).
@@ -209,6 +221,8 @@ pub struct Core {
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions whose holders have not been adopted yet.
     pending: Pending,
+    /// The state directory was removed or replaced while the server runs.
+    state_lost: AtomicBool,
     /// Sessions that a late client may still ask for, and why they are gone.
     gone: Mutex<BTreeMap<String, Gone>>,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
@@ -246,6 +260,7 @@ impl Core {
             sessions: Mutex::default(),
             gone: Mutex::default(),
             pending: Pending::default(),
+            state_lost: AtomicBool::new(false),
             peers: Mutex::default(),
             peer_gone: Notify::new(),
             next_peer: AtomicU64::new(1),

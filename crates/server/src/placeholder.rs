@@ -5,8 +5,8 @@
 //! read-only like any other. Its time of modification is 1970, by which it is known until somebody puts something into it.
 //!
 //! It goes when nobody needs it: whoever has a kit for it holds a shared lock on it, and whoever runs in a view has a mount on it. Taken
-//! away too early it would set its name free; so neither is guessed. One whose server was killed stays until the next server that
-//! confines a process there. Must not know policies.
+//! away too early it would set its name free; so neither is guessed. Their paths are kept in the state
+//! directory, so that the next server takes away those of a server that was killed. Must not know policies.
 
 use std::{
     ffi::OsStr,

@@ -311,6 +311,8 @@ impl Sandboxes {
             return Ok(rules);
         }
         if !rules.absent().is_empty() {
+            // Before they are made: a server that is killed in between leaves the next one their paths.
+            self.place(rules.absent());
             for path in rules.absent() {
                 placeholder::make(path).map_err(|error| Failure::NotEnforceable {
                     what: format!("`{}` cannot be kept from being made: {error}", path.display()),
@@ -318,8 +320,48 @@ impl Sandboxes {
             }
             rules = asked.rules()?;
         }
-        lock(&self.placed).0.extend(rules.guarded().iter().cloned());
+        self.place(rules.guarded());
         Ok(rules)
+    }
+
+    /// Remembers placeholders, here and on disk. The file is written under the lock, so that it is never older than what is in memory.
+    fn place(&self, paths: &[PathBuf]) {
+        let mut placed = lock(&self.placed);
+        let before = placed.0.len();
+        placed.0.extend(paths.iter().cloned());
+        if placed.0.len() == before {
+            return;
+        }
+        let all: Vec<PathBuf> = placed.0.iter().cloned().collect();
+        if let Err(error) = self.holders.keep_placeholders(&all) {
+            // They go with this server; only one that is killed leaves them.
+            tracing::warn!(%error, "the paths of placeholders are not kept for the next server");
+        }
+    }
+
+    /// Takes away what earlier servers left, but for placeholders that a process still needs: these are looked at again. Blocks.
+    pub(crate) fn adopt_placeholders(&self) {
+        let (gone, left): (Vec<PathBuf>, Vec<PathBuf>) =
+            self.holders.placeholders().into_iter().partition(|path| placeholder::remove(path));
+        if !gone.is_empty() {
+            tracing::info!(count = gone.len(), "took away the placeholders of an earlier server");
+        }
+        if !gone.is_empty() || !left.is_empty() {
+            lock(&self.placed).0.extend(left);
+            self.forget_placed(&gone);
+        }
+    }
+
+    /// Forgets placeholders that are gone, here and on disk.
+    fn forget_placed(&self, gone: &[PathBuf]) {
+        let mut placed = lock(&self.placed);
+        for path in gone {
+            placed.0.remove(path);
+        }
+        let all: Vec<PathBuf> = placed.0.iter().cloned().collect();
+        if let Err(error) = self.holders.keep_placeholders(&all) {
+            tracing::debug!(%error, "the paths of placeholders that are gone stay on disk");
+        }
     }
 
     /// Whether there is something to look after.
@@ -343,8 +385,9 @@ impl Sandboxes {
             Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < enough
         });
         lock(&self.views).retain(|(_, kept)| Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < IDLE);
-        for path in paths.iter().filter(|path| placeholder::remove(path)) {
-            lock(&self.placed).0.remove(path);
+        let gone: Vec<PathBuf> = paths.into_iter().filter(|path| placeholder::remove(path)).collect();
+        if !gone.is_empty() {
+            self.forget_placed(&gone);
         }
     }
 
@@ -451,7 +494,10 @@ impl Sandboxes {
 impl Drop for Sandboxes {
     fn drop(&mut self) {
         lock(&self.processes).clear();
-        lock(&self.placed).0.retain(|path| !placeholder::remove(path));
+        let mut placed = lock(&self.placed);
+        placed.0.retain(|path| !placeholder::remove(path));
+        let left: Vec<PathBuf> = placed.0.iter().cloned().collect();
+        self.holders.keep_placeholders(&left).ok(); // The next server looks at each path anyway.
     }
 }
 

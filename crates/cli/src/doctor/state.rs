@@ -1,8 +1,9 @@
 //! The state directory: who may read it, what is in it, where it lies, and who serves it. Must not make or change anything.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, Metadata},
-    os::unix::fs::MetadataExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::Path,
 };
 
@@ -95,6 +96,16 @@ fn server(dir: &Path) -> Finding {
     let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
     let holders = format!("{holders} {}", if holders == 1 { "holder" } else { "holders" });
     let Some(pid) = lock_holder(dir) else {
+        if let Some(pid) = serving(dir) {
+            return Finding::missing(
+                "server",
+                format!(
+                    "process {pid} serves `{}`, but the directory was removed or replaced while it ran",
+                    dir.display()
+                ),
+                "its processes go on, but no other server will find them: put the directory back, or end the server",
+            );
+        }
         return Finding::fine("server", format!("none runs here; {holders}"));
     };
     let seen = format!("process {pid}; {holders}");
@@ -109,6 +120,38 @@ fn server(dir: &Path) -> Finding {
         ),
         _ => Finding::fine("server", seen),
     }
+}
+
+/// A server of ours that was started with this state directory, by the arguments of all processes.
+fn serving(dir: &Path) -> Option<u32> {
+    let us = rustix::process::geteuid().as_raw();
+    let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+    let mut pids = processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry.path())));
+    let is_it = |process: &Path| {
+        let arguments = fs::read(process.join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
+        let names_dir =
+            words.windows(2).any(|pair| pair[0] == b"--state-dir" && Path::new(OsStr::from_bytes(pair[1])) == dir);
+        // The spawner and the holders are copies of the server, and have names of their own.
+        let comm = fs::read(process.join("comm")).unwrap_or_default();
+        words.get(1) == Some(&&b"serve"[..])
+            && names_dir
+            && !comm.starts_with(b"exec-holder")
+            && !comm.starts_with(b"exec-spawner")
+    };
+    // The files of a process that is not dumpable belong to root; its `comm` file tells nothing of the user, its `status` does.
+    let is_ours = |process: &Path| {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let uid = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Uid:"))?
+            .split_whitespace()
+            .nth(1)?
+            .parse::<u32>()
+            .ok()?;
+        Some(uid == us)
+    };
+    pids.find(|(_, process)| is_it(process) && is_ours(process) == Some(true)).map(|(pid, _)| pid)
 }
 
 /// Who holds the lock of a state directory, by the kernel's list.

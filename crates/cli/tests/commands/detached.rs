@@ -236,3 +236,27 @@ fn a_detached_program_says_what_the_server_grants_it() {
         assert_eq!(home.run(&["forget", "--connect", server.url(), id]).status.code(), Some(0));
     }
 }
+
+#[test]
+fn the_users_own_server_keeps_no_lock_of_the_script_that_started_it() {
+    let home = Home::new();
+    let lock = home.path().join("script.lock");
+    let run = home.command(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
+    let mut script = std::process::Command::new("sh");
+    script
+        .args(["-c", "exec 9> \"$LOCK\" && flock -n 9 && exec \"$0\" \"$@\""])
+        .arg(run.get_program())
+        .args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => script.env(name, value),
+            None => script.env_remove(name),
+        };
+    }
+    let started = script.env("LOCK", &lock).stdin(std::process::Stdio::null()).output().expect("run the script");
+    assert!(started.status.success(), "{started:?}");
+    let file = std::fs::File::open(&lock).expect("open the lock");
+    let free = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(free, Ok(()), "the server that runs on has the lock");
+    home.ok(&["kill", "--grace", "0s", "job"]);
+}

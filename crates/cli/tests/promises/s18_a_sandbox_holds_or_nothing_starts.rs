@@ -386,6 +386,30 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
     }
 }
 
+#[test]
+fn what_stands_for_a_repository_goes_also_when_the_server_was_killed() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let ground = Ground::new();
+    let (mut client, session) = modern(&server);
+    let [done, running] = ["outside", "work/sub"].map(|dir| (ground.at(dir), ground.at(dir).join(".git")));
+    assert_eq!(said_in(&mut client, "done", "exit 0", Some(&workspace(&done.0))), "");
+    let mut params = sh("running", "exec sleep 1000");
+    params["sandbox"] = workspace(&running.0);
+    client.ok("process/start", params);
+    assert!(done.1.is_dir() && running.1.is_dir());
+    server.kill();
+    server.restart();
+    // At the adoption, not at the next confined start; and not while a process needs it.
+    assert!(!done.1.exists(), "what nobody needs is taken away before the server serves");
+    assert!(running.1.is_dir(), "its process runs");
+    let mut client = server.connect();
+    let resume = json!({"clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true}});
+    client.initialize_with(resume);
+    client.ok("process/terminate", json!({"processId": "running"}));
+    wait_for("its place is free again", || !running.1.exists());
+    client.ok("session/end", json!({}));
+}
+
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
     let mut params = sh("refused", "exit 0");
     params["sandbox"] = sandbox;

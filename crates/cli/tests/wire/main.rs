@@ -39,6 +39,7 @@ mod resume;
 mod signals;
 mod state;
 mod stdin;
+mod surroundings;
 mod transcripts;
 mod transports;
 mod two_hosts;

@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -168,6 +168,8 @@ impl Core {
             Ok(found.collect())
         };
         let found = tokio::task::spawn_blocking(scan).await.map_err(io::Error::other)??;
+        let sandboxes = self.sandboxes.clone();
+        tokio::task::spawn_blocking(move || sandboxes.adopt_placeholders()).await.map_err(io::Error::other)?;
         // All of them are known before the first is adopted, and before any client is let in.
         let mut begun = Vec::new();
         for (id, record, found) in found {
@@ -199,6 +201,7 @@ impl Core {
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(Instant::now());
+                core.check_state();
                 if core.sandboxes.has_any() {
                     let sandboxes = core.sandboxes.clone();
                     tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
@@ -209,6 +212,27 @@ impl Core {
                 }
             }
         });
+    }
+
+    /// Notices that the state directory was removed or replaced, and that it is back. What runs goes on from memory.
+    fn check_state(&self) {
+        let is_lost = !self.holders.is_state_there();
+        if self.state_lost.swap(is_lost, Ordering::Relaxed) == is_lost {
+            return;
+        }
+        if is_lost {
+            tracing::error!(
+                "the state directory is gone or was replaced: running processes go on, but new sessions cannot start any, output cannot be \
+                 spilled, and the next server will not find them; put it back, or end them and restart"
+            );
+        } else {
+            tracing::info!("the state directory is back");
+        }
+    }
+
+    /// Whether the state directory is gone while the server runs.
+    pub fn has_lost_state(&self) -> bool {
+        self.state_lost.load(Ordering::Relaxed)
     }
 
     /// Returns when the session is not pending any more.

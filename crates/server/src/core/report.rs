@@ -22,6 +22,10 @@ impl Report for Core {
     fn page(&self, door: DoorCounts) -> String {
         self.report(door)
     }
+
+    fn is_ready(&self) -> bool {
+        !self.has_lost_state()
+    }
 }
 
 impl Core {

@@ -22,6 +22,8 @@ pub(super) struct Gate<'a> {
     pub(super) proof: Proof<'a>,
     /// The server is on its way out.
     pub(super) draining: bool,
+    /// New clients are welcome: the server has all it needs.
+    pub(super) is_ready: bool,
 }
 
 /// How a peer proves who it is.
@@ -114,7 +116,7 @@ fn health(request: &Request<'_>, gate: &Gate<'_>) -> Response {
     if !matches!(request.method, "GET" | "HEAD") {
         return Response::method_not_allowed("GET, HEAD");
     }
-    if request.path() == "/readyz" && gate.draining {
+    if request.path() == "/readyz" && (gate.draining || !gate.is_ready) {
         return Response::busy();
     }
     let response = Response::ok();

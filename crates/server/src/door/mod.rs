@@ -85,6 +85,10 @@ pub trait Report: Send + Sync {
     fn refused(&self, status: u16);
     /// The page of metrics, with what the door has counted itself.
     fn page(&self, door: DoorCounts) -> String;
+    /// Whether new clients are welcome.
+    fn is_ready(&self) -> bool {
+        true
+    }
 }
 
 /// Whom a door reports to, if anybody.
@@ -92,6 +96,10 @@ pub trait Report: Send + Sync {
 struct Reporter(Option<Arc<dyn Report>>);
 
 impl Reporter {
+    fn is_ready(&self) -> bool {
+        self.0.as_ref().is_none_or(|report| report.is_ready())
+    }
+
     fn refused(&self, status: u16) {
         if let Some(report) = &self.0 {
             report.refused(status);
@@ -150,7 +158,7 @@ impl Door {
             Some(grant) => Proof::Given(grant),
             None => Proof::Token(&self.config.access),
         };
-        match check::admit(&request, &Gate { hosts: Some(hosts), proof, draining: false }) {
+        match check::admit(&request, &Gate { hosts: Some(hosts), proof, draining: false, is_ready: true }) {
             Ok(grant) => Judgement::Admitted(grant),
             Err(response) if response.status() == 401 => Judgement::Unauthorized,
             Err(_) => Judgement::Forbidden,
@@ -253,6 +261,7 @@ impl Door {
             hosts: Some(hosts),
             proof: self.config.access.anybody().map_or(Proof::Token(&self.config.access), Proof::Given),
             draining: self.draining.load(Ordering::Acquire),
+            is_ready: self.report.is_ready(),
         }
     }
 
@@ -265,7 +274,8 @@ impl Door {
             return None;
         }
         let proof = Proof::Given(Grant::owner());
-        let gate = Gate { hosts: None, proof, draining: self.draining.load(Ordering::Acquire) };
+        let draining = self.draining.load(Ordering::Acquire);
+        let gate = Gate { hosts: None, proof, draining, is_ready: self.report.is_ready() };
         let judging = judge(&mut socket, &gate, &place, &"unix", (&self.config.audit, &self.report));
         let (leftover, grant) = in_time(&place, judging).await.ok()??;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))

@@ -35,7 +35,7 @@ fn status_at(local: &str, request: &str) -> u16 {
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
     let access = access();
     let hosts = Some(Hosts { local, allowed: &allowed, certified: None });
-    let gate = Gate { hosts, proof: Proof::Token(&access), draining: false };
+    let gate = Gate { hosts, proof: Proof::Token(&access), draining: false, is_ready: true };
     judge(request, &gate)
 }
 
@@ -221,7 +221,7 @@ fn health_asks_for_nothing_and_says_nothing() {
     let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
         let hosts = Some(Hosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
-        let gate = Gate { hosts, proof: Proof::Token(&access), draining };
+        let gate = Gate { hosts, proof: Proof::Token(&access), draining, is_ready: true };
         for (request, expected) in [
             ("GET /healthz HTTP/1.0\r\n\r\n", 200),
             ("HEAD /healthz HTTP/1.1\r\nHost: evil\r\n\r\n", 200),
@@ -258,7 +258,7 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
 
 #[test]
 fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
-    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
+    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
     assert_eq!(judge(&upgrade("/", "whatever", ""), &gate), 101);
     assert_eq!(judge(&upgrade("/", "whatever", "Origin: null\r\n"), &gate), 403);
     let gate = Gate { draining: true, ..gate };
@@ -360,7 +360,7 @@ async fn a_head_beyond_its_bound_is_refused() {
 async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let (mut near, mut far) = tokio::io::duplex(64);
     near.write_all(b"GET / HT").await.unwrap();
-    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false };
+    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
     let started = tokio::time::Instant::now();
     let door = Door::new(DoorConfig::default());
     let super::Slot(place) = door.slot(None);
@@ -398,4 +398,14 @@ async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_o
     let started = tokio::time::Instant::now();
     assert!(rig.exchange(&[right.as_bytes()]).await.1);
     assert_eq!(started.elapsed(), std::time::Duration::ZERO);
+}
+
+#[test]
+fn a_server_that_lost_its_state_is_alive_and_not_ready() {
+    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: false };
+    for (path, status) in [("/readyz", 503), ("/healthz", 200)] {
+        let head = format!("GET {path} HTTP/1.1\r\n\r\n");
+        let verdict = http::with_request(head.as_bytes(), |request| check::check(request, &gate));
+        assert!(matches!(&verdict, Verdict::Answer(response) if response.status() == status), "{path}: {verdict:?}");
+    }
 }

@@ -9,6 +9,7 @@
 
 use std::{
     future::{self, Future},
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,7 +27,7 @@ use super::{
     BindError, ListenUrl,
     accept::{Acceptor, Listener},
     tcp,
-    unix::UnixSocket,
+    unix::{UnixError, UnixSocket},
 };
 use crate::{
     access::Grant,
@@ -92,7 +93,7 @@ impl Server {
             server.bound.push(Bound { url });
         }
         if let Some(path) = &server.config.dial_socket {
-            server.dial = Some(bind_unix(path)?);
+            server.dial = bind_dial(path)?;
         }
         let ports = server.tcp.iter().map(|(_, entrance)| entrance.local.port()).collect();
         server.core.fetcher.set_own_ports(ports);
@@ -177,6 +178,25 @@ impl Server {
 
 fn bind_unix(path: &Path) -> Result<UnixSocket, BindError> {
     UnixSocket::bind(path).map_err(|source| BindError::Unix { path: path.to_owned(), source })
+}
+
+/// The socket for `dial-stdio`. Where the disk has no inode or room left for its name the server serves without: its processes need it
+/// more than `dial-stdio` does.
+fn bind_dial(path: &Path) -> Result<Option<UnixSocket>, BindError> {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match UnixSocket::bind(path) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(UnixError::Io { source, .. })
+            if matches!(source.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem) =>
+        {
+            tracing::error!(
+                path = %path.display(), %source,
+                "serving without this socket: `dial-stdio` and `ssh://` cannot reach this server until it is restarted"
+            );
+            Ok(None)
+        }
+        Err(source) => Err(BindError::Unix { path: path.to_owned(), source }),
+    }
 }
 
 /// Waits for the end of standard input where that ends the server, else for ever.

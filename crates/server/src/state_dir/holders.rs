@@ -245,6 +245,18 @@ impl Holders for Spawned {
         self.config.respawn.is_none() || lock(&self.spawner).is_alive()
     }
 
+    fn is_state_there(&self) -> bool {
+        self.state.is_there()
+    }
+
+    fn placeholders(&self) -> Vec<PathBuf> {
+        self.state.placeholders()
+    }
+
+    fn keep_placeholders(&self, paths: &[PathBuf]) -> io::Result<()> {
+        self.state.keep_placeholders(paths)
+    }
+
     fn mend(&self) {
         if let Err(error) = self.spawner() {
             tracing::error!(%error, "the spawner died and cannot be replaced; new sessions cannot start processes");

@@ -5,6 +5,7 @@
 //! DIR/boot                     boot id of the machine when the sessions were made
 //! DIR/token                    the token of this directory, 0600
 //! DIR/tokens.toml              named tokens, by digest; written by `exec-server token`, read by `access`
+//! DIR/placeholders             paths of the empty `.git` and the like that confined processes need; NUL between them
 //! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`; greets with a blank line
 //! DIR/sessions/ID/record       a session without processes
 //! DIR/sessions/ID/secret       what the holder of that session wants to hear first
@@ -25,11 +26,15 @@ pub use private::NotPrivate;
 pub use token::{Token, TokenDigest, TokenError};
 
 use std::{
+    ffi::OsStr,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -38,6 +43,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// The kernel's random name of this boot; processes and holders of another boot are gone.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The file with the paths of placeholders.
+const PLACEHOLDERS: &str = "placeholders";
 
 /// The token file of a state directory.
 pub const TOKENS: &str = "tokens.toml";
@@ -120,6 +128,33 @@ impl StateDir {
         let state = Self { path: path.to_owned(), sessions, _lock: lock };
         state.forget_earlier_boot()?;
         Ok(state)
+    }
+
+    /// Whether the directory under our path is still the one that was opened.
+    pub fn is_there(&self) -> bool {
+        let Ok(own) = rustix::fs::fstat(&self.sessions) else { return false };
+        fs::metadata(self.path.join("sessions"))
+            .is_ok_and(|found| (found.dev(), found.ino()) == (own.st_dev, own.st_ino))
+    }
+
+    /// The paths of placeholders that this or an earlier server made; see `placeholder`.
+    pub fn placeholders(&self) -> Vec<PathBuf> {
+        let bytes = fs::read(self.path.join(PLACEHOLDERS)).unwrap_or_default();
+        let paths = bytes.split(|byte| *byte == 0).filter(|path| path.first() == Some(&b'/'));
+        paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect()
+    }
+
+    /// Keeps the paths of placeholders for the next server, NUL between them.
+    pub fn keep_placeholders(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let file = self.path.join(PLACEHOLDERS);
+        if paths.is_empty() {
+            return match fs::remove_file(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+        }
+        let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_os_str().as_bytes()).collect();
+        write_private(&file, &paths.join(&0))
     }
 
     /// Where it is.
