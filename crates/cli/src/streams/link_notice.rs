@@ -78,7 +78,7 @@ impl LinkNotice {
         if self.has_screen {
             terminal::show_status(&text, self.trouble.is_some());
         } else {
-            say::talk(&text);
+            say::notice(&text);
         }
         self.trouble = Some((trouble, text));
     }
@@ -87,8 +87,8 @@ impl LinkNotice {
         match self.trouble.as_ref().map(|(trouble, _)| *trouble) {
             None => return false,
             Some(_) if self.has_screen => self.hide(),
-            Some(Trouble::Lost) => say::talk("exec-server: connected again"),
-            Some(Trouble::Silent) => say::talk("exec-server: the server answers again"),
+            Some(Trouble::Lost) => say::notice("exec-server: connected again"),
+            Some(Trouble::Silent) => say::notice("exec-server: the server answers again"),
         }
         self.trouble = None;
         true

@@ -64,7 +64,7 @@ impl ToHolder<'_> {
             Self::Forget { req, slot } => w.kind(14).u32(*req).u32(*slot),
             Self::End { req } => w.kind(15).u32(*req),
             Self::StartConfined { req, kit, spec } => w.kind(16).u32(*req).u8(*kit).spec(spec),
-            Self::Followed { slot, seq } => w.kind(17).u32(*slot).u64(*seq),
+            Self::Followed { slot, seq } => w.kind(22).u32(*slot).u64(*seq),
             Self::Used { is_going_on } => w.kind(18).u8(u8::from(*is_going_on)),
             Self::Withdraw { req } => w.kind(19).u32(*req),
         };
@@ -108,7 +108,7 @@ impl<'a> ToHolder<'a> {
             14 => Self::Forget { req: r.u32()?, slot: r.u32()? },
             15 => Self::End { req: r.u32()? },
             16 => Self::StartConfined { req: r.u32()?, kit: r.u8()?, spec: r.spec()? },
-            17 => Self::Followed { slot: r.u32()?, seq: r.u64()? },
+            22 => Self::Followed { slot: r.u32()?, seq: r.u64()? },
             18 => Self::Used { is_going_on: r.bool("is_going_on")? },
             19 => Self::Withdraw { req: r.u32()? },
             other => return Err(DecodeError::Kind(other)),

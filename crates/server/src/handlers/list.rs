@@ -4,7 +4,6 @@
 
 use std::{io, sync::Arc};
 
-use exec_server_log::Blocked;
 use exec_server_protocol::{base64, limits, process as wire, signal as names};
 
 use super::Context;
@@ -133,11 +132,6 @@ fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
         output_bytes: status.written,
         retained_bytes: process.retained_bytes(),
         dropped_bytes: status.dropped,
-        blocked: match status.blocked {
-            Blocked::No => None,
-            Blocked::MemoryCap => Some(wire::Blocked::MemoryCap),
-            Blocked::Quota => Some(wire::Blocked::Quota),
-            Blocked::DiskFull => Some(wire::Blocked::DiskFull),
-        },
+        blocked: pump::wire_blocked(status.blocked),
     }
 }
