@@ -1,40 +1,129 @@
 //! `exec-server audit`: says whether an audit log is what was written.
 //! Must not know how it is written.
 
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use exec_server_server::audit::{self, Expected, VerifyError};
+use anyhow::Context as _;
+use exec_server_server::audit::{self, Anchor, Expected, Report, VerifyError};
 
 use crate::{
     args::{Audit, AuditCommand},
-    say,
+    place, say,
 };
 
 /// The log is not what was written.
 const BROKEN: u8 = 1;
 
+/// An anchor and the file that it was read from.
+struct FoundAnchor {
+    path: PathBuf,
+    anchor: Anchor,
+}
+
 /// Does what was asked.
 pub(crate) fn run(args: &Audit) -> anyhow::Result<ExitCode> {
-    let AuditCommand::Verify { files, after, has } = &args.command;
-    match audit::verify(files, Expected { after: after.as_deref(), has: has.as_deref() }) {
-        Ok(report) => {
-            say::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
-            if report.after.bytes().any(|byte| byte != b'0') && after.is_none() {
-                say::talk(format_args!("it goes on from a log whose last hash is {}", report.after));
+    match verify(&args.command) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => match error.downcast_ref() {
+            None | Some(VerifyError::Io { .. }) => Err(error),
+            Some(VerifyError::Broken { .. } | VerifyError::TailRemoved { .. } | VerifyError::Missing { .. }) => {
+                say::error(&error);
+                Ok(ExitCode::from(BROKEN))
             }
-            if report.torn > 0 || report.unfinished_bytes > 0 {
-                let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };
-                say::talk(format_args!("{} lines were cut short by a crash{last}", report.torn));
-            }
-            if report.lost > 0 {
-                say::talk(format_args!("{} records were lost while it could not be written", report.lost));
-            }
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error @ (VerifyError::Broken { .. } | VerifyError::Missing { .. })) => {
-            say::error(&error.into());
-            Ok(ExitCode::from(BROKEN))
-        }
-        Err(error @ VerifyError::Io { .. }) => Err(error.into()),
+        },
     }
+}
+
+fn verify(command: &AuditCommand) -> anyhow::Result<()> {
+    let AuditCommand::Verify { files, after, has, state_dir, anchor } = command;
+    let chain_alone = Expected { after: after.as_deref(), has: has.as_deref(), anchor: None };
+    // The first time for the chain alone, and for what the log says of its anchor.
+    let mut report = audit::verify(files, chain_alone)?;
+    let found = match anchor {
+        Some(path) => Some(read_anchor(path)?.with_context(|| format!("no anchor at `{}`", path.display()))?),
+        None => find_anchor(files, state_dir.as_deref(), &report)?,
+    };
+    if let Some(found) = &found {
+        report = audit::verify(files, Expected { anchor: Some(&found.anchor), ..chain_alone })?;
+    }
+    say::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
+    say_what_was_checked(&report, found.as_ref(), after.is_some());
+    if report.torn > 0 || report.unfinished_bytes > 0 {
+        let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };
+        say::talk(format_args!("{} lines were cut short by a crash{last}", report.torn));
+    }
+    if report.lost > 0 {
+        say::talk(format_args!("{} records were lost while it could not be written", report.lost));
+    }
+    Ok(())
+}
+
+/// Says what is known of the beginning and the end.
+fn say_what_was_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: bool) {
+    if report.first_seq > 1 && !is_after_given {
+        let (first, before) = (report.first_seq, report.first_seq - 1);
+        say::talk(format_args!(
+            "it begins with number {first}; numbers 1 to {before} are in older files, which were not given"
+        ));
+        say::talk(format_args!("it goes on from a log whose last hash is {}", report.after));
+    }
+    match found {
+        Some(FoundAnchor { path, anchor }) => {
+            let first = anchor.first.seq;
+            if first > 1 {
+                say::talk(format_args!(
+                    "lines before number {first} are older than the anchor: whether they were replaced cannot be checked"
+                ));
+            }
+            if report.is_older_part {
+                say::talk(format_args!(
+                    "it ends with number {}, where the log went on in a newer file, which was not given",
+                    report.last_seq
+                ));
+            }
+            say::talk(format_args!("checked against the anchor `{}`", path.display()));
+        }
+        None => {
+            let named = report.anchor.as_ref().map(|path| format!(" (the log names `{}`)", path.display()));
+            say::talk(format_args!(
+                "no anchor was found{}: whether the end was cut off or the whole log replaced cannot be checked; pass --state-dir or --anchor",
+                named.unwrap_or_default()
+            ));
+        }
+    }
+}
+
+/// The anchor of the newest file, by its path; else the one that the log names.
+fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> anyhow::Result<Option<FoundAnchor>> {
+    let named = report.anchor.as_deref();
+    let dirs = match state_dir {
+        Some(dir) => vec![dir.to_owned()],
+        None => place::all_of_user().into_iter().chain(named.and_then(Path::parent).map(Path::to_owned)).collect(),
+    };
+    let by_path = dirs.iter().flat_map(|dir| files.iter().rev().map(|file| Anchor::path_in(dir, file)));
+    // A copy of a log has another path. Of a directory that was given only the name counts, not where the log says that it is.
+    let by_name = named.and_then(|named| match state_dir {
+        Some(dir) => Some(dir.join(named.file_name()?)),
+        None => Some(named.to_owned()),
+    });
+    for path in by_path.chain(by_name) {
+        match read_anchor(&path) {
+            Ok(None) => {}
+            Ok(found) => return Ok(found),
+            Err(error) if state_dir.is_some() => return Err(error),
+            Err(error) => say::talk(format_args!("{error:#}")),
+        }
+    }
+    match state_dir {
+        Some(dir) if named.is_some() => anyhow::bail!("no anchor of this log in `{}`", dir.display()),
+        _ => Ok(None),
+    }
+}
+
+fn read_anchor(path: &Path) -> anyhow::Result<Option<FoundAnchor>> {
+    let anchor = Anchor::read(path).with_context(|| format!("read the anchor `{}`", path.display()))?;
+    Ok(anchor.map(|anchor| FoundAnchor { path: path.to_owned(), anchor }))
 }

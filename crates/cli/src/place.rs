@@ -3,6 +3,7 @@
 
 use std::{
     env,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -68,6 +69,31 @@ pub(crate) fn of_listener(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     let slug =
         slug.with_context(|| format!("a server at `{url}` has no lasting state directory; pass `--state-dir`"))?;
     Ok(state_home()?.join(slug))
+}
+
+/// Where the anchor of an audit log is kept: in the state directory; in the user's where that goes away with the server. The log outlives it.
+pub(crate) fn of_anchors(place: &Place) -> anyhow::Result<PathBuf> {
+    if !place.is_private {
+        return Ok(place.path.clone());
+    }
+    let dir = anchors_of_user()?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .with_context(|| format!("make `{}`", dir.display()))?;
+    Ok(dir)
+}
+
+/// Where anchors are whose server has no lasting state directory.
+pub(crate) fn anchors_of_user() -> anyhow::Result<PathBuf> {
+    Ok(state_home()?.join("audit"))
+}
+
+/// State directories of this user's servers, and the one for anchors.
+pub(crate) fn all_of_user() -> Vec<PathBuf> {
+    let entries = state_home().ok().and_then(|home| std::fs::read_dir(home).ok());
+    entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {

@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
     access::{Access, News},
-    audit::{Audit, Record},
+    audit::{Anchor, Audit, Record},
     core::{Config, Core},
     door::{Door, DoorConfig},
     listen::{
@@ -36,7 +36,7 @@ use crate::{
     args, confine, env_token, kernel,
     listeners::{self, Listener},
     log, notify,
-    place::Place,
+    place::{self, Place},
     runtime, say, signals,
 };
 
@@ -79,7 +79,14 @@ fn serve_from(
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
     let audit = match &args.guard.audit {
-        Some(file) => Audit::open(file, args.guard.audit_mode())?,
+        Some(file) => {
+            let anchors = place::of_anchors(place);
+            if let Err(error) = &anchors {
+                tracing::warn!("the audit log has no anchor, so a cut end of it will not be noticed: {error:#}");
+            }
+            let anchor = anchors.ok().map(|dir| Anchor::path_in(&dir, file));
+            Audit::open(file, args.guard.audit_mode(), anchor.as_deref())?
+        }
         None => Audit::default(),
     };
     audit.record(Record { pid: Some(process::id()), ..Record::of("server.start") });
@@ -219,7 +226,8 @@ fn secrets(args: &args::Serve) -> Vec<PathBuf> {
     };
     let files = [&args.token_file, &args.tls_key, &args.guard.tokens, &args.guard.audit].into_iter().flatten().cloned();
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    absolute(files.chain(args.listen.iter().filter_map(socket)).chain(credentials))
+    let anchors = args.guard.audit.as_ref().and_then(|_| place::anchors_of_user().ok());
+    absolute(files.chain(anchors).chain(args.listen.iter().filter_map(socket)).chain(credentials))
 }
 
 fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {

@@ -39,6 +39,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (28, "file methods act as the user of `--run-as`"),
     (29, "kernel files are read-only and IPC of others is out of reach for confined processes"),
     (30, "no text of another machine steers a terminal, errors included"),
+    (31, "the audit log's beginning and end are anchored, and no link is followed"),
 ];
 
 /// Promises about data, and the runs that prove them.

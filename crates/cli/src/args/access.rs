@@ -27,12 +27,15 @@ Examples:
 
 const AUDIT_HELP: &str = "\
 Each line of an audit log has the hash of the one before it. A log that was rotated is given in its parts, the oldest first. \
-Lines cut off at the end are noticed only by a hash that was noted elsewhere: pass it with --has.
+Where the log began and how far it was written stands in its anchor, a file in the server's state directory. With the anchor a removed end and \
+a replaced log are noticed; without it they are not, and the output says so. The anchor is looked for in --state-dir; by default in the state \
+directories of this user and where the log says that it is, which a forger could change.
 
 Exit codes: 0 the log is what was written; 1 it is not, and the line is named; 2 the command line is wrong; 255 a file cannot be read
 
 Examples:
   exec-server audit verify /var/log/exec-server/audit.log
+  exec-server audit verify audit.log.1 audit.log --state-dir /var/lib/exec-server
   exec-server audit verify audit.log.1 audit.log --has 5feceb66ffc86f38…";
 
 /// Flags of `serve` about access and its record.
@@ -156,7 +159,7 @@ pub(crate) struct Audit {
 /// What to do with an audit log.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// Say whether a line was removed, changed or moved, and which.
+    /// Say whether a line was removed, changed or moved, and which; whether the end was cut off or the log replaced.
     #[command(after_help = AUDIT_HELP)]
     Verify {
         /// The log, or its parts, the oldest first
@@ -168,5 +171,11 @@ pub(crate) enum AuditCommand {
         /// The hash of a line that must be there
         #[arg(long, value_name = "HASH")]
         has: Option<String>,
+        /// The state directory of the server that writes the log; its anchor is there
+        #[arg(long, value_name = "DIR", conflicts_with = "anchor")]
+        state_dir: Option<PathBuf>,
+        /// The anchor itself, or a copy of it
+        #[arg(long, value_name = "FILE")]
+        anchor: Option<PathBuf>,
     },
 }

@@ -51,6 +51,8 @@ pub(super) struct Line {
     pub(super) process: Option<String>,
     #[serde(default)]
     pub(super) pid: Option<u32>,
+    #[serde(default)]
+    pub(super) anchor: Option<String>,
 }
 
 /// Appends the line of a record to `out`, newline included, and moves the end of the chain.

@@ -1,5 +1,6 @@
 //! The audit log: who came, who was refused, what was started, signalled and ended. One JSON object a line, each with the hash of the line
-//! before it; `exec-server audit verify` says whether a line was removed, changed or moved.
+//! before it; `exec-server audit verify` says whether a line was removed, changed or moved. Where the log began and how far it was written is kept
+//! apart from it (`anchor`), so that a missing beginning, a missing end and a replaced file are seen as well.
 //!
 //! Never in it: tokens, stdin, output, contents of files, values of variables. Arguments of programs are in it, and people put secrets there.
 //!
@@ -10,10 +11,12 @@
 //!
 //! Must not know connections or sessions: records are handed in.
 
+mod anchor;
 mod chain;
 mod verify;
 mod writer;
 
+pub use anchor::{Anchor, Mark};
 pub use verify::{Expected, Report, VerifyError, verify};
 
 use std::{
@@ -37,6 +40,10 @@ const TORN: &str = "audit.torn";
 const DAMAGED: &str = "audit.damaged";
 const LOST: &str = "audit.lost";
 const EXIT: &str = "process.exit";
+/// The first line of a log that has an anchor, and the first that an anchor knows in one that had none.
+const BEGIN: &str = "audit.begin";
+/// The first line of a file that goes on from another.
+const CONTINUE: &str = "audit.continue";
 
 /// Refusals at the door that are written in one second. They cost whoever causes them nothing; more are only counted, or a stranger could fill the disk.
 const REFUSALS_MAX: u64 = 20;
@@ -81,6 +88,28 @@ pub enum AuditError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// A link could lead the log into any file.
+    #[error("audit log `{}` is a symbolic link; name the file itself", path.display())]
+    Link {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file has a second name, by which it could be read or changed.
+    #[error("audit log `{}` has {links} hard links; it must have one name", path.display())]
+    HardLinks {
+        /// The file.
+        path: PathBuf,
+        /// How many names it has.
+        links: u64,
+    },
+    /// Its owner could change it.
+    #[error("audit log `{}` belongs to uid {owner}; it must belong to the user of this server", path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
     },
     /// Two chains in one file would be none.
     #[error("audit log `{}` is written by another server", path.display())]
@@ -156,6 +185,9 @@ pub struct Record {
     /// Its SHA-256.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// Where the log's anchor is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<String>,
 }
 
 impl Record {
@@ -187,6 +219,7 @@ impl Record {
             &mut self.signal,
             &mut self.cause,
             &mut self.reason,
+            &mut self.anchor,
         ];
         let mut size = 256;
         for text in texts.into_iter().flatten() {
@@ -228,10 +261,11 @@ struct Refusals {
 }
 
 impl Audit {
-    /// Opens a log, goes on with the chain that is in it, and starts the thread that writes.
-    pub fn open(path: &Path, mode: Mode) -> Result<Self, AuditError> {
+    /// Opens a log, goes on with the chain that is in it or that its anchor knows, and starts the thread that writes. `anchor` is the file
+    /// that keeps what is known of the log; see [`Anchor::path_in`].
+    pub fn open(path: &Path, mode: Mode, anchor: Option<&Path>) -> Result<Self, AuditError> {
         let shared = Arc::new(Shared::default());
-        let (writer, ended) = Writer::open(path, mode, shared.clone())?;
+        let (writer, ended) = Writer::open(path, mode, anchor, shared.clone())?;
         let thread = thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run());
         let thread = thread.map_err(|source| AuditError::Io { path: path.to_owned(), source })?;
         let refusals = Refusals { since: Instant::now(), written: 0, more: 0 };

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::*;
 
 fn write(path: &Path, names: &[&str]) {
-    let audit = Audit::open(path, Mode::BestEffort).unwrap();
+    let audit = Audit::open(path, Mode::BestEffort, None).unwrap();
     for name in names {
         audit.record(Record { process: Some((*name).to_owned()), ..Record::of("test") });
     }
@@ -31,7 +31,7 @@ fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let long = "\u{1}".repeat(7 << 20);
-    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
     let [principal, peer, session, process, cwd, target, signal, cause, reason] = [(); 9].map(|()| Some(long.clone()));
     let record = Record { principal, peer, session, process, cwd, target, signal, cause, reason, ..Record::of("test") };
     audit.record(record);
@@ -118,7 +118,7 @@ fn a_last_line_that_somebody_changed_is_not_taken_for_a_crash() {
 fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
     let dir = tempfile::tempdir().unwrap();
     let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
-    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
     audit.record(Record::of("before"));
     while !fs::read_to_string(&path).unwrap().contains("before") {
         thread::yield_now();
@@ -139,14 +139,14 @@ fn one_file_has_one_writer_and_no_other_user_may_write_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
-    let audit = Audit::open(&path, Mode::Strict).unwrap();
+    let audit = Audit::open(&path, Mode::Strict, None).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
-    assert!(matches!(Audit::open(&path, Mode::Strict), Err(AuditError::InUse { .. })));
+    assert!(matches!(Audit::open(&path, Mode::Strict, None), Err(AuditError::InUse { .. })));
     audit.close();
     drop(audit);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
-    assert!(matches!(Audit::open(&path, Mode::Strict), Err(AuditError::Mode { mode: 0o620, .. })));
-    assert!(matches!(Audit::open(Path::new("/dev/null"), Mode::Strict), Err(AuditError::NotAFile { .. })));
+    assert!(matches!(Audit::open(&path, Mode::Strict, None), Err(AuditError::Mode { mode: 0o620, .. })));
+    assert!(matches!(Audit::open(Path::new("/dev/null"), Mode::Strict, None), Err(AuditError::NotAFile { .. })));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn arguments_beyond_the_bound_are_left_out_and_counted() {
 async fn refusals_are_written_at_a_bounded_rate_and_counted_beyond_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
-    let audit = Audit::open(&path, Mode::BestEffort).unwrap();
+    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
     for _ in 0..10_000 {
         audit.refused(&"stranger", 401);
     }

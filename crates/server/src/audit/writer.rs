@@ -6,7 +6,9 @@
 //!  └──── `audit.lost` ──┘
 //! ```
 //!
-//! A file whose name leads elsewhere (it was renamed away) is left, and a new one begins with the old one's last hash.
+//! A file whose name leads elsewhere (it was renamed away) is left, and a new one begins with the old one's last hash. The same after a start
+//! where the anchor knows the last line and the file is not there. A file that lacks the last known line was cut or replaced: the chain goes on
+//! from the known line all the same, so that every verifier stops at this place.
 //! Must not know what is recorded.
 
 use std::{
@@ -19,10 +21,10 @@ use std::{
 };
 
 use rustix::fs::FlockOperation;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    AuditError, Ended, Mode, Record,
+    Anchor, AuditError, Ended, Mark, Mode, Record,
     chain::{self, End},
 };
 use crate::{process::lock, wall_clock};
@@ -30,8 +32,11 @@ use crate::{process::lock, wall_clock};
 /// Bytes of records that may wait for a slow disk; what comes beyond them is lost and counted.
 const QUEUE_MAX_BYTES: usize = 8 << 20;
 
-/// How long the thread sleeps at most: until a rotation is noticed, a full disk tried again, written lines made durable.
+/// How long the thread sleeps at most: until a rotation is noticed or a full disk tried again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long written lines wait at most until they are durable and the anchor knows them: 10 syncs a second under load.
+pub(super) const SYNC_EVERY: Duration = Duration::from_millis(100);
 
 /// How far back the end of an existing log is looked for, and the ends of processes in it; many times the longest line.
 const TAIL_BYTES: u64 = 8 << 20;
@@ -84,10 +89,10 @@ impl Shared {
         self.bell.notify_one();
     }
 
-    fn take(&self) -> (Vec<Item>, u64, bool) {
+    fn take(&self, within: Duration) -> (Vec<Item>, u64, bool) {
         let mut queue = lock(&self.queue);
         if queue.waiting.is_empty() && !queue.is_closed {
-            let woken = self.bell.wait_timeout(queue, LOOK_EVERY);
+            let woken = self.bell.wait_timeout(queue, within);
             queue = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         queue.bytes = 0;
@@ -115,6 +120,72 @@ pub(super) struct Writer {
     is_down: bool,
     /// Written since the last sync.
     is_dirty: bool,
+    synced: Instant,
+    anchor: Option<KeptAnchor>,
+    /// The name leads to something that cannot be used; reported once.
+    has_lost_name: bool,
+}
+
+/// The anchor of the log and its file.
+struct KeptAnchor {
+    path: PathBuf,
+    /// Absent until the first line that it knows is on the disk.
+    known: Option<Anchor>,
+    /// The file is older than `known`.
+    is_stale: bool,
+    is_failing: bool,
+}
+
+impl KeptAnchor {
+    /// Reads the file. One that cannot be read is replaced: the log then says that its anchor is younger.
+    fn read(path: &Path) -> Self {
+        let known = Anchor::read(path).unwrap_or_else(|error| {
+            tracing::error!(path = %path.display(), %error, "the audit log's anchor cannot be read; a new one begins");
+            None
+        });
+        Self { path: path.to_owned(), known, is_stale: false, is_failing: false }
+    }
+
+    /// Moves the anchor to the end of what is durable.
+    fn advance(&mut self, log: &Path, durable: &mut Log) {
+        let last = Mark::from(&durable.end);
+        match (&mut self.known, durable.begun.take()) {
+            (Some(known), _) if known.last == last => {}
+            (Some(known), _) => {
+                known.last = last;
+                self.is_stale = true;
+            }
+            (none, Some(first)) => {
+                let log = std::path::absolute(log).unwrap_or_else(|_| log.to_owned());
+                *none = Some(Anchor { log, first, last, parts: Vec::new() });
+                self.is_stale = true;
+            }
+            (None, None) => {}
+        }
+        self.write();
+    }
+
+    fn end_part(&mut self) {
+        if let Some(known) = &mut self.known {
+            known.end_part();
+            self.is_stale = true;
+        }
+        self.write();
+    }
+
+    fn write(&mut self) {
+        let Some(known) = self.known.as_ref().filter(|_| self.is_stale) else { return };
+        match known.write(&self.path) {
+            Ok(()) => (self.is_stale, self.is_failing) = (false, false),
+            Err(error) => {
+                if !self.is_failing {
+                    let path = self.path.display();
+                    tracing::error!(%path, %error, "the audit log's anchor cannot be written; the log goes on without");
+                }
+                self.is_failing = true;
+            }
+        }
+    }
 }
 
 /// An open file and where its chain ends.
@@ -128,21 +199,46 @@ struct Log {
     torn: Option<Record>,
     /// The piece has no newline yet.
     is_open_ended: bool,
-    /// It goes on from another file, and its first line says so.
-    continues: bool,
+    /// What the log has to say of itself before the next record.
+    notices: Vec<Record>,
+    /// The line by which an anchor begins, once it is written.
+    begun: Option<Mark>,
 }
 
 impl Writer {
     /// Opens the log and finds the end of its chain. Also returns the processes whose end it tells.
-    pub(super) fn open(path: &Path, mode: Mode, shared: Arc<Shared>) -> Result<(Self, Vec<Ended>), AuditError> {
-        let (log, ended) = Log::open(path, None)?;
-        Ok((Self { path: path.to_owned(), mode, shared, log, is_down: false, is_dirty: false }, ended))
+    pub(super) fn open(
+        path: &Path,
+        mode: Mode,
+        anchor: Option<&Path>,
+        shared: Arc<Shared>,
+    ) -> Result<(Self, Vec<Ended>), AuditError> {
+        let mut anchor = anchor.map(KeptAnchor::read);
+        let known = anchor.as_ref().and_then(|anchor| anchor.known.as_ref());
+        let last = known.map(|known| End { seq: known.last.seq, hash: known.last.hash.clone() });
+        let (mut log, ended) = Log::open(path, last.as_ref())?;
+        if let Some(anchor) = &mut anchor {
+            let place = Some(anchor.path.display().to_string());
+            for notice in &mut log.notices {
+                notice.anchor.clone_from(&place);
+            }
+            match &anchor.known {
+                None => log.notices.push(Record { anchor: place, ..Record::of(super::BEGIN) }),
+                Some(_) if log.good_bytes == 0 => anchor.end_part(),
+                Some(_) => {}
+            }
+        }
+        let (path, synced) = (path.to_owned(), Instant::now());
+        let has_lost_name = false;
+        let writer = Self { path, mode, shared, log, is_down: false, is_dirty: false, synced, anchor, has_lost_name };
+        Ok((writer, ended))
     }
 
     /// Writes until the queue is closed and empty.
     pub(super) fn run(mut self) {
         loop {
-            let (items, lost, is_closed) = self.shared.take();
+            let within = if self.is_dirty { SYNC_EVERY } else { LOOK_EVERY };
+            let (items, lost, is_closed) = self.shared.take(within);
             let is_last = is_closed && items.is_empty();
             self.follow_rotation();
             self.round(items, lost);
@@ -181,36 +277,74 @@ impl Writer {
         for done in items.into_iter().filter_map(|item| item.done) {
             done.send(written.is_ok()).ok(); // Whoever asked has left.
         }
+        if self.synced.elapsed() >= SYNC_EVERY {
+            self.sync();
+        }
     }
 
+    /// Makes lines durable, then lets the anchor know them: it is never ahead of the log.
     fn sync(&mut self) {
         if self.is_dirty && self.log.file.sync_data().is_ok() {
             self.is_dirty = false;
+            self.synced = Instant::now();
+            if let Some(anchor) = &mut self.anchor {
+                anchor.advance(&self.path, &mut self.log);
+            }
         }
     }
 
-    /// The name leads to another file, or to none: whoever keeps logs has taken ours away.
+    /// The name leads to another file, or to none: a tool that rotates logs has renamed ours.
     fn follow_rotation(&mut self) {
-        let now = std::fs::metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
+        let now = std::fs::symlink_metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
         if now.is_ok_and(|id| id == self.log.id) {
+            self.has_lost_name = false;
             return;
         }
         match Log::open(&self.path, Some(&self.log.end)) {
-            Ok((log, _)) => {
+            Ok((mut log, _)) => {
                 self.sync();
+                if let Some(anchor) = &mut self.anchor {
+                    anchor.end_part();
+                    let place = anchor.path.display().to_string();
+                    log.notices.iter_mut().for_each(|notice| notice.anchor = Some(place.clone()));
+                }
+                // What the old file had no room for is said in the new one.
+                let unsaid = self.log.notices.drain(..).filter(|notice| notice.event == super::BEGIN);
+                log.notices.extend(unsaid);
                 self.log = log;
+                self.has_lost_name = false;
             }
-            Err(error) if !self.is_down => tracing::error!(%error, "the audit log goes on in its old file"),
-            Err(_) => {}
+            Err(error) => {
+                if !self.has_lost_name {
+                    tracing::error!(%error, "the audit log goes on in its old file");
+                }
+                self.has_lost_name = true;
+            }
         }
     }
 }
 
+/// What a file says that was written before.
+struct Recovered {
+    ended: Vec<Ended>,
+    /// Whether the file has the line that is known, or the one behind it; absent where it has no line at all.
+    has_known: Option<bool>,
+}
+
 impl Log {
-    /// Opens a log to go on with; an empty one goes on from `after`.
-    fn open(path: &Path, after: Option<&End>) -> Result<(Self, Vec<Ended>), AuditError> {
-        let failed = |source| AuditError::Io { path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path).map_err(failed)?;
+    /// Opens a log to go on with, without following a link. With a last line that is known, the chain goes on from it.
+    fn open(path: &Path, known: Option<&End>) -> Result<(Self, Vec<Ended>), AuditError> {
+        let failed = |source: io::Error| match source.raw_os_error() {
+            Some(number) if number == rustix::io::Errno::LOOP.raw_os_error() => {
+                AuditError::Link { path: path.to_owned() }
+            }
+            _ => AuditError::Io { path: path.to_owned(), source },
+        };
+        // A FIFO is opened without waiting for a reader, and refused below.
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600).custom_flags(flags.bits().cast_signed());
+        let file = options.open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         let mode = metadata.mode() & 0o7777;
         if !metadata.is_file() {
@@ -219,36 +353,63 @@ impl Log {
         if mode & 0o022 != 0 {
             return Err(AuditError::Mode { path: path.to_owned(), mode });
         }
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(AuditError::Owner { path: path.to_owned(), owner: metadata.uid() });
+        }
+        if metadata.nlink() > 1 {
+            return Err(AuditError::HardLinks { path: path.to_owned(), links: metadata.nlink() });
+        }
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             rustix::io::Errno::WOULDBLOCK => AuditError::InUse { path: path.to_owned() },
             other => failed(other.into()),
         })?;
-        let end = after.cloned().unwrap_or_default();
+        let end = known.cloned().unwrap_or_default();
         let id = (metadata.dev(), metadata.ino());
-        let mut log =
-            Self { file, id, good_bytes: 0, end, torn: None, is_open_ended: false, continues: after.is_some() };
-        let ended = log.recover().map_err(failed)?;
-        Ok((log, ended))
+        let (torn, notices) = (None, Vec::new());
+        let mut log = Self { file, id, good_bytes: 0, end, torn, is_open_ended: false, notices, begun: None };
+        let found = log.recover(known).map_err(failed)?;
+        match (known, found.has_known) {
+            (None, _) | (Some(_), Some(true)) => {}
+            (Some(_), None) => log.notices.push(Record::of(super::CONTINUE)),
+            (Some(known), Some(false)) => {
+                let reason = format!("the line with the number {} is not in the file", known.seq);
+                tracing::error!(path = %path.display(), reason, "the audit log was cut or replaced");
+                log.notices.push(Record { reason: Some(reason), ..Record::of(super::DAMAGED) });
+            }
+        }
+        Ok((log, found.ended))
     }
 
-    /// Finds the last whole line. What lies behind it is named by the next one.
-    fn recover(&mut self) -> io::Result<Vec<Ended>> {
+    /// Finds the last whole line. What lies behind it is named by the next one. The chain goes on from `known` where the file does not
+    /// have that line.
+    fn recover(&mut self, known: Option<&End>) -> io::Result<Recovered> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);
         self.file.seek(SeekFrom::Start(from))?;
         let mut tail = Vec::new();
         (&self.file).take(TAIL_BYTES).read_to_end(&mut tail)?;
         let (mut at, mut good, mut ended) = (0, 0, Vec::new());
+        let mut has_known = None;
         for piece in tail.split_inclusive(|byte| *byte == b'\n') {
             at += piece.len();
             // A crash may have cost a line its newline alone.
             if let Some(line) = chain::read(piece.strip_suffix(b"\n").unwrap_or(piece)) {
                 good = at;
+                if let Some(known) = known {
+                    let is_known = line.seq == known.seq && line.hash == known.hash;
+                    let is_next = line.prev == known.hash;
+                    // The known line lies before what was read of a large file.
+                    let is_beyond = has_known.is_none() && from > 0 && line.seq > known.seq;
+                    has_known = Some(has_known == Some(true) || is_known || is_next || is_beyond);
+                }
                 self.end = End { seq: line.seq, hash: line.hash };
                 if line.event == super::EXIT {
                     ended.push(Ended { session: line.session, process: line.process, pid: line.pid });
                 }
             }
+        }
+        if let Some(known) = known.filter(|_| has_known != Some(true)) {
+            self.end = known.clone();
         }
         self.good_bytes = from + good as u64;
         let rest = &tail[good..];
@@ -261,7 +422,7 @@ impl Log {
             sha256: Some(chain::digest(piece)),
             ..Record::of(event)
         });
-        Ok(ended)
+        Ok(Recovered { ended, has_known })
     }
 
     /// Appends records, all or none.
@@ -275,8 +436,12 @@ impl Log {
         if let Some(torn) = &self.torn {
             chain::write(&mut out, &mut end, now, torn);
         }
-        if self.continues {
-            chain::write(&mut out, &mut end, now, &Record::of("audit.continue"));
+        let mut begun = None;
+        for notice in &self.notices {
+            chain::write(&mut out, &mut end, now, notice);
+            if notice.event == super::BEGIN {
+                begun = Some(Mark::from(&end));
+            }
         }
         if lost > 0 {
             chain::write(&mut out, &mut end, now, &Record { count: Some(lost), ..Record::of(super::LOST) });
@@ -290,7 +455,9 @@ impl Log {
                 // Beside what was torn: that is counted by the size of the file.
                 self.good_bytes =
                     if had_torn { self.file.metadata()?.len() } else { self.good_bytes + out.len() as u64 };
-                (self.end, self.torn, self.is_open_ended, self.continues) = (end, None, false, false);
+                (self.end, self.torn, self.is_open_ended) = (end, None, false);
+                self.notices.clear();
+                self.begun = begun.or(self.begun.take());
                 Ok(())
             }
             Err(error) => {
@@ -298,7 +465,8 @@ impl Log {
                     + u64::from(had_torn && !self.is_open_ended);
                 // What got in half goes again; where that is not allowed it is named later, like what a crash leaves.
                 if self.file.set_len(self.good_bytes + torn_bytes).is_err() {
-                    self.recover()?;
+                    let known = self.end.clone();
+                    self.recover(Some(&known))?;
                 }
                 Err(error)
             }
