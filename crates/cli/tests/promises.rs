@@ -51,6 +51,7 @@ mod promises {
     mod s29_kernel_files_are_read_only_and_ipc_is_apart;
     mod s30_a_server_cannot_steer_the_terminal;
     mod s31_the_audit_log_is_anchored;
+    mod s32_no_secret_of_the_environment_goes_into_a_header;
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

@@ -43,9 +43,28 @@ pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String,
     }
 }
 
-/// Whether a variable of this server is nobody's business: credentials and plumbing, in whatever letters.
-pub(crate) fn is_protected(name: &str) -> bool {
-    matches_any(name.as_bytes(), &TOKEN_NAMES) || matches_any(name.as_bytes(), &PLUMBING)
+/// Variables that `http/request` puts into no header, besides [`PLUMBING`]: keys of this product's and the reference's services, and cloud
+/// credentials. The list is the reference's. `NODE_REPL_AUTH_TOKEN` is not on it: no child sees it, but requests may carry it.
+const KEPT_FROM_HEADERS: [&str; 14] = [
+    "OPENAI_API_KEY",
+    "CODEX_API_KEY",
+    "CODEX_ACCESS_TOKEN",
+    "CODEX_CONNECTORS_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "CODEX_EXEC_SERVER_*",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
+];
+
+/// Whether a variable of this server goes into no header, set or not, in letters of any case.
+pub(crate) fn is_kept_from_headers(name: &str) -> bool {
+    matches_any(name.as_bytes(), &KEPT_FROM_HEADERS) || matches_any(name.as_bytes(), &PLUMBING)
 }
 
 /// The environment of a child as `NAME=value` strings, sorted by name.

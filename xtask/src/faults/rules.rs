@@ -40,6 +40,7 @@ pub(crate) const RULES: &[(u32, &str)] = &[
     (29, "kernel files are read-only and IPC of others is out of reach for confined processes"),
     (30, "no text of another machine steers a terminal, errors included"),
     (31, "the audit log's beginning and end are anchored, and no link is followed"),
+    (32, "no secret of the environment goes into an HTTP header"),
 ];
 
 /// Promises about data, and the runs that prove them.

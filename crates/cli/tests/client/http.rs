@@ -96,7 +96,7 @@ async fn http_request_honors_optional_timeout(place: &Place) {
 
 async fn http_request_rejects_protected_environment_headers(place: &Place) {
     let target = Target::saying("hello");
-    for variable in ["EXEC_SERVER_TOKEN", "Node_Repl_Auth_Token", "OPENAI_WORKLOAD_IDENTITY_CONTEXT", "NOT_THERE"] {
+    for variable in ["EXEC_SERVER_TOKEN", "Codex_Api_Key", "OPENAI_WORKLOAD_IDENTITY_CONTEXT", "NOT_THERE"] {
         let request = Request::new("GET", target.url("/")).header_from_server("authorization", "Bearer ", variable);
         let error = place.client().http_request(&request).await.expect_err("it is refused");
         assert_eq!(kind(&error), Some(Failure::InvalidParams), "{variable}: {error}");

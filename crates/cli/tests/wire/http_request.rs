@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     assert_error,
-    common::{Client, Target, TestServer, decode_base64, encode_base64, target},
+    common::{Authority, Client, Target, TestServer, decode_base64, encode_base64, target},
 };
 
 fn get(url: &str) -> Value {
@@ -213,7 +213,8 @@ fn exec_server_http_request_rejects_protected_environment_headers() {
     let target = Target::saying("hello");
     let server = TestServer::builder()
         .env("API_KEY", "k3y")
-        .env("NODE_REPL_AUTH_TOKEN", "secret")
+        .env("NODE_REPL_AUTH_TOKEN", "n0de")
+        .env("CODEX_API_KEY", "c0dex")
         .env("EMPTY", "")
         .env("BREAKS", "a\nb")
         .start();
@@ -225,8 +226,8 @@ fn exec_server_http_request_rejects_protected_environment_headers() {
     for variable in [
         "EXEC_SERVER_TOKEN",
         "exec_server_token",
-        "NODE_REPL_AUTH_TOKEN",
-        "node_repl_auth_TOKEN",
+        "CODEX_API_KEY",
+        "codex_api_KEY",
         "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
         "OPENAI_IDENTITY_TOKEN_FILE",
         "CREDENTIALS_DIRECTORY",
@@ -236,11 +237,13 @@ fn exec_server_http_request_rejects_protected_environment_headers() {
     ] {
         let error = client.fails("http/request", with(variable));
         assert_error(&error, -32602, "invalidParams");
-        assert!(!error.message.contains("secret"), "{}", error.message);
+        assert!(!error.message.contains("c0dex"), "{}", error.message);
     }
     assert_eq!(target.asked(), [], "no connection was made");
     client.ok("http/request", with("API_KEY"));
     assert_eq!(target.asked()[0].all("authorization"), ["Bearer k3y"]);
+    client.ok("http/request", with("NODE_REPL_AUTH_TOKEN"));
+    assert_eq!(target.asked()[1].all("authorization"), ["Bearer n0de"]);
 }
 
 #[test]
@@ -357,4 +360,33 @@ fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_c
     let error = client.fails("http/request", json!({"method": "GET", "url": "ftp://x/", "requestId": "r"}));
     assert_error(&error, -32602, "invalidParams");
     assert!(!error.message.starts_with("http/request failed: "), "{}", error.message);
+}
+
+#[test]
+fn a_file_of_authorities_in_the_reference_s_variable_counts_like_ssl_cert_file() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let authority = Authority::new(dir.path(), "authority");
+    let identity = authority.server("server");
+    let secure = TestServer::builder()
+        .listen("wss://127.0.0.1:0")
+        .arg("--tls-cert")
+        .arg(&identity.cert.display().to_string())
+        .arg("--tls-key")
+        .arg(&identity.key.display().to_string())
+        .start();
+    let url = format!("https://{}/healthz", secure.address());
+    let status_with = |variables: &[(&str, &str)]| {
+        let builder = variables.iter().fold(TestServer::builder(), |builder, (name, value)| builder.env(name, value));
+        let server = builder.start();
+        server.client().call("http/request", get(&url)).map(|result| result["status"].as_u64())
+    };
+    let (ca, other) = (authority.ca().display().to_string(), Authority::new(dir.path(), "other").ca());
+    let other = other.display().to_string();
+    status_with(&[]).expect_err("nobody vouches for it");
+    let by_ssl = status_with(&[("SSL_CERT_FILE", &ca)]).expect("an answer");
+    assert!(by_ssl.is_some());
+    assert_eq!(status_with(&[("CODEX_CA_CERTIFICATE", &ca)]).expect("an answer"), by_ssl);
+    assert_eq!(status_with(&[("CODEX_CA_CERTIFICATE", &ca), ("SSL_CERT_FILE", &other)]).expect("it wins"), by_ssl);
+    assert_eq!(status_with(&[("CODEX_CA_CERTIFICATE", ""), ("SSL_CERT_FILE", &ca)]).expect("empty is unset"), by_ssl);
+    status_with(&[("CODEX_CA_CERTIFICATE", "/no/such/file")]).expect_err("nobody vouches for it");
 }

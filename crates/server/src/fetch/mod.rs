@@ -16,6 +16,7 @@ mod under_way;
 
 use std::{
     ffi::OsString,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -126,9 +127,14 @@ impl From<reqwest::Error> for FetchError {
     }
 }
 
+/// The reference's variable for a file of certificate authorities; it wins over `SSL_CERT_FILE` and means the same.
+const AUTHORITIES: &str = "CODEX_CA_CERTIFICATE";
+
 /// The clients, and places for what is under way.
 pub(crate) struct Fetcher {
     proxies: Arc<Proxies>,
+    /// Certificate authorities in place of the system's.
+    authorities: Option<PathBuf>,
     clients: OnceCell<Clients>,
     places: Arc<Semaphore>,
     shares: Arc<Shares>,
@@ -146,9 +152,11 @@ struct Clients {
 }
 
 impl Fetcher {
-    /// One that uses the proxies of these variables.
+    /// One that uses the proxies and the certificate authorities of these variables.
     pub(crate) fn new(environment: &[(OsString, OsString)]) -> Self {
+        let authorities = environment.iter().find(|(name, value)| name == AUTHORITIES && !value.is_empty());
         Self {
+            authorities: authorities.map(|(_, file)| PathBuf::from(file)),
             proxies: Arc::new(Proxies::read(environment)),
             clients: OnceCell::new(),
             places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
@@ -220,8 +228,8 @@ impl Fetcher {
     /// Made when they are first needed: the certificates of the system are many.
     async fn clients(&self) -> Result<&Clients, FetchError> {
         let making = async || {
-            let proxies = self.proxies.clone();
-            let made = tokio::task::spawn_blocking(move || make_clients(&proxies)).await;
+            let (proxies, authorities) = (self.proxies.clone(), self.authorities.clone());
+            let made = tokio::task::spawn_blocking(move || make_clients(&proxies, authorities.as_deref())).await;
             made.map_err(|error| error.to_string()).and_then(|made| made).map_err(|reason| FetchError::Setup { reason })
         };
         self.clients.get_or_try_init(making).await
@@ -239,8 +247,8 @@ impl Fetcher {
     }
 }
 
-fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
-    let tls = tls().map_err(|error| format!("set TLS up: {error}"))?;
+fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Clients, String> {
+    let tls = tls(authorities).map_err(|error| format!("set TLS up: {error}"))?;
     let builder = |names: Names, idle: usize| {
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
@@ -273,11 +281,18 @@ fn make_clients(proxies: &Arc<Proxies>) -> Result<Clients, String> {
     })
 }
 
-/// TLS with the authorities of this system. Without any, `http:` still works, and `https:` says what is wrong.
-fn tls() -> Result<ClientConfig, rustls::Error> {
-    let found = rustls_native_certs::load_native_certs();
+/// TLS with the authorities of a file or of this system (`SSL_CERT_FILE` and `SSL_CERT_DIR` are read there). Without any, `http:` still works,
+/// and `https:` says what is wrong.
+fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
+    let found = match authorities {
+        Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),
+        None => rustls_native_certs::load_native_certs(),
+    };
     for error in &found.errors {
-        tracing::debug!("system certificates: {error}");
+        match authorities {
+            Some(file) => tracing::warn!("`{AUTHORITIES}` names `{}`: {error}", file.display()),
+            None => tracing::debug!("system certificates: {error}"),
+        }
     }
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);

@@ -217,8 +217,10 @@ fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand),
 
 /// The value of a variable of this server, for a header. Its value is in no error.
 fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Result<&'a [u8], Failure> {
-    if environment::is_protected(name) {
-        return Err(invalid(format!("the variable `{name}` is the server's own and goes into no header")));
+    if environment::is_kept_from_headers(name) {
+        return Err(invalid(format!(
+            "the variable `{name}` holds a secret of the server; it cannot be used in a header"
+        )));
     }
     let found = environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_encoded_bytes());
     found.filter(|value| !value.is_empty()).ok_or_else(|| invalid(format!("the server has no variable `{name}`")))
