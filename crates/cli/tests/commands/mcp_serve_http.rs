@@ -372,32 +372,32 @@ fn calls_under_way_are_told_when_the_server_ends() {
 fn the_token_comes_from_where_it_is_said_and_reaches_no_child() {
     let home = Home::new();
     let file = home.path().join("token");
-    fs::write(&file, "from-a-file\n").expect("write a file");
+    fs::write(&file, "from-a-file-of-this-test\n").expect("write a file");
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("make it private");
     for flag in ["--http-token-file", "--token-file"] {
         let served = Served::start(&home, &[flag, &file.display().to_string()]);
-        assert_eq!(served.token, "from-a-file");
+        assert_eq!(served.token, "from-a-file-of-this-test");
         served.begin();
         served.end();
     }
     let log = home.path().join("log");
     let mut command = home.command(&["mcp", "serve", "--http", "127.0.0.1:0", "--log", "trace"]);
-    command.env("EXEC_SERVER_TOKEN", "from-the-environment").current_dir(home.path());
+    command.env("EXEC_SERVER_TOKEN", "from-the-environment-of-this-test").current_dir(home.path());
     command.stderr(fs::File::create(&log).expect("make a file"));
     let mut child = spawn(&mut command);
     let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
     let (address, token) =
         line.trim_end().strip_prefix("http://").and_then(|rest| rest.split_once("/mcp?token=")).expect("a URL");
     let served = Served { address: address.to_owned(), token: token.to_owned(), child };
-    assert_eq!(served.token, "from-the-environment");
+    assert_eq!(served.token, "from-the-environment-of-this-test");
     let ran = served.begin().ok("run_command", json!({"command": "env; cat /proc/$PPID/environ | tr '\\0' '\\n'"}));
-    assert!(!ran["stdout"].as_str().expect("a text").contains("from-the-environment"));
+    assert!(!ran["stdout"].as_str().expect("a text").contains("from-the-environment-of-this-test"));
     let shown = fs::read(format!("/proc/{}/environ", served.child.id())).unwrap_or_default();
-    assert!(!text(&shown).contains("from-the-environment"));
+    assert!(!text(&shown).contains("from-the-environment-of-this-test"));
     served.end();
     let logged = text(&fs::read(&log).expect("the log"));
     assert!(logged.contains("tools/call") || logged.contains("run_command"), "{logged}");
-    assert!(!logged.contains("from-the-environment"));
+    assert!(!logged.contains("from-the-environment-of-this-test"));
 }
 
 #[test]

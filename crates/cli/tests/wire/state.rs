@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Client, TestServer, wait_for, wait_gone};
+use crate::common::{Client, TestServer, refused, wait_for, wait_gone};
 
 #[test]
 fn a_second_server_on_the_same_directory_is_refused() {
@@ -232,4 +232,50 @@ fn dial_stdio_says_why_when_no_server_can_be_started() {
         .expect("run dial-stdio");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(255) && said.contains("exec-server serve --state-dir"), "{said}");
+}
+
+#[test]
+fn a_token_below_128_bits_is_refused_wherever_it_comes_from() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("short");
+    for short in ["x", "0123456789abcdef", "a-token-of-21-letters"] {
+        fs::write(&file, short).expect("write a token");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("close it");
+        let by_file = TestServer::builder().arg("--token-file").arg(&file.display().to_string());
+        let by_variable = TestServer::builder().env("EXEC_SERVER_TOKEN", short);
+        let by_descriptor = TestServer::builder().arg("--token-fd").arg("0");
+        for (builder, stdin) in [(by_file, false), (by_variable, false), (by_descriptor, true)] {
+            let mut command = builder.command(dir.path(), "short-token.test");
+            if stdin {
+                command.stdin(fs::File::open(&file).expect("open the token"));
+            }
+            let output = refused(command.spawn().expect("run exec-server"));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(255) && said.contains("the token is too short"), "{said}");
+            assert!(said.contains(&format!("has {} characters", short.len())), "{said}");
+            assert!(short.len() == 1 || !said.contains(short), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_token_file_that_is_a_fifo_is_refused_at_once_and_a_pipe_of_the_shell_is_read() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let fifo = dir.path().join("fifo");
+    let made = Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().expect("run mkfifo");
+    assert!(made.success());
+    let builder = TestServer::builder().arg("--token-file").arg(&fifo.display().to_string());
+    let output = builder.refusal(dir.path(), "fifo.test");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(255) && said.contains("is not a regular file"), "{said}");
+    // The client reads its own the same way.
+    let mut run = Command::new(crate::common::binary());
+    run.args(["run", "--connect", "ws://127.0.0.1:1", "--token-file"]).arg(&fifo).args(["--", "true"]);
+    let output = refused(run.env("HOME", dir.path()).stderr(Stdio::piped()).spawn().expect("run exec-server"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not a regular file"), "{output:?}");
+    let token = "a-token-that-is-long-enough";
+    let server = TestServer::builder().arg("--token-file").arg("/dev/fd/9");
+    let server = server.after(&format!("exec 9<<END\n{token}\nEND\n:")).start();
+    assert_eq!(server.token(), token);
+    server.client();
 }

@@ -2,12 +2,13 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read as _},
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 /// The variable with the token for a server whose URL and file have none. No program that we start inherits it: it is ours to
@@ -16,6 +17,9 @@ pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 
 /// Longest token: what a server accepts, since all of a request head must fit into 8 KiB.
 const MAX_BYTES: usize = 1024;
+
+/// The `f_type` of a pipe without a name (`PIPEFS_MAGIC`).
+const PIPE_FILE_SYSTEM: i64 = 0x5049_5045;
 
 /// Why a token cannot be used. Never holds the token.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +33,8 @@ pub enum TokenError {
         /// What the system said.
         source: io::Error,
     },
-    /// It is a directory, a socket or a device.
-    #[error("token file `{}` is not a file", path.display())]
+    /// It is a directory, a FIFO, a socket or a device.
+    #[error("token file `{}` is not a regular file", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -80,14 +84,19 @@ impl Token {
         }
     }
 
-    /// Reads a token from a file, or a pipe, that nobody but us and root can have read or written.
+    /// Reads a token from a regular file, or a pipe without a name as a shell makes it for `<(command)`, that nobody but us and root can have read or written.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenError> {
         let path = path.as_ref();
         let failed = |source| TokenError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
+        // A FIFO would wait for a writer.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         // Asked of the open file: what is read is what was checked.
         let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() && !metadata.file_type().is_fifo() {
+        if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
+            // Its writer is there, or has left.
+            rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
+        } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
         }
         let owner = metadata.uid();
@@ -109,6 +118,10 @@ impl Token {
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
+}
+
+fn is_nameless_pipe(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| i64::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 
 impl fmt::Debug for Token {

@@ -122,7 +122,7 @@ fn a_removed_session_leaves_nothing_and_may_be_absent() {
 fn a_token_file_must_be_ours_and_closed_to_others() {
     let base = tempfile::tempdir().unwrap();
     let path = base.path().join("token");
-    fs::write(&path, "  secret-token\n").unwrap();
+    fs::write(&path, "  secret-token-of-this-test\n").unwrap();
     for open in [0o644, 0o640, 0o620, 0o602, 0o777] {
         set_mode(&path, open);
         match Token::from_file(&path) {
@@ -131,7 +131,7 @@ fn a_token_file_must_be_ours_and_closed_to_others() {
         }
     }
     set_mode(&path, 0o400);
-    assert_eq!(Token::from_file(&path).unwrap().reveal(), "secret-token");
+    assert_eq!(Token::from_file(&path).unwrap().reveal(), "secret-token-of-this-test");
     assert!(matches!(Token::from_file(base.path()), Err(TokenError::NotAFile { .. })));
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
@@ -145,10 +145,21 @@ fn a_token_is_visible_ascii_and_never_shown() {
         let error = Token::parse(bad.as_bytes()).unwrap_err();
         assert!(bad.len() < 2 || !error.to_string().contains(bad));
     }
-    let token = Token::parse(b"hunter2").unwrap();
+    let token = Token::parse(b"hunter2-hunter2-hunter2").unwrap();
     assert_eq!(format!("{token:?} {:?}", token.digest()), "Token(..) TokenDigest(..)");
-    assert!(bool::from(token.digest().ct_matches(&Token::parse(b"hunter2").unwrap().digest())));
-    assert!(!bool::from(token.digest().ct_matches(&Token::parse(b"hunter3").unwrap().digest())));
+    assert!(bool::from(token.digest().ct_matches(&Token::parse(b"hunter2-hunter2-hunter2").unwrap().digest())));
+    assert!(!bool::from(token.digest().ct_matches(&Token::parse(b"hunter2-hunter2-hunter3").unwrap().digest())));
+}
+
+#[test]
+fn a_token_has_at_least_128_bits() {
+    for short in ["a", "secret", &"x".repeat(21), &"0".repeat(31), &"f".repeat(22), &"F".repeat(31)] {
+        let error = Token::parse(short.as_bytes()).unwrap_err();
+        assert!(matches!(error, TokenError::TooShort { characters } if characters == short.len()), "{short}: {error}");
+    }
+    for enough in ["x".repeat(22), "0".repeat(32), format!("{}-", "0".repeat(21))] {
+        assert!(Token::parse(enough.as_bytes()).is_ok(), "{enough}");
+    }
 }
 
 #[test]

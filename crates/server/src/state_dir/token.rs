@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 use zeroize::Zeroizing;
@@ -20,6 +21,15 @@ const GENERATED_BYTES: usize = 32;
 
 /// Longest token accepted; it must fit into a request head of 8 KiB, percent-encoded.
 const MAX_BYTES: usize = 1024;
+
+/// Shortest token accepted: 128 bits, at 6 bits for each character as in base64.
+const MIN_CHARACTERS: usize = 22;
+
+/// The same where all characters are hexadecimal digits, of 4 bits each.
+const MIN_DIGITS: usize = 32;
+
+/// The `f_type` of a pipe without a name (`PIPEFS_MAGIC`).
+const PIPE_FILE_SYSTEM: i64 = 0x5049_5045;
 
 /// Why a token cannot be used. Never holds the token.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +45,8 @@ pub enum TokenError {
     /// Other users could have written or read the file.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// It is a directory, a socket or a device.
-    #[error("token file `{}` is not a file", path.display())]
+    /// It is a directory, a FIFO, a socket or a device.
+    #[error("token file `{}` is not a regular file", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -44,6 +54,15 @@ pub enum TokenError {
     /// Nothing but blanks.
     #[error("the token is empty")]
     Empty,
+    /// It could be guessed.
+    #[error(
+        "the token is too short: it has {characters} characters and needs {MIN_CHARACTERS}, or {MIN_DIGITS} hexadecimal digits (128 bits); \
+         make one with `openssl rand -hex 32`"
+    )]
+    TooShort {
+        /// How many it has.
+        characters: usize,
+    },
     /// Longer than a request head could carry.
     #[error("the token is longer than {MAX_BYTES} bytes")]
     TooLong,
@@ -76,16 +95,26 @@ impl Token {
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(TokenError::Characters);
         }
+        let least = if text.bytes().all(|byte| byte.is_ascii_hexdigit()) { MIN_DIGITS } else { MIN_CHARACTERS };
+        if text.len() < least {
+            return Err(TokenError::TooShort { characters: text.len() });
+        }
         Ok(Self(Zeroizing::new(text.to_owned())))
     }
 
-    /// Reads a token from a file that only we, or root for us, can have written and read.
+    /// Reads a token from a regular file that only we, or root for us, can have written and read. A pipe without a name, as a shell makes it for
+    /// `--token-file <(command)`, is taken like a file.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
+        // A FIFO would wait for a writer.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         // Checked on the open file, not on the path: what is read is what was checked.
         let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() && !metadata.file_type().is_fifo() {
+        if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
+            // Its writer is there, or has left.
+            rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
+        } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
         }
         private::check(&file, &metadata, path)?;
@@ -147,6 +176,10 @@ impl Token {
         file.sync_all()?;
         std::fs::rename(&beside, path)
     }
+}
+
+fn is_nameless_pipe(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| i64::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 
 impl TokenDigest {
