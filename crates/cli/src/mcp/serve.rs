@@ -1,7 +1,7 @@
 //! `exec-server mcp serve`: this machine, or a server, as an MCP server. Puts executor, token and transport together, and ends them in order.
 //! Must not know MCP.
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
@@ -23,7 +23,7 @@ use rustix::process::DumpableBehavior;
 use tokio::net::TcpListener;
 use zeroize::Zeroizing;
 
-use crate::{args, connect, connect::Server, env_token, ids, link, runtime, say, serve::Signals};
+use crate::{args, connect, connect::Server, env_token, ids, link, place, runtime, say, serve::Signals};
 
 /// How long a server keeps what was started for us when we vanish without a word.
 const KEEP_MS: u64 = 5 * 60 * 1000;
@@ -103,13 +103,23 @@ async fn serve(
     inherit: Inherit,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
+    // The executor of another machine hides its own files; our paths mean nothing there.
+    let is_here = inherit == Inherit::All;
+
     // Bound before the executor is looked at, so that clients queue.
     let listener = match args.http {
         Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("listen on `{address}`"))?),
         None => None,
     };
-    let config =
-        Config { open, read_only: args.read_only, root: args.root.clone(), readable: args.readable.clone(), inherit };
+    let config = Config {
+        open,
+        read_only: args.read_only,
+        root: args.root.clone(),
+        readable: args.readable.clone(),
+        writable_git: args.writable_git,
+        hidden: if is_here { secrets(args) } else { Vec::new() },
+        inherit,
+    };
     let server = tokio::select! {
         server = McpServer::new(config) => server?,
         () = signals.first() => return Ok(()),
@@ -177,6 +187,14 @@ fn find_token(args: &args::ServeMcp, from_env: Option<Zeroizing<Vec<u8>>>, is_he
         Some(value) => Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME)),
         None => Ok(Token::generate()?),
     }
+}
+
+/// Files of this user's servers and of this one: state directories, which have tokens in them, and tokens that came by file.
+fn secrets(args: &args::ServeMcp) -> Vec<PathBuf> {
+    let files = [&args.http_token_file, &args.connect.token_file].into_iter().flatten().cloned();
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    let all = files.chain(credentials).chain(place::state_home().ok());
+    all.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
 /// Refuses to show a token in clear text to a network without a word that this is meant.

@@ -243,7 +243,6 @@ fn nothing_leads_out_of_a_root() {
     let ran = mcp.ok("run_command", json!({"command": command}));
     let root = home.path().join("root");
     assert_eq!(ran["stdout"], format!("{}\ninner\nunseen\nunwritten\n", root.display()), "{ran}");
-    mcp.ok("run_command", json!({"command": "mkdir -p .git && echo x >.git/config"}));
     mcp.ok("start_process", json!({"command": format!("echo x >{outside}/new || echo unwritten >late")}));
     crate::common::wait_for("the process has tried", || root.join("late").exists());
     let text = mcp.failure("run_command", json!({"command": "pwd", "cwd": outside}));
@@ -253,6 +252,114 @@ fn nothing_leads_out_of_a_root() {
     assert_eq!(fs::read_to_string(root.join("sub/new/file")).expect("the file"), "better");
     assert_eq!(fs::read_to_string(home.path().join("outside/secret")).expect("the file"), "secret\n");
     assert_eq!(fs::read_dir(home.path().join("outside")).expect("the directory").count(), 1);
+}
+
+/// A root with a repository in it.
+fn with_repository() -> Home {
+    let home = Home::new();
+    fs::create_dir_all(home.path().join("root/.git/hooks")).expect("make a directory");
+    fs::write(home.path().join("root/.git/config"), "[core]\n").expect("write a file");
+    home
+}
+
+#[test]
+fn the_repository_of_a_root_cannot_be_changed() {
+    let home = with_repository();
+    let mut mcp = Mcp::start(&home, &["--root", "root"]);
+    for path in [".git/config", ".git/hooks/post-checkout", ".git/new/file"] {
+        mcp.failure("write_file", json!({"path": path, "content": "changed"}));
+    }
+    mcp.failure("edit_file", json!({"path": ".git/config", "old": "core", "new": "changed"}));
+    let commands = [
+        "echo x >.git/config",
+        "echo x >.git/hooks/post-checkout",
+        "mv .git moved",
+        "rm -rf .git",
+        "mkdir other && mv other .git",
+        "ln -sfn /tmp .git && test -L .git",
+        "chmod 000 .git/config",
+        "ln .git/config link",
+    ];
+    for command in commands {
+        let ran =
+            mcp.ok("run_command", json!({"command": format!("{command} 2>/dev/null && echo changed; rm -rf other")}));
+        assert_eq!(ran["stdout"], "", "{command}: {ran}");
+    }
+    assert_eq!(mcp.ok("read_file", json!({"path": ".git/config"}))["content"], "[core]\n");
+    mcp.ok(
+        "run_command",
+        json!({"command": "echo fine >.gitignore && mkdir -p sub/.git && echo fine >sub/.git/config"}),
+    );
+    mcp.end();
+    let root = home.path().join("root");
+    assert_eq!(fs::read_to_string(root.join(".git/config")).expect("the file"), "[core]\n");
+    assert_eq!(fs::read_dir(root.join(".git/hooks")).expect("the directory").count(), 0);
+    assert!(!root.join("moved").exists());
+}
+
+#[test]
+fn a_repository_that_is_not_there_cannot_be_made_in_a_root() {
+    let home = rooted();
+    let mut mcp = Mcp::start(&home, &["--root", "root"]);
+    mcp.failure("write_file", json!({"path": ".git/hooks/post-checkout", "content": "x"}));
+    let made = "mkdir -p .git/hooks 2>/dev/null && echo x >.git/hooks/post-checkout 2>/dev/null && echo made";
+    let ran = mcp.ok("run_command", json!({"command": made}));
+    assert_eq!(ran["stdout"], "", "{ran}");
+    mcp.end();
+    assert!(!home.path().join("root/.git/hooks").exists());
+}
+
+#[test]
+fn a_flag_opens_the_repository_of_a_root() {
+    let home = with_repository();
+    let mut mcp = Mcp::start(&home, &["--root", "root", "--writable-git"]);
+    mcp.ok("write_file", json!({"path": ".git/config", "content": "changed\n"}));
+    let ran =
+        mcp.ok("run_command", json!({"command": "echo x >.git/hooks/h && mv .git/hooks .git/moved && echo fine"}));
+    assert_eq!(ran["stdout"], "fine\n", "{ran}");
+    mcp.end();
+    assert_eq!(fs::read_to_string(home.path().join("root/.git/config")).expect("the file"), "changed\n");
+    for words in [&["--writable-git"][..], &["--root", "root", "--read-only", "--writable-git"]] {
+        let mut command = home.command(&[&["mcp", "serve"], words].concat());
+        command.current_dir(home.path());
+        assert_eq!(crate::finish(command).status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
+fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
+    let (home, server) = (Home::new(), TestServer::start());
+    fs::write(home.path().join("file"), "text\n").expect("write a file");
+    let state = server.state_dir();
+    let token = fs::read_to_string(state.join("token")).expect("the token");
+    // A server that is connected to.
+    let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--read-only"]);
+    let file = home.path().join("file");
+    assert_eq!(mcp.ok("read_file", json!({"path": file}))["content"], "text\n");
+    for path in [state.join("token"), state.join("../state/token")] {
+        let text = mcp.failure("read_file", json!({"path": path}));
+        assert!(!text.contains(token.trim()), "{text}");
+    }
+    let found = mcp.call("search_files", json!({"path": server.dir(), "pattern": token.trim(), "all": true}));
+    assert_eq!(found["structuredContent"]["lines"].as_array().map_or(0, Vec::len), 0, "{found}");
+    mcp.end();
+    // This machine: the state directories of this user's servers.
+    let mut command = home.command(&["token", "create", "ci"]);
+    command.current_dir(home.path());
+    assert!(crate::finish(command).status.success());
+    let own: Vec<_> = files_below(home.path()).into_iter().filter(|path| path.ends_with("tokens.toml")).collect();
+    let [own] = &own[..] else { panic!("{own:?}") };
+    let mut mcp = Mcp::start(&home, &["--read-only"]);
+    assert_eq!(mcp.ok("read_file", json!({"path": "file"}))["content"], "text\n");
+    let text = mcp.failure("read_file", json!({"path": own}));
+    assert!(text.contains("server's own files") || text.contains("no such file"), "{text}");
+    mcp.end();
+}
+
+fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(dir).expect("list a directory").map(|entry| entry.expect("an entry").path());
+    let below = |path: std::path::PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
+    entries.flat_map(below).collect()
 }
 
 #[test]

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::common::{Client, TestServer, decode_base64, descendants, marked, start_params, wait_for, wait_gone};
 
-const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f";
+const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f-of-this-test";
 
 /// Starts children that inherit all they can, and looks into every process of the server.
 fn assert_hidden(client: &mut Client, mark: &str, children: usize) {

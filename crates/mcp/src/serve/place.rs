@@ -84,6 +84,10 @@ pub struct Config {
     pub root: Option<PathBuf>,
     /// Directories that processes may read besides, where there is a root.
     pub readable: Vec<PathBuf>,
+    /// Lets `.git` of the root be changed: its hooks and settings run commands outside of the root's walls when a person uses git there.
+    pub writable_git: bool,
+    /// What read-only serving without a root shows nobody, besides the executor's own files.
+    pub hidden: Vec<PathBuf>,
     /// Which variables of the executor processes inherit.
     pub inherit: Inherit,
 }
@@ -113,6 +117,16 @@ pub enum ServeError {
     NotADirectory {
         /// The root.
         root: PathBuf,
+    },
+    /// The executor's own files could be read.
+    #[error(
+        "the server's own files cannot be hidden at {address}: {missing}; `exec-server doctor` on that machine says what to do"
+    )]
+    NotHidden {
+        /// The executor.
+        address: String,
+        /// What is missing, in the words of the executor.
+        missing: String,
     },
     /// The walls of the root would not hold.
     #[error(
@@ -148,6 +162,13 @@ pub(super) struct Place {
     inherit: Inherit,
 }
 
+/// What is allowed within a root.
+struct Bounds {
+    readable: Vec<PathBuf>,
+    read_only: bool,
+    writable_git: bool,
+}
+
 /// What keeps files and processes beneath a root.
 struct Walls {
     files: Box<RawValue>,
@@ -159,6 +180,8 @@ impl Place {
     pub(super) async fn find(config: Config) -> Result<Self, ServeError> {
         let opened = (config.open)().await.map_err(ServeError::Executor)?;
         let client = opened.client.clone();
+        let bounds =
+            Bounds { readable: config.readable, read_only: config.read_only, writable_git: config.writable_git };
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
             // An older server, which does not know the question.
@@ -181,9 +204,12 @@ impl Place {
             around_server: client.server().capabilities.sandbox.then(everything_but_the_server).flatten(),
             inherit: config.inherit,
         };
-        if let Some(root) = config.root
-            && let Err(error) = place.confine(root, &config.readable, config.read_only).await
-        {
+        let walled = match &config.root {
+            Some(root) => place.confine(root, &bounds).await,
+            None if bounds.read_only => place.hide(&config.hidden).await,
+            None => Ok(()),
+        };
+        if let Err(error) = walled {
             place.end().await;
             return Err(error);
         }
@@ -194,7 +220,7 @@ impl Place {
     pub(super) async fn open(&self) -> Result<Opened, Error> {
         let opened = (self.open)().await?;
         if self.walls.is_some() && !opened.client.server().capabilities.sandbox {
-            let text = format!("the server at {} knows no sandbox any more, and the root needs one", self.address);
+            let text = format!("the server at {} knows no sandbox any more, and its files need one", self.address);
             opened.end().await;
             return Err(Error::Protocol(text));
         }
@@ -259,7 +285,7 @@ impl Place {
     }
 
     /// Puts the walls up, and tries whether they hold.
-    async fn confine(&mut self, root: PathBuf, readable: &[PathBuf], read_only: bool) -> Result<(), ServeError> {
+    async fn confine(&mut self, root: &Path, bounds: &Bounds) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         let root = self.base.join(root);
         let address = self.address.clone();
@@ -274,8 +300,8 @@ impl Place {
         if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
             return Err(ServeError::NotADirectory { root: root.clone() });
         }
-        let readable: Vec<PathBuf> = readable.iter().map(|dir| self.base.join(dir)).collect();
-        let walls = match Walls::new(&real, &readable, read_only) {
+        let readable: Vec<PathBuf> = bounds.readable.iter().map(|dir| self.base.join(dir)).collect();
+        let walls = match Walls::new(&real, &readable, bounds) {
             Ok(walls) => walls,
             Err(error) => return Err(not_enforceable(error.to_string())),
         };
@@ -285,9 +311,26 @@ impl Place {
         if let Err(error) = within.metadata(&self.base, Links::Follow).await {
             return Err(not_enforceable(error.reason));
         }
-        if !read_only && let Err(missing) = self.try_process(&client).await {
+        if !bounds.read_only
+            && let Err(missing) = self.try_process(&client).await
+        {
             return Err(not_enforceable(missing));
         }
+        Ok(())
+    }
+
+    /// Shows everything but the executor's own files, which every sandbox hides, and these. A server that knows no sandbox is not ours: its own
+    /// files are not known.
+    async fn hide(&mut self, hidden: &[PathBuf]) -> Result<(), ServeError> {
+        let client = self.client().await.map_err(ServeError::Executor)?;
+        if !client.server().capabilities.sandbox {
+            return Ok(());
+        }
+        let not_hidden = |missing: String| ServeError::NotHidden { address: client.address(), missing };
+        let walls = Walls::hiding(hidden).map_err(|error| not_hidden(error.to_string()))?;
+        let within = Remote::new(client.clone()).sandboxed(walls.files.clone());
+        within.metadata(&self.base, Links::Follow).await.map_err(|error| not_hidden(error.reason))?;
+        self.walls = Some(walls);
         Ok(())
     }
 
@@ -315,24 +358,38 @@ fn everything_but_the_server() -> Option<Box<RawValue>> {
 
 impl Walls {
     /// Files: the root alone. Processes: the root, what programs need to run, and what was named; the network stays as it is.
-    fn new(root: &Path, readable: &[PathBuf], read_only: bool) -> Result<Self, serde_json::Error> {
-        let entry = |path: &Path, access: &str| {
-            let path = exec_server_client::protocol::path::to_uri(path);
-            json!({"path": {"type": "path", "path": path}, "access": access})
-        };
-        let access = if read_only { "read" } else { "write" };
+    fn new(root: &Path, readable: &[PathBuf], bounds: &Bounds) -> Result<Self, serde_json::Error> {
+        let access = if bounds.read_only { "read" } else { "write" };
         let mut own = vec![entry(root, access)];
-        if !read_only {
-            // A policy keeps it read-only unless it is named; whoever may write here may commit here.
+        if !bounds.read_only && bounds.writable_git {
+            // A policy keeps it read-only unless it is named.
             own.push(entry(&root.join(".git"), "write"));
         }
         let mut wide = own.clone();
         wide.push(json!({"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"}));
         wide.extend(readable.iter().map(|dir| entry(dir, "read")));
-        let policy = |entries: &[serde_json::Value]| {
-            let files = json!({"type": "restricted", "entries": entries});
-            json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}})
-        };
         Ok(Self { files: to_raw_value(&policy(&own))?, processes: serde_json::from_value(policy(&wide))? })
     }
+
+    /// Everything may be read but these.
+    fn hiding(hidden: &[PathBuf]) -> Result<Self, serde_json::Error> {
+        let mut entries = vec![json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"})];
+        entries.extend(hidden.iter().map(|path| {
+            let mut entry = entry(path, "deny");
+            entry["missing_path_behavior"] = json!("skip");
+            entry
+        }));
+        let policy = policy(&entries);
+        Ok(Self { files: to_raw_value(&policy)?, processes: serde_json::from_value(policy)? })
+    }
+}
+
+fn entry(path: &Path, access: &str) -> serde_json::Value {
+    let path = exec_server_client::protocol::path::to_uri(path);
+    json!({"path": {"type": "path", "path": path}, "access": access})
+}
+
+fn policy(entries: &[serde_json::Value]) -> serde_json::Value {
+    let files = json!({"type": "restricted", "entries": entries});
+    json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}})
 }

@@ -17,7 +17,8 @@ What a session starts ends with it: at the end of standard input, by DELETE, aft
 program is ended by SIGTERM or SIGINT.
 
 With --root, file tools see DIR alone and processes can write nowhere else; they read DIR, what programs need to run \
-(/usr, /etc and the like) and what --readable names. Where the host cannot enforce that, nothing is served. \
+(/usr, /etc and the like) and what --readable names. `.git` directly below DIR is read-only unless --writable-git is given: hooks and settings \
+in it run commands when you use git there. With --read-only and no --root, everything can be read but the server's own files, such as tokens. Where the host cannot enforce that, nothing is served. \
 Beyond loopback --http needs --insecure-plaintext and a TLS proxy in front.
 
 Exit codes: 0 ended in order; 2 the command line is wrong; 255 trouble, such as a server that cannot be reached
@@ -44,6 +45,9 @@ pub(crate) struct ServeMcp {
     /// With --root, let processes read DIR as well; repeatable
     #[arg(long, value_name = "DIR", requires = "root")]
     pub(crate) readable: Vec<PathBuf>,
+    /// With --root, let `.git` be changed too, as `git commit` needs it
+    #[arg(long, requires = "root", conflicts_with = "read_only")]
+    pub(crate) writable_git: bool,
     /// With --http, read the token that clients show from FILE, which only its owner may read [default: without a server to
     /// connect to, --token-file or $EXEC_SERVER_TOKEN; else a new one]
     #[arg(long, value_name = "FILE", requires = "http")]

@@ -152,7 +152,9 @@ fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
     let advice = match error.server_kind() {
         Some(Kind::NotFound) => "; check the path with list_directory or search_files",
-        Some(Kind::SandboxDenied) => "; only what is beneath the root of this server can be used",
+        Some(Kind::SandboxDenied) => {
+            "; only what is beneath the root of this server can be used, and none of the server's own files"
+        }
         Some(Kind::IsADirectory) => "; use list_directory",
         Some(Kind::NotRegularFile) => "; a directory is listed with list_directory",
         Some(Kind::FileTooLarge) => "; look at parts of it with run_command (head, sed, grep)",

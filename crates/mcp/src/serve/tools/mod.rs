@@ -126,7 +126,9 @@ impl From<exec_server_client::Error> for Failure {
         let advice = match error.server_kind() {
             Some(Kind::ProgramNotFound) => "; check the name, or give an absolute path",
             Some(Kind::CwdNotFound) => "; check `cwd` with list_directory",
-            Some(Kind::SandboxDenied) => "; only what is beneath the root of this server can be used",
+            Some(Kind::SandboxDenied) => {
+                "; only what is beneath the root of this server can be used, and none of the server's own files"
+            }
             _ if error.kind() == ErrorKind::SessionLost => {
                 "; its processes are gone, but the executor can be used again: call the tool once more"
             }
@@ -140,7 +142,9 @@ impl From<fs::Error> for Failure {
     fn from(error: fs::Error) -> Self {
         let advice = match error.kind {
             fs::ErrorKind::NotFound => "; check the path with list_directory or search_files",
-            fs::ErrorKind::SandboxDenied => "; only what is beneath the root of this server can be used",
+            fs::ErrorKind::SandboxDenied => {
+                "; only what is beneath the root of this server can be used, and none of the server's own files"
+            }
             fs::ErrorKind::IsADirectory => "; it is a directory: use list_directory",
             fs::ErrorKind::Disconnected => "; look before you do it again, it may have happened",
             _ => "",
