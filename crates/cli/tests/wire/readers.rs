@@ -285,7 +285,9 @@ fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
     reader.ok("process/subscribe", of(&session, "p"));
     owner.leave();
     other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"\n")})));
-    reader.expect("process/closed");
+    for event in ["process/output", "process/exited", "process/closed"] {
+        reader.expect(event);
+    }
     let listed = |client: &mut Client| {
         let list = client.ok("process/list", json!({"scope": "all"}));
         list["processes"].as_array().expect("a list").len()

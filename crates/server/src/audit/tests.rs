@@ -129,8 +129,8 @@ fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
     let report = verify(&[&old, &path], Expected::default()).unwrap();
     assert_eq!((report.lines, report.after.as_str()), (3, chain::NOTHING));
     let last = verify(&[&old], Expected::default()).unwrap().last;
-    assert!(verify(&[&path], Expected { after: Some(&last), has: None }).is_ok());
-    assert!(verify(&[&path], Expected { after: Some(chain::NOTHING), has: None }).is_err());
+    assert!(verify(&[&path], Expected { after: Some(&last), has: None, anchor: None }).is_ok());
+    assert!(verify(&[&path], Expected { after: Some(chain::NOTHING), has: None, anchor: None }).is_err());
     assert!(verify(&[&path, &old], Expected::default()).is_err());
 }
 
