@@ -41,6 +41,9 @@ pub struct Limits {
     pub pids_max: Option<u64>,
     /// Bytes of memory of the same.
     pub memory_max: Option<u64>,
+    /// How long a detached session whose processes have all closed keeps its holder: a client that comes back within it finds the logs
+    /// in memory. [`crate::wire::TTL_NONE`] for ever.
+    pub archive_after_ms: u64,
 }
 
 /// What children are confined to.
@@ -63,6 +66,7 @@ impl Default for Limits {
             free_floor_percent: 5,
             pids_max: None,
             memory_max: None,
+            archive_after_ms: 2_000,
         }
     }
 }

@@ -88,6 +88,8 @@ impl<S: Spawner> Holder<S> {
             ToHolder::Return { segment } => self.cx.handle_return(segment),
             ToHolder::Forget { req, slot } => self.forget(req, slot),
             ToHolder::End { req } => self.end(Reason::Command { req }),
+            ToHolder::AllowArchive => self.archiving.allow(),
+            ToHolder::Leave => self.handle_leave(),
         }
     }
 

@@ -134,6 +134,11 @@ impl Door {
         known
     }
 
+    /// Whether a connection has come that has not said `Hello`.
+    pub(crate) fn has_candidates(&self) -> bool {
+        !self.candidates.is_empty()
+    }
+
     /// When something at the door is due.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let silent = self.candidates.iter().map(|candidate| candidate.until_ns).min();

@@ -14,6 +14,7 @@ use exec_server_process::Child;
 use rustix::fs::AtFlags;
 use rustix::time::ClockId;
 
+use crate::archive::ARCHIVE_NAME;
 use crate::process::{Phase, Process};
 use crate::reap;
 use crate::roll::ROLL_NAME;
@@ -91,7 +92,8 @@ impl Ending {
                 // Without it the server can only say that the session is gone.
                 self.tombstone.write(dir).ok();
                 remove_files(dir, |name| {
-                    name == SOCKET_NAME.as_bytes() || name == ROLL_NAME.as_bytes() || name.ends_with(b".seg")
+                    let names = [SOCKET_NAME, ROLL_NAME, ARCHIVE_NAME];
+                    names.iter().any(|known| name == known.as_bytes()) || name.ends_with(b".seg")
                 });
             }
         }

@@ -8,10 +8,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use exec_server_log::Writer;
 use exec_server_process::Ignored;
 use exec_server_session::{Lease, Ttl};
 
 use crate::adoption::Adoption;
+use crate::archive::Clock;
+use crate::archiving::Archiving;
 use crate::births::Wanted;
 use crate::context::Context;
 use crate::door::{Door, Known};
@@ -20,8 +23,8 @@ use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
-use crate::wire::{FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION, WITHDRAWALS};
-use crate::{Config, Confine, Spawner, end};
+use crate::wire::{ARCHIVES, FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
+use crate::{Config, Confine, Limits, Spawner, end};
 
 /// Commands in one turn, so that a flood of them does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -46,7 +49,7 @@ pub struct Holder<S: Spawner> {
     children: Interest,
     /// Whether the end of a disk write is watched.
     spill: Interest,
-    door: Door,
+    pub(crate) door: Door,
     /// A new controller is being told everything.
     adoption: Option<Adoption>,
     pub(crate) lease: Lease,
@@ -61,6 +64,11 @@ pub struct Holder<S: Spawner> {
     signals: Option<OwnedFd>,
     /// Somebody has died who may be a stray.
     has_deaths: bool,
+    /// How far the session is on its way to do without a holder.
+    pub(crate) archiving: Archiving,
+    /// The server serves the files; the holder ends with this turn.
+    pub(crate) is_leaving: bool,
+    pub(crate) limits: Limits,
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
@@ -88,13 +96,14 @@ impl<S: Spawner> Holder<S> {
     /// Makes the holder of a new session. `controller` is a connected `SOCK_SEQPACKET` socket that may say `Hello`.
     pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
         let poller = Poller::new()?;
-        let cx = Context::new(&config, now_ns)?;
+        let mut cx = Context::new(&config, now_ns)?;
         let mut door = Door::open(&config.dir, config.secret, &poller, DOOR)?;
         door.admit(controller, &poller, now_ns);
         let signals = config.exclusive.then(reap::child_signals).transpose()?;
         if let Some(signals) = &signals {
             poller.set(&mut Interest::default(), signals.as_fd(), SIGNALS, EventFlags::IN)?;
         }
+        let processes = restore(&config.dir, &mut cx)?;
         Ok(Self {
             poller,
             cx,
@@ -103,13 +112,16 @@ impl<S: Spawner> Holder<S> {
             door,
             adoption: None,
             lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
-            processes: BTreeMap::new(),
+            processes,
             spawner,
             wanted: Vec::new(),
             next_process_deadline: None,
             ending: None,
             signals,
             has_deaths: false,
+            archiving: Archiving::default(),
+            is_leaving: false,
+            limits: config.limits,
             dir: config.dir,
             info: config.info,
             nofile: config.nofile,
@@ -203,8 +215,13 @@ impl<S: Spawner> Holder<S> {
         }
         self.cx.ring();
         self.cx.take_groups();
+        self.is_leaving = self.is_leaving || self.archive();
         self.hand_to_disk();
         self.cx.trim();
+        if self.is_leaving && self.ending.is_none() {
+            self.leave();
+            return Turn { next_deadline_ns: None, ended: true };
+        }
         if self.is_over(now_ns) {
             return Turn { next_deadline_ns: None, ended: true };
         }
@@ -247,7 +264,7 @@ impl<S: Spawner> Holder<S> {
     fn hear(&mut self, most: usize, may_go_on: impl Fn(&Self) -> bool) {
         let mut buf = std::mem::take(&mut self.buf);
         for _ in 0..most {
-            if !may_go_on(self) || self.ending.is_some() {
+            if !may_go_on(self) || self.ending.is_some() || self.is_leaving {
                 break;
             }
             let Some(mut datagram) = self.cx.controller.recv(&mut buf) else { break };
@@ -261,7 +278,7 @@ impl<S: Spawner> Holder<S> {
     /// Whether nobody will ever come: the server that made this holder could not go on with it and took its secret away, and
     /// nothing was started.
     fn is_abandoned(&self) -> bool {
-        self.processes.is_empty() && !self.door.is_secret_in(&self.dir)
+        self.processes.values().all(|process| process.is_restored) && !self.door.is_secret_in(&self.dir)
     }
 
     fn handle_door(&mut self) {
@@ -279,6 +296,7 @@ impl<S: Spawner> Holder<S> {
             if self.cx.controller.take_lost() {
                 self.handle_loss();
             }
+            self.archiving.handle_new_controller();
             let is_first = self.cx.controller.epoch() == 0;
             self.cx.controller.replace(socket, epoch);
             self.welcome(epoch);
@@ -300,7 +318,7 @@ impl<S: Spawner> Holder<S> {
         };
         let welcome = FromHolder::Welcome {
             // The newest of what it takes beyond the layout.
-            version: WITHDRAWALS,
+            version: ARCHIVES,
             epoch,
             ttl_ms,
             detached_ms: detached_ns / 1_000_000,
@@ -329,6 +347,9 @@ impl<S: Spawner> Holder<S> {
     }
 
     fn handle_spilled(&mut self) {
+        if let Some(is_written) = self.cx.spill.take_archived() {
+            self.handle_archive_written(is_written);
+        }
         let Some(outcome) = self.cx.spill.take_outcome(self.cx.now_ns) else { return };
         match (outcome.result, self.processes.get_mut(&outcome.slot)) {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
@@ -348,12 +369,26 @@ impl<S: Spawner> Holder<S> {
     /// Begins what this turn has decided to write or remove, with a roll of now where the last one is old.
     fn hand_to_disk(&mut self) {
         let is_due = self.cx.spill.needs_roll(self.cx.is_roll_stale);
-        let roll = is_due.then(|| {
-            let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
-            roll::encode(&processes)
-        });
+        let roll = is_due.then(|| self.roll());
         self.cx.is_roll_stale &= !is_due;
         self.cx.spill.hand_over(roll);
+    }
+
+    /// The text of the roll of now.
+    pub(crate) fn roll(&self) -> String {
+        let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
+        roll::encode(&processes)
+    }
+
+    /// Ends without ending the session: its files are all that is left of it.
+    fn leave(&mut self) {
+        self.cx.groups.remove();
+        self.cx.spill.shut_down();
+        self.cx.controller.flush();
+    }
+
+    pub(crate) fn dir(&self) -> &OwnedFd {
+        &self.dir
     }
 
     fn handle_children(&mut self) {
@@ -437,7 +472,7 @@ impl<S: Spawner> Holder<S> {
     }
 
     /// Whether anything that makes messages may run.
-    fn may_work(&self) -> bool {
+    pub(crate) fn may_work(&self) -> bool {
         self.adoption.is_none() && !self.cx.controller.is_congested()
     }
 
@@ -456,10 +491,30 @@ impl<S: Spawner> Holder<S> {
         // Only what a turn will do: a time that has passed and is counted all the same makes the wait none at all.
         let lease = self.lease.deadline_ns().filter(|_| self.ending.is_none());
         let may_work = self.may_work() && self.ending.is_none();
-        let work = [self.next_process_deadline, self.cx.spill.deadline_ns()].map(|at| at.filter(|_| may_work));
+        let archive = self.archiving.deadline_ns();
+        let work = [self.next_process_deadline, self.cx.spill.deadline_ns(), archive].map(|at| at.filter(|_| may_work));
         let others = [adoption, ending, lease, self.door.deadline_ns(), self.cx.deadline_ns()];
         work.into_iter().chain(others).flatten().min()
     }
+}
+
+/// The processes of a session that was left to its files: closed, with all of their logs on disk. One whose files are not whole is
+/// left out, and the server sees that it is missing.
+fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>> {
+    let mut processes = BTreeMap::new();
+    if Clock::read(dir)?.is_none() {
+        return Ok(processes);
+    }
+    for enrolled in roll::read(dir)?.unwrap_or_default() {
+        let recovered = exec_server_log::survey(dir.as_fd(), enrolled.slot)?;
+        let slot = enrolled.slot;
+        if let Some(writer) = Writer::restore(&cx.control, slot, &enrolled.status, &recovered) {
+            cx.spill.take_over(writer.disk_segments());
+            processes.insert(slot, Process::restored(enrolled, writer));
+        }
+    }
+    cx.is_roll_stale = processes.is_empty();
+    Ok(processes)
 }
 
 /// The time to live as it travels.

@@ -63,6 +63,11 @@ impl Part {
 }
 
 impl Input {
+    /// Whether a write with a key was made, which may be repeated.
+    pub(crate) fn has_ledger(&self) -> bool {
+        self.ledger.is_some()
+    }
+
     pub(crate) fn new(is_open: bool) -> Self {
         Self { is_open, ..Self::default() }
     }

@@ -25,6 +25,8 @@
 #![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 
 mod adoption;
+pub mod archive;
+mod archiving;
 mod births;
 pub mod cgroup;
 mod config;

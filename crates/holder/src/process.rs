@@ -62,6 +62,8 @@ pub(crate) struct Process {
     pub(crate) is_confined: bool,
     /// It was sent our SIGTERM, so an orderly exit is our doing too.
     pub(crate) was_asked: bool,
+    /// An earlier holder of the session ran it; nothing but its log is left.
+    pub(crate) is_restored: bool,
     meta: Box<[u8]>,
 }
 
@@ -164,6 +166,7 @@ impl Process {
             is_kill_due: false,
             is_confined,
             was_asked: false,
+            is_restored: false,
             meta: spec.meta.into_boxed_slice(),
             child: Some(child),
             group,
@@ -177,6 +180,32 @@ impl Process {
                 cx.left_groups.extend(process.group.take());
                 Err(error)
             }
+        }
+    }
+
+    /// A closed process of an earlier holder, with its whole log on disk.
+    pub(crate) fn restored(enrolled: Enrolled, writer: Writer) -> Self {
+        Self {
+            slot: enrolled.slot,
+            pid: enrolled.pid,
+            is_tty: false,
+            child: None,
+            group: None,
+            phase: Phase::Closed,
+            writer,
+            outputs: [Output::new(Stream::Stdout, false), Output::new(Stream::Stderr, false)],
+            input: Input::new(false),
+            exit_interest: Interest::default(),
+            paused: None,
+            overflow: Overflow::default(),
+            cap_bytes: SEGMENT_BYTES as u64,
+            timing: Timing::default(),
+            killed: None,
+            is_kill_due: false,
+            is_confined: false,
+            was_asked: false,
+            is_restored: true,
+            meta: enrolled.meta.into_boxed_slice(),
         }
     }
 

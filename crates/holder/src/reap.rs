@@ -61,6 +61,15 @@ pub(crate) fn kill_all() -> bool {
     matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD))
 }
 
+/// Whether this process has a child, alive or unreaped. A descendant of a subreaper always has an ancestor among its children.
+pub(crate) fn has_children() -> bool {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the pointer is valid for one write; nothing of it is read.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) };
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(Errno::CHILD.raw_os_error())
+}
+
 /// A dead child, left unreaped.
 fn peek_dead() -> Option<Pid> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();

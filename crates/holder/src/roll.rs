@@ -5,7 +5,7 @@
 //! its start. It is written with the first segment that goes to disk and again when a process comes, ends or goes, and removed with the
 //! last; where a log stood is therefore a lower bound. Knows neither holder nor server; both use it.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 
 use exec_server_log::{Exit, Status, failpoint};
@@ -16,6 +16,9 @@ pub const ROLL_NAME: &str = "processes";
 
 /// Name under which it is written before it is renamed, so that a reader finds all or nothing.
 const UNFINISHED_NAME: &str = "processes.new";
+
+/// Larger than the roll of a session with 4096 processes of 4 KiB of arguments each, in hexadecimal.
+const ROLL_MAX_BYTES: u64 = 64 << 20;
 
 /// A process of the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,8 +43,24 @@ pub fn decode(text: &str) -> Option<Vec<Enrolled>> {
     text.lines().map(decode_one).collect()
 }
 
+/// Reads the file of a session's directory; `None` where it is absent or has other text.
+pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<Enrolled>>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::openat(dir.as_fd(), ROLL_NAME, flags, Mode::empty()) {
+        Ok(file) => std::fs::File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut text = String::new();
+    // A part of it would not be a roll, and what it names would be thrown away with the session: better left alone.
+    if file.take(ROLL_MAX_BYTES).read_to_string(&mut text)? as u64 == ROLL_MAX_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
+    }
+    Ok(decode(&text))
+}
+
 /// Writes the file into a session's directory.
-pub(crate) fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
+pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
     let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     failpoint::step("roll create");
     let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;

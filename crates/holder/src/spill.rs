@@ -30,6 +30,7 @@ use exec_server_log::{SEGMENT_BYTES, Segment, disk_name, failpoint};
 use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
+use crate::archive::{self, Clock};
 use crate::{Limits, roll};
 
 /// How long no write is tried after the disk refused one.
@@ -52,6 +53,10 @@ pub(crate) struct Spill {
     files: usize,
     /// A roll is there, or on its way.
     has_roll: bool,
+    /// The roll stays without files, too: the holder is about to leave.
+    is_archived: bool,
+    /// Archives on their way.
+    archiving: usize,
     /// Kept between writes while there are more to come.
     buffer: Vec<u8>,
     /// The disk refused; no write before this time.
@@ -80,6 +85,8 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     outcome: Option<Outcome>,
+    /// Whether each archive that is done was written.
+    archived: Vec<bool>,
     /// A job is being done.
     is_busy: bool,
     /// It removes a file of this slot.
@@ -104,6 +111,12 @@ enum Job {
         text: String,
     },
     UnlinkRoll,
+    /// The last roll, and the clock of the session behind it.
+    Archive {
+        roll: String,
+        clock: Clock,
+    },
+    UnlinkArchive,
 }
 
 impl Job {
@@ -111,7 +124,11 @@ impl Job {
     fn removes_of(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
-            Self::Write { .. } | Self::Roll { .. } | Self::UnlinkRoll => None,
+            Self::Write { .. }
+            | Self::Roll { .. }
+            | Self::UnlinkRoll
+            | Self::Archive { .. }
+            | Self::UnlinkArchive => None,
         }
     }
 }
@@ -132,6 +149,8 @@ impl Spill {
             due: Vec::new(),
             files: 0,
             has_roll: false,
+            is_archived: false,
+            archiving: 0,
             buffer: Vec::new(),
             rests_until: None,
             limits,
@@ -206,7 +225,7 @@ impl Spill {
     /// off the roll before its files go, so that no kill in between brings it back; nobody has its slot until they are gone.
     pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
         self.has_roll |= roll.is_some();
-        if self.has_roll && !self.has_files() {
+        if self.has_roll && !self.has_files() && !self.is_archived {
             self.has_roll = false;
             self.due.push(Job::UnlinkRoll);
         }
@@ -228,7 +247,18 @@ impl Spill {
                     continue;
                 }
                 Job::Write { roll: first, .. } => *first = roll.take(),
-                Job::Unlink { .. } | Job::Roll { .. } | Job::UnlinkRoll => {}
+                // Without a thread nothing would ever answer. Only a holder without any file on disk comes here.
+                Job::Archive { .. } if !has_thread => {
+                    queue.archived.push(false);
+                    // As with a write: the counter cannot be full.
+                    rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
+                    continue;
+                }
+                Job::Unlink { .. }
+                | Job::Roll { .. }
+                | Job::UnlinkRoll
+                | Job::Archive { .. }
+                | Job::UnlinkArchive => {}
             }
             queue.jobs.push_back(job);
         }
@@ -240,6 +270,34 @@ impl Spill {
     pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
         self.files = self.files.saturating_sub(1);
         self.due.push(Job::Unlink { slot, id });
+    }
+
+    /// Files that an earlier holder of the session left, named by its roll.
+    pub(crate) fn take_over(&mut self, files: usize) {
+        self.files += files;
+        self.has_roll = true;
+        self.due.push(Job::UnlinkArchive);
+    }
+
+    /// Writes the last roll and the session's clock, at the end of this turn.
+    pub(crate) fn begin_archive(&mut self, roll: String, clock: Clock) {
+        self.has_roll = true;
+        self.is_archived = true;
+        self.archiving += 1;
+        self.due.push(Job::Archive { roll, clock });
+    }
+
+    /// The holder stays after all.
+    pub(crate) fn end_archive(&mut self) {
+        self.is_archived = false;
+        self.due.push(Job::UnlinkArchive);
+    }
+
+    /// Whether the last archive that was begun is written, once it is decided.
+    pub(crate) fn take_archived(&mut self) -> Option<bool> {
+        let done = std::mem::take(&mut self.shared.lock().archived);
+        self.archiving = self.archiving.saturating_sub(done.len());
+        done.last().copied().filter(|_| self.archiving == 0)
     }
 
     /// The finished write, if there is one. A refusal makes the disk rest until the retry.
@@ -348,6 +406,13 @@ impl Shared {
             match job {
                 Job::Roll { text } => without_roll = roll::write(&self.dir, &text).err(),
                 Job::UnlinkRoll => remove(&self.dir, roll::ROLL_NAME),
+                Job::UnlinkArchive => remove(&self.dir, archive::ARCHIVE_NAME),
+                Job::Archive { roll, clock } => {
+                    let written = roll::write(&self.dir, &roll).and_then(|()| clock.write(&self.dir));
+                    self.lock().archived.push(written.is_ok());
+                    // The counter cannot be full: it is read once per write.
+                    rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+                }
                 Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
                 Job::Write { roll, slot, id, bytes, floor } => {
                     if let Some(text) = roll {

@@ -13,6 +13,7 @@
 //!          ◀──────  Welcome (control memfd, eventfd), then for each slot: Process, its Segments; Ready
 //!   Attach, Start, Write …  ───▶
 //!          ◀──────  Started, Segment (memfd), Written, Done, Spilled, Dropped … Expired
+//!          ◀──────  Archived, where the server has said AllowArchive; Leave ends the holder
 //! ```
 //!
 //! Segments. `Segment` lends memory to the server. `Release` says that the events in it were taken: it leaves the
@@ -48,6 +49,9 @@ pub const FOLLOWERS: u32 = 5;
 
 /// What a holder says in `Welcome` from which on it takes `Withdraw`; again without a change of any other message.
 pub const WITHDRAWALS: u32 = 6;
+
+/// The same for [`ToHolder::AllowArchive`]: the holder can leave a session whose processes have closed to its files.
+pub const ARCHIVES: u32 = 7;
 
 /// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;
@@ -212,6 +216,12 @@ pub enum ToHolder<'a> {
         /// Names the answer.
         req: u32,
     },
+    /// This server serves the files of a session without its holder: the holder may say `Archived`. Known to holders from [`ARCHIVES`]
+    /// on. No answer.
+    AllowArchive,
+    /// The server serves the files from now on. Answer: end of file, or `Staying` where the holder has become busy since it said
+    /// `Archived`.
+    Leave,
 }
 
 /// A process to start. All strings are bytes as the kernel takes them.
@@ -337,6 +347,10 @@ pub enum FromHolder {
     },
     /// The session's time to live has passed; everything is killed and end of file follows.
     Expired,
+    /// Every process has closed and every log is complete on disk: the holder ends when the server says `Leave`.
+    Archived,
+    /// The answer to a `Leave` that came too late: the holder goes on.
+    Staying,
 }
 
 /// One process at adoption.

@@ -220,6 +220,20 @@ impl Control {
         shared.next_seq.store(1, Ordering::Release);
     }
 
+    /// Puts the state of a log that an earlier holder completed into `slot`.
+    pub(crate) fn restore_slot(&self, slot: u32, status: &Status) {
+        self.reset_slot(slot);
+        if let Some((seq, exit)) = &status.exited {
+            self.set_exited(slot, *seq, exit);
+        }
+        if let Some(seq) = status.closed_seq {
+            self.set_closed(slot, seq);
+        }
+        self.set_released(slot, status.released_seq, status.released_offset);
+        self.set_first(slot, status.first_seq, status.dropped);
+        self.publish(slot, status.next_seq, status.written);
+    }
+
     /// Says whether and why the output of `slot` is not read.
     pub fn set_blocked(&self, slot: u32, blocked: Blocked) {
         if let Some(shared) = self.slot(slot) {

@@ -5,6 +5,7 @@ use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 
 use crate::{
+    control::Status,
     layout::SegmentHeader,
     loaded::{Loaded, RecoverError},
     segment::{Place, SegmentInfo},
@@ -132,6 +133,14 @@ impl Extent {
 }
 
 impl Recovered {
+    /// Whether everything that a closed log with this status retains can be read: no event is missing at its end. What is missing at
+    /// its beginning was taken or dropped, and counted then.
+    pub fn is_whole(&self, status: &Status) -> bool {
+        let ends_there = self.next_seq == status.next_seq && self.end_offset == status.written;
+        let is_empty = self.segments.is_empty() && status.first_seq == status.next_seq;
+        status.closed_seq.is_some() && self.lost_files == 0 && self.torn_records == 0 && (ends_there || is_empty)
+    }
+
     fn join(&mut self, found: &[Extent]) {
         let Some(first) = found.first() else {
             return;

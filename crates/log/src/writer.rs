@@ -4,11 +4,12 @@
 use std::{collections::VecDeque, io};
 
 use crate::{
-    control::Control,
+    control::{Control, Status},
     event::{self, Exit, Stream},
     failpoint,
     layout::{END_BYTES, KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
     memory,
+    recover::Recovered,
     segment::{Place, Pool, Segment, SegmentInfo},
 };
 
@@ -92,6 +93,34 @@ impl Writer {
             fresh: VecDeque::new(),
             in_memory: 0,
         }
+    }
+
+    /// The log of a closed process whose segments are all on disk, as an earlier holder left it. `None` where a part of it is missing.
+    pub fn restore(control: &Control, slot: u32, status: &Status, recovered: &Recovered) -> Option<Self> {
+        if !recovered.is_whole(status) {
+            return None;
+        }
+        let ends = recovered.segments.iter().skip(1).map(|next| (next.base_seq, next.base_offset));
+        let ends = ends.chain([(recovered.next_seq, recovered.end_offset)]);
+        let held = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| Held {
+            info: *info,
+            memory: None,
+            last_seq: end_seq.saturating_sub(1),
+            output: end_offset.saturating_sub(info.base_offset),
+        };
+        let writer = Self {
+            slot,
+            next_seq: status.next_seq,
+            written: status.written,
+            dropped: status.dropped,
+            released_seq: status.released_seq,
+            released_offset: status.released_offset,
+            segments: recovered.segments.iter().zip(ends).map(held).collect(),
+            fresh: VecDeque::new(),
+            in_memory: 0,
+        };
+        control.restore_slot(slot, &Status { first_seq: writer.first_seq(), ..*status });
+        Some(writer)
     }
 
     /// Whether the current segment takes one more output record.

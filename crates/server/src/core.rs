@@ -4,9 +4,9 @@
 //! (or an embedding program, for itself) can hand over.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -131,7 +131,8 @@ pub enum Found {
     Record(Vec<u8>),
     /// A session whose time ran out: what its holder wrote about it.
     Expired(String),
-    /// A holder that is gone without a word, and what it had spilled: the server offers that for reading.
+    /// A holder that is gone, and what it had on disk: the server offers that for reading. Everything, where it left the session to
+    /// its files.
     Remains(Remains),
     /// A holder that is gone without a word, with nothing on disk.
     Dead,
@@ -143,6 +144,30 @@ pub struct Remains {
     pub record: Vec<u8>,
     /// Its processes, and what can be read of the log of each.
     pub logs: Vec<(Enrolled, Recovered)>,
+    /// The session's clock, where the holder left it to its files.
+    pub clock: Option<LeftClock>,
+}
+
+/// The clock of a session without a holder.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftClock {
+    /// Time to live while detached; absent = for ever.
+    pub ttl: Option<Duration>,
+    /// How long it has been detached; absent where it was attached when its server ended.
+    pub detached_for: Option<Duration>,
+}
+
+/// What is to be on disk of a session without a holder.
+#[derive(Clone, Debug)]
+pub struct ArchiveFiles {
+    /// Time to live while detached, [`exec_server_holder::wire::TTL_NONE`] for ever.
+    pub ttl_ms: u64,
+    /// How long it has been detached; absent while a client is attached.
+    pub detached_for: Option<Duration>,
+    /// Its processes. Without any, nothing but the session's record is to be left.
+    pub processes: Vec<Enrolled>,
+    /// The names of the segments that are retained; all others go.
+    pub segments: BTreeSet<String>,
 }
 
 /// Where holders come from and where sessions leave their traces. Real: the spawner and the state directory. Simulated: scripted children.
@@ -163,6 +188,11 @@ pub trait Holders: Send + Sync + 'static {
     fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
     /// Removes a spilled segment that nobody needs any more and whose holder is gone.
     fn remove_segment(&self, session: &str, name: &str) -> io::Result<()>;
+    /// Writes the files of a session without a holder, and removes those that are not needed (blocking; called off the runtime's
+    /// threads).
+    fn write_archive(&self, _session: &str, _files: &ArchiveFiles) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Removes whatever is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
     /// A holder that was asked for was never made, or died before it said a word, or could not be heard: the session is as if
@@ -312,7 +342,8 @@ impl Core {
         self.spawn(async move {
             let kill = move || {
                 holders.bury(&session);
-                exec_server_holder::kill_orphans(processes.iter().filter_map(|process| process.leader()));
+                let leaders: Vec<_> = processes.iter().filter_map(|process| process.leader()).collect();
+                exec_server_holder::kill_orphans(leaders.iter().map(|(leader, pid)| (leader.as_fd(), *pid)));
             };
             tokio::task::spawn_blocking(kill).await.unwrap_or(());
         });

@@ -22,7 +22,7 @@ use exec_server_log::{Control, Place, SegmentInfo};
 use exec_server_protocol::process::CloseStdinStatus;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::{Notify, oneshot},
+    sync::{Notify, oneshot, watch},
 };
 
 use crate::{
@@ -48,7 +48,8 @@ pub(crate) struct Link {
     owner: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
-    socket: AsyncFd<OwnedFd>,
+    /// Absent where there was no holder from the beginning.
+    socket: Option<AsyncFd<OwnedFd>>,
     /// Encoded messages the socket did not take yet, oldest first.
     unsent: Mutex<VecDeque<Message>>,
     /// Told when `unsent` is no longer empty.
@@ -61,6 +62,21 @@ pub(crate) struct Link {
     /// Of the holder's memory.
     maps: Arc<Maps>,
     broken: AtomicBool,
+    /// Whether the holder is about to leave the session to its files.
+    departure: watch::Sender<Departure>,
+    /// There is no holder, and everything that it had is in the files of the session.
+    is_archive: bool,
+}
+
+/// A holder on its way to leave its session to the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    /// It stays.
+    No,
+    /// It was told to leave and has not answered.
+    Asked,
+    /// It has left.
+    Done,
 }
 
 /// An encoded message, and the sandbox whose descriptors go with it.
@@ -177,34 +193,74 @@ impl Link {
         socket: OwnedFd,
     ) -> io::Result<Arc<Self>> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Arc::new(Self {
+        let socket = exec_server_rpc::register(socket, Interest::READABLE)?;
+        Ok(Arc::new(Self::with(session, holders, metrics, Some(socket))))
+    }
+
+    fn with(
+        session: Arc<str>,
+        holders: Arc<dyn Holders>,
+        metrics: Arc<Metrics>,
+        socket: Option<AsyncFd<OwnedFd>>,
+    ) -> Self {
+        Self {
             session,
             owner: OnceLock::new(),
             holders,
             metrics,
-            socket: exec_server_rpc::register(socket, Interest::READABLE)?,
+            broken: AtomicBool::new(socket.is_none()),
+            socket,
             unsent: Mutex::default(),
             unsent_bell: Notify::new(),
             waiters: Mutex::default(),
             control: OnceLock::new(),
             version: OnceLock::new(),
             maps: Arc::default(),
-            broken: AtomicBool::new(false),
-        }))
+            departure: watch::Sender::new(Departure::No),
+            is_archive: false,
+        }
     }
 
     /// The link to a holder that died before this server came: nothing is ever sent, and what it spilled can be read.
-    pub(crate) fn severed(
-        session: Arc<str>,
-        holders: Arc<dyn Holders>,
-        metrics: Arc<Metrics>,
-    ) -> io::Result<Arc<Self>> {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType};
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let link = Self::new(session, holders, metrics, ours)?;
-        link.broken.store(true, Ordering::Release);
-        Ok(link)
+    pub(crate) fn severed(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self::with(session, holders, metrics, None))
+    }
+
+    /// Stands for a holder that has left its session to the files, which this server looks after. Takes neither a descriptor nor a
+    /// mapping.
+    pub(crate) fn archive(holders: Arc<dyn Holders>, metrics: Arc<Metrics>, session: &Arc<Session>) -> Arc<Self> {
+        let link = Self { is_archive: true, ..Self::with(session.id.clone(), holders, metrics, None) };
+        link.owner.set(Arc::downgrade(session)).ok(); // Not set before: it was just made.
+        Arc::new(link)
+    }
+
+    /// Whether the files have everything that the holder had.
+    pub(crate) fn is_archive(&self) -> bool {
+        self.is_archive
+    }
+
+    /// Tells the holder to leave, unless it is told already or something waits for its answer.
+    pub(crate) fn ask_to_leave(&self) {
+        if lock(&self.waiters).waiting.is_empty() && !self.is_departing() {
+            self.departure.send_replace(Departure::Asked);
+            self.send(&ToHolder::Leave);
+        }
+    }
+
+    /// Whether the holder was told to leave and has not said that it stays.
+    pub(crate) fn is_departing(&self) -> bool {
+        *self.departure.borrow() == Departure::Asked
+    }
+
+    /// Returns when it is known whether the holder leaves.
+    pub(crate) async fn departure_decided(&self) {
+        let mut departure = self.departure.subscribe();
+        // The sender is in `self`, so waiting does not fail.
+        departure.wait_for(|departure| *departure != Departure::Asked).await.ok();
+    }
+
+    fn socket(&self) -> io::Result<&AsyncFd<OwnedFd>> {
+        self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
     /// Lets go of a segment that everybody has taken. Where the holder is gone its file is removed here.
@@ -213,9 +269,19 @@ impl Link {
             self.send(&ToHolder::Release { slot, segment });
             return self.send(&ToHolder::Return { segment });
         }
+        if self.is_archive {
+            return self.save_archive();
+        }
         let name = exec_server_log::disk_name(slot, segment);
         if let Err(error) = self.holders.remove_segment(&self.session, &name) {
             tracing::warn!(session = short(&self.session), name, %error, "spilled output stays until the session ends");
+        }
+    }
+
+    /// What the files of the session say is no longer true: a process was forgotten, or output taken.
+    pub(crate) fn save_archive(&self) {
+        if let Some(session) = self.owner.get().and_then(Weak::upgrade).filter(|_| self.is_archive) {
+            session.save_later();
         }
     }
 
@@ -293,7 +359,7 @@ impl Link {
         }
         let mut unsent = lock(&self.unsent);
         if unsent.is_empty() {
-            match message.send(self.socket.get_ref()) {
+            match message.send(self.socket()?.get_ref()) {
                 Ok(()) => return Ok(()),
                 // The holder is gone. What it said last is still to be heard, and says why; whoever waits is answered then.
                 Err(error) if is_gone(&error) => return Ok(()),
@@ -347,6 +413,9 @@ impl Link {
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
                     self.version.set(version).ok(); // As with the control block below.
+                    if version >= wire::ARCHIVES {
+                        self.send(&ToHolder::AllowArchive);
+                    }
                     let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = Control::open(fds.remove(0)).map_err(io::Error::other)?;
                     self.control.set(Arc::new(control)).ok(); // One welcome per link; a second one changes nothing.
@@ -391,9 +460,10 @@ impl Link {
 
     /// Cancel safe: a message is taken from the socket only when it is returned.
     async fn recv(&self, shortage: Shortage) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
+        let socket = self.socket()?;
         loop {
-            let mut ready = self.socket.readable().await?;
-            match wire::recv(self.socket.get_ref()) {
+            let mut ready = socket.readable().await?;
+            match wire::recv(socket.get_ref()) {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
@@ -452,9 +522,8 @@ impl Link {
         if lock(&self.unsent).is_empty() {
             self.unsent_bell.notified().await;
         }
-        let Ok(room) =
-            self.socket.get_ref().try_clone().and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE))
-        else {
+        let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
+        let Ok(room) = copy.and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE)) else {
             // Without a descriptor to watch it with, it is tried by the clock: perhaps no message comes that would wake us.
             tokio::time::sleep(SHORT_OF_RESOURCES).await;
             self.flush_some();
@@ -471,8 +540,9 @@ impl Link {
 
     fn flush_some(&self) -> Flushed {
         let mut unsent = lock(&self.unsent);
+        let Ok(socket) = self.socket() else { return Flushed::All };
         while let Some(message) = unsent.front() {
-            match message.send(self.socket.get_ref()) {
+            match message.send(socket.get_ref()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
                 Err(error) if passes(&error) => return Flushed::Short,
                 // Sent, or never to be sent: the receiving side sees the end.
@@ -488,7 +558,7 @@ impl Link {
         waiters.waiting.remove(&req)
     }
 
-    fn handle(self: &Arc<Self>, session: &Session, message: FromHolder, mut fds: Vec<OwnedFd>) {
+    fn handle(self: &Arc<Self>, session: &Arc<Session>, message: FromHolder, mut fds: Vec<OwnedFd>) {
         match message {
             FromHolder::Started { req, slot, pid } => self.handle_started(session, req, (slot, pid), fds.pop()),
             FromHolder::StartFailed { req, stage, errno, detail } => {
@@ -530,21 +600,28 @@ impl Link {
             }
             FromHolder::Retired { segment } => self.maps.retire(segment),
             FromHolder::Expired => session.handle_expired(),
+            FromHolder::Archived => session.handle_archived(self),
+            FromHolder::Staying => drop(self.departure.send_replace(Departure::No)),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
                 tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
             }
         }
     }
 
-    fn end(&self, session: &Session, reason: &io::Error) {
+    fn end(&self, session: &Arc<Session>, reason: &io::Error) {
         let waiting = {
             let mut waiters = lock(&self.waiters);
             self.broken.store(true, Ordering::Release);
             waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)
         };
-        session.handle_link_ended(reason);
+        if self.is_departing() {
+            session.handle_left();
+        } else {
+            session.handle_link_ended(reason);
+        }
         waiting.into_values().for_each(Waiter::lose);
+        self.departure.send_replace(Departure::Done);
     }
 }
 

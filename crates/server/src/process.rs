@@ -10,9 +10,9 @@
 use std::{
     collections::VecDeque,
     fmt,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -51,8 +51,9 @@ pub(crate) struct Process {
     pub(crate) meta: Meta,
     pub(crate) pid: u32,
     slot: u32,
-    link: Arc<Link>,
-    board: Board,
+    /// To the holder of the moment: one that left the session to its files may be followed by another.
+    link: Mutex<Arc<Link>>,
+    board: RwLock<Board>,
     /// Changed by the link when segments come and go, read by cursors; held only while records are encoded.
     chain: Mutex<Chain>,
     /// Who wants to hear of new events. Bounded by the feeds and reads of all connections.
@@ -68,7 +69,7 @@ pub(crate) struct Process {
     /// At or below it, with an exact offset; that of an acknowledged number may be too low by what lies between two marks of its feed.
     owner_mark: Mutex<Position>,
     /// Kills the leader's group should the holder die. `None` once it was gone at adoption.
-    leader: Option<OwnedFd>,
+    leader: Mutex<Option<Arc<OwnedFd>>>,
     /// Set once when the holder died: what the log would have said next is made up from here.
     lost: OnceLock<Lost>,
     /// Its end is on record.
@@ -112,6 +113,16 @@ impl Input {
     fn reply(self) -> Reply {
         let (Self::Write { reply, .. } | Self::Close { reply }) = self;
         reply
+    }
+
+    /// Its process has ended, and nothing reads its stdin.
+    fn closed(self, process: &str) {
+        match self {
+            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::StdinClosed),
+            Self::Close { reply } => {
+                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed })
+            }
+        }
     }
 
     /// Its process is gone from the table.
@@ -164,8 +175,8 @@ impl Process {
             meta: birth.meta,
             pid: birth.pid,
             slot: birth.slot,
-            link,
-            board,
+            link: Mutex::new(link),
+            board: RwLock::new(board),
             chain: Mutex::default(),
             watches: Mutex::default(),
             takers: Mutex::new(vec![Taker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
@@ -175,7 +186,7 @@ impl Process {
             loads: Mutex::default(),
             owner: Mutex::new(taken),
             owner_mark: Mutex::new(taken),
-            leader: birth.leader,
+            leader: Mutex::new(birth.leader.map(Arc::new)),
             lost: OnceLock::new(),
             end_told: AtomicBool::new(false),
             forgotten: OnceLock::new(),
@@ -201,8 +212,8 @@ impl Process {
         self.slot
     }
 
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(crate) fn link(&self) -> Arc<Link> {
+        lock(&self.link).clone()
     }
 
     /// The state the holder publishes, with the made-up end where the holder is gone.
@@ -228,15 +239,17 @@ impl Process {
         let segments: Vec<SegmentInfo> = std::mem::take(&mut *chain).segments().collect();
         chain.forget_below(end_seq, end_offset);
         drop(chain);
+        let link = self.link();
         for segment in segments {
             match segment.place {
-                Place::Memory => self.link.send(&ToHolder::Return { segment: segment.id }),
+                Place::Memory => link.send(&ToHolder::Return { segment: segment.id }),
                 // The holder removes its files when it is told to forget; without one it is done here.
-                Place::Disk if self.link.is_broken() => self.link.release(self.slot, segment.id),
+                Place::Disk if link.is_broken() => link.release(self.slot, segment.id),
                 Place::Disk => {}
             }
         }
-        drop(self.link.status(|req| ToHolder::Forget { req, slot: self.slot }));
+        drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
+        link.save_archive();
         // What waits for its stdin must not reach whoever gets the slot.
         self.next_input(lock(&self.stdin));
         self.wake();
@@ -262,8 +275,14 @@ impl Process {
 
     /// True where something lies beyond `seen_next_seq` already; false: the next event wakes the watches.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        let Board::Shared(control) = &self.board else { return false };
-        self.lost.get().is_none() && self.forgotten.get().is_none() && control.arm_slot(self.slot, seen_next_seq)
+        match &*self.board() {
+            Board::Shared(control) => {
+                self.lost.get().is_none()
+                    && self.forgotten.get().is_none()
+                    && control.arm_slot(self.slot, seen_next_seq)
+            }
+            Board::Left { .. } => false,
+        }
     }
 
     pub(crate) fn watch(&self, watch: Arc<Watch>) {
@@ -364,9 +383,15 @@ impl Process {
 
     fn let_go(&self) {
         let taken = self.taken_seq();
-        let gone = self.chain().take_up_to(taken, limits::READABLE_BYTES);
+        let mut chain = self.chain();
+        let gone = chain.take_up_to(taken, limits::READABLE_BYTES);
+        let first = chain.first();
+        drop(chain);
+        if !gone.is_empty() {
+            self.note_released(first);
+        }
         for segment in gone {
-            self.link.release(self.slot, segment);
+            self.link().release(self.slot, segment);
         }
     }
 
@@ -393,13 +418,13 @@ impl Process {
     /// The holder wrote a segment to disk. Cursors borrow from the chain only, so its memory is free again at once.
     pub(crate) fn handle_spilled(&self, segment: u64) {
         self.chain().set_on_disk(segment);
-        self.link.send(&ToHolder::Return { segment });
+        self.link().send(&ToHolder::Return { segment });
     }
 
     /// The holder dropped a segment by the user's own choice, or for readers that follow; cursors that come to it see a gap.
     pub(crate) fn handle_dropped(&self, segment: u64) {
         self.chain().remove(segment);
-        self.link.send(&ToHolder::Return { segment });
+        self.link().send(&ToHolder::Return { segment });
         self.tell_followed();
     }
 
@@ -429,10 +454,10 @@ impl Process {
             Input::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                let digest = self.link.takes(DIGESTS).then_some(*digest);
-                self.link.ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
+                let digest = self.link().takes(DIGESTS).then_some(*digest);
+                self.link().ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
-            Input::Close { .. } => self.link.ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
+            Input::Close { .. } => self.link().ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
         };
         stdin.busy = asked.is_ok();
         drop(stdin);
@@ -444,8 +469,13 @@ impl Process {
     fn fail_inputs(&self) {
         // With the part that was out: nobody will answer it, and nothing may wait behind it.
         let lost = std::mem::take(&mut *lock(&self.stdin));
+        let link = self.link();
         for input in lost.line {
-            input.reply().fail(&self.link.why_broken());
+            if link.is_archive() {
+                input.closed(self.id());
+            } else {
+                input.reply().fail(&link.why_broken());
+            }
         }
     }
 
@@ -458,7 +488,7 @@ impl Process {
             match status {
                 WriteStatus::Accepted | WriteStatus::Cut => {
                     let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
-                    self.link.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
+                    self.link().metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
                 }
                 // Only right after an adoption: a part of the last server is still going in. The same part is sent again.
@@ -498,8 +528,8 @@ impl Process {
     }
 
     /// What names the leader for good, while it was running when the server last heard.
-    pub(crate) fn leader(&self) -> Option<(BorrowedFd<'_>, u32)> {
-        self.leader.as_ref().filter(|_| self.lost.get().is_some()).map(|leader| (leader.as_fd(), self.pid))
+    pub(crate) fn leader(&self) -> Option<(Arc<OwnedFd>, u32)> {
+        lock(&self.leader).clone().filter(|_| self.lost.get().is_some()).map(|leader| (leader, self.pid))
     }
 
     /// The owner wants nothing more of it: whatever comes counts as taken.

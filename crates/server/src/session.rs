@@ -32,11 +32,13 @@ use crate::{
     sandbox::Confinement,
 };
 
+mod archive;
 mod record;
 mod starting;
 mod table;
 mod usage;
 
+use self::archive::Archive;
 use self::table::{Entry, State};
 pub(crate) use self::{
     table::{Gate, Lookup},
@@ -61,6 +63,7 @@ pub struct Session {
     opening: tokio::sync::Mutex<()>,
     /// Held from the record of a start to the start, where the record comes first.
     recording: tokio::sync::Mutex<()>,
+    archive: Archive,
 }
 
 /// What a restarted server must know of a session; kept by its holder, or in a file while it has none.
@@ -120,10 +123,12 @@ impl Session {
                 processes: BTreeMap::new(),
                 by_slot: BTreeMap::new(),
                 link: None,
+                is_archived: false,
                 over: false,
                 users: 0,
                 used_at: None,
             }),
+            archive: Archive::default(),
             files: Files::default(),
             opening: tokio::sync::Mutex::default(),
             recording: tokio::sync::Mutex::default(),
@@ -153,7 +158,12 @@ impl Session {
 
     /// Makes `peer` the session's connection; the one before it, if any, is superseded. Without `Claim::Any` it must still be the one that
     /// did not answer: another that came first keeps the session.
-    pub(crate) fn attach(&self, peer: Arc<Peer>, attachment: Attachment, claim: Claim) -> Result<(), Failure> {
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        peer: Arc<Peer>,
+        attachment: Attachment,
+        claim: Claim,
+    ) -> Result<(), Failure> {
         let mut state = lock(&self.state);
         if state.over {
             return Err(Failure::UnknownSession { id: self.id.to_string() });
@@ -173,7 +183,11 @@ impl Session {
             link.send(&ToHolder::Attach);
             link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(attachment.ttl) });
         }
+        let is_archived = state.is_archived;
         drop(state);
+        if is_archived {
+            self.save_later();
+        }
         if let Some(old) = old {
             old.supersede(self.id.clone());
         }
@@ -181,7 +195,7 @@ impl Session {
     }
 
     /// The connection is gone. Nothing happens where another one has taken the session over.
-    pub(crate) fn detach(&self, peer: &Peer, now: Instant) {
+    pub(crate) fn detach(self: &Arc<Self>, peer: &Peer, now: Instant) {
         let mut state = lock(&self.state);
         if state.attached.as_ref().is_none_or(|attached| attached.id != peer.id) {
             return;
@@ -190,6 +204,11 @@ impl Session {
         state.detached_since = Some(now);
         if let Some(link) = &state.link {
             link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) });
+        }
+        let is_archived = state.is_archived;
+        drop(state);
+        if is_archived {
+            self.save_later();
         }
     }
 
@@ -216,9 +235,11 @@ impl Session {
     /// The session's holder, made at its first process.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Failure> {
         let _opening = self.opening.lock().await;
-        let (link, over) = {
+        let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
+        self.departure_decided().await.map_err(failed)?;
+        let (link, over, is_archived) = {
             let state = lock(&self.state);
-            (state.link.clone(), state.over)
+            (state.link.clone(), state.over, state.is_archived)
         };
         match link {
             Some(link) if !over && !link.is_broken() => return Ok(link),
@@ -227,12 +248,19 @@ impl Session {
         }
         // Not kept across the await: this may run as a task of the core, which must not keep itself alive.
         let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
-        let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
+        if is_archived {
+            self.hand_over_archive().await.map_err(failed)?;
+        }
         let mut made = self.make_holder(holders.clone()).await;
         if made.as_ref().is_err_and(is_stillborn) {
             // The spawner may have died with the request in its hands; the next one has not.
             made = self.make_holder(holders).await;
         }
+        let made = made.inspect_err(|_| {
+            if is_archived {
+                self.take_back_archive();
+            }
+        });
         let (link, welcome) = made.map_err(failed)?;
         let core = self.core.upgrade().ok_or(Failure::Draining)?;
         self.open(&core, link.clone(), welcome);
@@ -246,8 +274,10 @@ impl Session {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
         let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
         let link = Link::new(self.id.clone(), holders.clone(), metrics, socket)?;
-        let hello = link.hello(secret, 1, Shortage::Fails, |_| ());
-        match tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten() {
+        let mut found = Vec::new();
+        let hello = link.hello(secret, 1, Shortage::Fails, |process| found.push(process));
+        let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten();
+        match welcome.and_then(|welcome| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
             Err(error) => {
                 // Before the link goes: a holder that loses it and finds its secret gone knows that nobody will come.
@@ -308,10 +338,19 @@ impl Session {
     /// A session whose holder was found dead: its processes are over, and what was spilled of their output can be read.
     pub(crate) fn from_remains(core: &Arc<Core>, id: Arc<str>, remains: Remains) -> io::Result<Arc<Self>> {
         let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
-        let link = Link::severed(id.clone(), core.holders.clone(), core.metrics.clone())?;
-        let attachment = Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
+        let record_ttl = record.ttl_ms.map(Duration::from_millis);
+        let (ttl, detached_for) = remains.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
+        let attachment = Attachment { ttl, reference: record.reference };
         let principal = Principal::named(&record.principal);
-        let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(Instant::now()));
+        let now = Instant::now();
+        let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);
+        let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(since));
+        let is_whole = remains.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
+        let link = if is_whole {
+            Link::archive(core.holders.clone(), core.metrics.clone(), &session)
+        } else {
+            Link::severed(session.id.clone(), core.holders.clone(), core.metrics.clone())
+        };
         let mut state = lock(&session.state);
         for (enrolled, recovered) in remains.logs {
             let birth = Birth {
@@ -326,9 +365,17 @@ impl Session {
             let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
             state.adopt(process);
         }
-        state.link = Some(link);
+        state.is_archived = is_whole;
+        state.link = (!is_whole).then_some(link);
+        let processes: Vec<Arc<Process>> = state.by_slot.values().cloned().collect();
         drop(state);
+        session.recall_ends(&core.config.audit, &processes);
         Ok(session)
+    }
+
+    /// Whether nothing of it is lost: its holder left it to its files.
+    pub(crate) fn is_archived(&self) -> bool {
+        lock(&self.state).is_archived
     }
 
     /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
@@ -507,12 +554,13 @@ impl Session {
     }
 
     /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
-    pub(crate) fn sweep(&self, now: Instant, kept: Duration) {
+    pub(crate) fn sweep(self: &Arc<Self>, now: Instant, kept: Duration) {
         self.record_ends();
         let link = lock(&self.state).link.clone();
         if let Some(link) = link {
             link.withdraw_overdue(self);
         }
+        self.save_again();
         let mut state = lock(&self.state);
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
@@ -532,6 +580,7 @@ impl Session {
         if done.iter().any(|process| process.meta.auto_forget) {
             state.shorten_if_empty(now);
         }
+        state.by_slot.values().for_each(|process| process.unload_idle());
         // A holder runs the clock of its session, while it lives.
         let expired = state.users == 0
             && state.link.as_ref().is_none_or(|link| link.is_broken())

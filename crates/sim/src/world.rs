@@ -114,6 +114,8 @@ impl World {
             free_floor_bytes: 0,
             free_floor_percent: 0,
             ttl_ms: 120_000,
+            // Simulated holders stay: a world has no server that serves files alone.
+            archive_after_ms: exec_server_holder::wire::TTL_NONE,
             ..Limits::default()
         };
         let holders = Holders::new(limits, gate.clone())?;

@@ -14,7 +14,7 @@ use crate::{Config, Confine, Limits, User};
 pub(super) const LAYOUT: u32 = 4;
 
 /// Numbers at the beginning, eight bytes each.
-const FIELDS: usize = 9;
+const FIELDS: usize = 10;
 
 /// Stands for a limit that there is none of.
 const NONE: u64 = u64::MAX;
@@ -33,6 +33,7 @@ pub(super) fn encode(new: &NewHolder) -> Vec<u8> {
         limits.free_floor_percent,
         limits.pids_max.unwrap_or(NONE),
         limits.memory_max.unwrap_or(NONE),
+        limits.archive_after_ms,
         u64::from(new.original_nofile.is_some()),
         nofile.0,
         nofile.1,
@@ -62,7 +63,9 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
     for field in &mut fields {
         *field = u64::from_le_bytes(take(&mut rest)?);
     }
-    let [ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent, pids, memory, has_nofile, soft, hard] = fields;
+    let [ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent, pids, memory, archive_after_ms, nofile @ ..] =
+        fields;
+    let [has_nofile, soft, hard] = nofile;
     let limit = |value: u64| (value != NONE).then_some(value);
     let length = take_count(&mut rest)?;
     let (group, after) = rest.split_at_checked(length).ok_or(DecodeError::Short)?;
@@ -91,6 +94,7 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
             free_floor_percent,
             pids_max: limit(pids),
             memory_max: limit(memory),
+            archive_after_ms,
         },
         nofile: (has_nofile != 0).then_some((soft, hard)),
         confine: Confine { group: SessionGroup::decode(group), user, rlimits },

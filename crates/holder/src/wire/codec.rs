@@ -67,6 +67,8 @@ impl ToHolder<'_> {
             Self::Followed { slot, seq } => w.kind(22).u32(*slot).u64(*seq),
             Self::Used { is_going_on } => w.kind(18).u8(u8::from(*is_going_on)),
             Self::Withdraw { req } => w.kind(19).u32(*req),
+            Self::AllowArchive => w.kind(20),
+            Self::Leave => w.kind(21),
         };
     }
 }
@@ -111,6 +113,8 @@ impl<'a> ToHolder<'a> {
             22 => Self::Followed { slot: r.u32()?, seq: r.u64()? },
             18 => Self::Used { is_going_on: r.bool("is_going_on")? },
             19 => Self::Withdraw { req: r.u32()? },
+            20 => Self::AllowArchive,
+            21 => Self::Leave,
             other => return Err(DecodeError::Kind(other)),
         };
         r.end(decoded)
@@ -142,6 +146,8 @@ impl FromHolder {
             Self::Dropped { slot, segment } => w.kind(11).u32(*slot).u64(*segment),
             Self::Expired => w.kind(12),
             Self::Retired { segment } => w.kind(13).u64(*segment),
+            Self::Archived => w.kind(20),
+            Self::Staying => w.kind(21),
         };
     }
 
@@ -173,6 +179,8 @@ impl FromHolder {
             11 => Self::Dropped { slot: r.u32()?, segment: r.u64()? },
             12 => Self::Expired,
             13 => Self::Retired { segment: r.u64()? },
+            20 => Self::Archived,
+            21 => Self::Staying,
             other => return Err(DecodeError::Kind(other)),
         };
         r.end(decoded)

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 
+mod archive;
 mod control;
 mod ending;
 mod full;

@@ -210,6 +210,11 @@ impl Log {
         self.chain.segments().count()
     }
 
+    /// Names of the segments that are known.
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        self.chain.segments().map(|info| info.id).collect()
+    }
+
     fn read(&mut self, slot: u32, dir: &OwnedFd) {
         let cursor = self.cursor.get_or_insert_with(Cursor::start);
         loop {

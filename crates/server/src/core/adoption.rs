@@ -38,6 +38,9 @@ pub(crate) const HELD_FOR: Duration = Duration::from_secs(8);
 /// How often a holder is looked for again that takes no connection, or that failed to introduce itself.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
+/// When a holder is looked for again for the first time: it may just be leaving.
+const LEFT_AFTER: Duration = Duration::from_millis(50);
+
 /// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
@@ -97,10 +100,13 @@ impl Adopting {
 
     /// Waits for the holder, or for its end. Holds no core while it waits: this is a task of the core.
     async fn run(self, mut found: Found) {
+        let mut pause = LEFT_AFTER;
         loop {
             match found {
                 Found::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
                     Ok(()) => return,
+                    // It may have left the session to its files in this moment; the first look after it is not put off.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == LEFT_AFTER => {}
                     // Never killed: it is asked again, and else its own clock ends it.
                     Err(error) => {
                         tracing::warn!(session = short(&self.id), %error, "its holder did not introduce itself")
@@ -114,17 +120,19 @@ impl Adopting {
                     return;
                 }
             }
-            match self.look_again().await {
+            match self.look_again(pause).await {
                 Some(again) => found = again,
                 None => return,
             }
+            pause = LOOK_EVERY;
         }
     }
 
     /// What is there of the session by now; `None` where nothing is left, or nothing that will ever be understood.
-    async fn look_again(&self) -> Option<Found> {
+    async fn look_again(&self, mut pause: Duration) -> Option<Found> {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(pause).await;
+            pause = LOOK_EVERY;
             let (holders, session) = (self.core.upgrade()?.holders.clone(), self.id.clone());
             let look = tokio::task::spawn_blocking(move || holders.look(&session)).await;
             match look.map_err(io::Error::other).flatten() {
@@ -274,7 +282,15 @@ impl Core {
                 match Session::from_remains(self, id.into(), remains) {
                     Ok(session) => {
                         let processes = session.processes().len();
-                        tracing::error!(session = short(id), processes, "its holder is gone; what it spilled is kept");
+                        if session.is_archived() {
+                            tracing::info!(session = short(id), processes, "served from its files");
+                        } else {
+                            tracing::error!(
+                                session = short(id),
+                                processes,
+                                "its holder is gone; what it spilled is kept"
+                            );
+                        }
                         lock(&self.sessions).insert(session.id.clone(), session);
                     }
                     Err(error) => {

@@ -36,7 +36,7 @@ impl Load {
     pub(crate) fn run(self) {
         let Self { process, segment } = &self;
         let name = exec_server_log::disk_name(process.slot, *segment);
-        let file = process.link.open_segment(&name).map_err(RecoverError::from);
+        let file = process.link().open_segment(&name).map_err(RecoverError::from);
         match file.and_then(|file| Loaded::read(&file)) {
             // False: the segment was taken while it was read.
             Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
@@ -69,6 +69,16 @@ impl Drop for Load {
 }
 
 impl Process {
+    /// Drops what was loaded where nothing reads: ended processes that are kept must not keep memory.
+    pub(crate) fn unload_idle(&self) {
+        let mut loads = lock(&self.loads);
+        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !lock(&self.watches).is_empty() {
+            return;
+        }
+        let mut chain = self.chain();
+        loads.loaded.drain(..).for_each(|segment| chain.unload(segment));
+    }
+
     /// The task of reading a spilled segment, unless somebody has it already.
     pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<Load> {
         let is_new = lock(&self.loads).under_way.insert(segment);

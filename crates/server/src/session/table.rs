@@ -35,6 +35,8 @@ pub(super) struct State {
     /// The holder's names; also holds processes that were hidden or forgotten and have no name any more.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
     pub(super) link: Option<Arc<Link>>,
+    /// Its holder has left it to its files, which this server looks after.
+    pub(super) is_archived: bool,
     /// The session is over; what still comes from its holder is expected.
     pub(super) over: bool,
     /// Subscriptions and waiting reads of other sessions.

@@ -13,15 +13,18 @@ use std::{
 
 use exec_server_holder::{
     Confine, Limits,
+    archive::{ARCHIVE_NAME, Clock},
     cgroup::{Root, SessionGroup},
-    spawner::{self, NewHolder, SECRET_NAME, SpawnerHandle},
+    roll::{self, ROLL_NAME},
+    spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
+    wire::TTL_NONE,
 };
 use exec_server_sandbox::{BuildError, Built, Script};
 use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, place::hex, sessions};
 use crate::{
-    core::{Found, Holders, Remains},
+    core::{ArchiveFiles, Found, Holders, LeftClock, Remains},
     process::lock,
 };
 
@@ -123,7 +126,7 @@ fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
 
 /// What a dead holder left: the output that it had spilled, of the processes that its roll names.
 fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
-    let (Some(record), Some(roll)) = (sessions::read_small(dir, "record")?, sessions::read_roll(dir)?) else {
+    let (Some(record), Some(roll)) = (sessions::read_small(dir, "record")?, roll::read(dir)?) else {
         return Ok(Found::Dead);
     };
     let mut logs = Vec::new();
@@ -131,7 +134,17 @@ fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
         let recovered = exec_server_log::survey(dir, enrolled.slot)?;
         logs.push((enrolled, recovered));
     }
-    Ok(Found::Remains(Remains { record, logs }))
+    let clock = Clock::read(dir)?.map(|clock| LeftClock {
+        ttl: (clock.ttl_ms != TTL_NONE).then(|| Duration::from_millis(clock.ttl_ms)),
+        detached_for: clock.detached_ns.map(|since| Duration::from_nanos(monotonic_ns().saturating_sub(since))),
+    });
+    Ok(Found::Remains(Remains { record, logs, clock }))
+}
+
+/// The clock that holders run sessions by.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Holders for Spawned {
@@ -210,6 +223,23 @@ impl Holders for Spawned {
         sessions::remove_file(dir.as_fd(), name)
     }
 
+    fn write_archive(&self, session: &str, files: &ArchiveFiles) -> io::Result<()> {
+        let dir = self.state.open_session_dir(session)?;
+        if files.processes.is_empty() {
+            // The secret first: without it nothing but the record counts.
+            sessions::remove_file(dir.as_fd(), SECRET_NAME)?;
+            for name in [ROLL_NAME, ARCHIVE_NAME, SOCKET_NAME] {
+                sessions::remove_file(dir.as_fd(), name)?;
+            }
+        } else {
+            roll::write(&dir, &roll::encode(&files.processes))?;
+            let since = files.detached_for.map(|long| u64::try_from(long.as_nanos()).unwrap_or(u64::MAX));
+            let detached_ns = since.map(|long| monotonic_ns().saturating_sub(long));
+            Clock { ttl_ms: files.ttl_ms, detached_ns }.write(&dir)?;
+        }
+        sessions::remove_segments(dir.as_fd(), |name| !files.segments.contains(name))
+    }
+
     fn remove(&self, session: &str) -> io::Result<()> {
         // No wait: a holder that lives removes its group itself, and one that is dead was buried.
         let group = self.group_of(session);
@@ -219,6 +249,20 @@ impl Holders for Spawned {
     }
 
     fn unmake(&self, session: &str) {
+        let dir = self.state.open_session_dir(session);
+        if let Ok(dir) = dir.as_ref()
+            && roll::read(dir).is_ok_and(|roll| roll.is_some())
+        {
+            // The files of an archived session are found by way of its secret. With another one the holder knows that it is not wanted.
+            let mut secret = [0; 32];
+            let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
+            let replaced =
+                replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
+            if let Err(error) = replaced {
+                tracing::warn!(%error, "the secret of a holder that is not used stays");
+            }
+            return self.group_of(session).remove();
+        }
         // A secret without a holder would look like a holder that died, and cost the session its record.
         self.state.forget_secret(session);
         self.group_of(session).remove();

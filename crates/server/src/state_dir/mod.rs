@@ -10,6 +10,7 @@
 //! DIR/sessions/ID/record       a session without processes
 //! DIR/sessions/ID/secret       what the holder of that session wants to hear first
 //! DIR/sessions/ID/{sock, *.seg, expired}   made by the holder
+//! DIR/sessions/ID/{processes, archived}    what a session without a holder had; made by the holder, kept true by the server
 //! ```
 //!
 //! Must not know the wire, and reads neither environment nor arguments: paths are handed in.

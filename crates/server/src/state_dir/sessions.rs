@@ -8,10 +8,7 @@ use std::{
     path::Path,
 };
 
-use exec_server_holder::{
-    roll::{self, Enrolled, ROLL_NAME},
-    spawner::SECRET_NAME,
-};
+use exec_server_holder::spawner::SECRET_NAME;
 use rustix::{
     fs::{AtFlags, Dir, Mode, OFlags},
     io::Errno,
@@ -21,9 +18,6 @@ use super::StateDir;
 
 /// Larger than any record, so that a foreign file is not read into memory.
 const FILE_MAX_BYTES: u64 = 1 << 20;
-
-/// Larger than the roll of a session with 4096 processes of 4 KiB of arguments each, in hexadecimal.
-const ROLL_MAX_BYTES: u64 = 64 << 20;
 
 /// How often a directory is emptied before its removal is given up.
 const REMOVAL_ROUNDS: u32 = 8;
@@ -139,21 +133,6 @@ pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<V
     Ok(Some(bytes))
 }
 
-/// Reads the roll of a session directory; absent, or no roll, is `None`.
-pub(super) fn read_roll(dir: BorrowedFd<'_>) -> io::Result<Option<Vec<Enrolled>>> {
-    let file = match open_file(dir, ROLL_NAME) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let mut text = String::new();
-    // A part of it would be none, and what it names would be thrown away with the session: better left alone.
-    if file.take(ROLL_MAX_BYTES).read_to_string(&mut text)? as u64 == ROLL_MAX_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
-    }
-    Ok(roll::decode(&text))
-}
-
 /// Opens a file of a session directory for reading; a name with a path in it is refused.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
@@ -161,6 +140,20 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
+}
+
+/// Removes the segments of a session directory whose names are chosen.
+pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> bool) -> io::Result<()> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().to_str()
+            && name.ends_with(".seg")
+            && is_chosen(name)
+        {
+            absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a file of a session directory; absent is fine, a name with a path in it is refused.
