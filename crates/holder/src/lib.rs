@@ -52,6 +52,7 @@ pub mod roll;
 mod run;
 pub mod spawner;
 mod spill;
+mod title;
 pub mod tombstone;
 pub mod wire;
 

@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::strays::Strays;
 use crate::wire;
-use crate::{Confine, Forker, Holder, Limits, inherited, reap, run};
+use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
@@ -160,6 +160,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// The life of the spawner.
 fn serve(socket: OwnedFd) {
     name(c"exec-spawner");
+    title::set_spawner();
     for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE, libc::SIGXFSZ] {
         disposition(signal, libc::SIG_IGN);
     }
@@ -254,7 +255,10 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
     }
     disposition(libc::SIGPIPE, libc::SIG_IGN);
     inherited::ignore_file_size_signal();
-    let fds = isolate([controller, dir])?;
+    let [controller, dir] = isolate([controller, dir])?;
+    if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())) {
+        title::set_holder(&path);
+    }
     rustix::process::chdir("/")?;
     // Strays of our children become ours, and nobody of our uid may look into our memory.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -263,7 +267,7 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
     // Refused is no reason to fail: the present limit stays and bounds the number of processes.
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
-    Ok(fds)
+    Ok([controller, dir])
 }
 
 /// Puts the null device on 0 to 2 and closes every descriptor but those given, which may get new numbers.

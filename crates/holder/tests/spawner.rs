@@ -230,6 +230,14 @@ fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
     let holder = holder_of(link.start("sleep 1000").expect("started"));
     assert_eq!(field(holder, "Name:"), "exec-holder");
     assert_eq!(field(spawner.pid(), "Name:"), "exec-spawner");
+    let title = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).expect("readable");
+    assert!(title(spawner.pid()).starts_with("exec-server spawner:"), "{}", title(spawner.pid()));
+    let session = dir.path().file_name().and_then(|name| name.to_str()).expect("a name");
+    let shown = session.get(..8).unwrap_or_default();
+    assert!(title(holder).starts_with(&format!("exec-server holder {shown}:")), "{}", title(holder));
+    assert!(!title(holder).contains(session), "an id opens its session");
+    let variables = std::fs::read(format!("/proc/{holder}/environ")).expect("readable for the same user");
+    assert!(!variables.windows(5).any(|part| part == b"PATH="), "no variable is shown");
     assert_eq!(field(holder, "Threads:"), "1");
     let stat = std::fs::read_to_string(format!("/proc/{holder}/stat")).expect("the process lives");
     let session = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(3)).expect("a session");

@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::request::LAYOUT;
 use super::{SpawnerHandle, fork_serving, pair};
-use crate::wire;
+use crate::{title, wire};
 
 /// The first and only argument of a program that is to be a spawner.
 pub const ARGUMENT: &str = "--spawner";
@@ -156,6 +156,7 @@ fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Ch
         .args(whom)
         // Holders show it to everyone who may look at them, and need nothing of it: the host's secrets stay with the host.
         .env_clear()
+        .env(title::ROOM.0, title::ROOM.1)
         .current_dir("/")
         .stdin(socket)
         .stdout(Stdio::null())
