@@ -75,6 +75,23 @@ fn a_denied_request_has_no_effect_and_a_declared_scope_adds_nothing() {
 }
 
 #[test]
+fn a_start_that_names_no_directory_begins_in_the_first_root() {
+    let server = TestServer::start();
+    let root = server.dir().canonicalize().expect("it exists").join("root");
+    fs::create_dir(&root).expect("make a directory");
+    let token = tokens::create(&server, "rooted", &["--root", &root.display().to_string()]);
+    let mut client = tokens::client(&server, &token);
+    client.ok("process/start", json!({"processId": "p", "argv": ["pwd"]}));
+    let ended = client.collect("p");
+    let expected = format!("{}\n", root.display());
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), expected);
+    let mut run = std::process::Command::new(crate::common::binary());
+    run.args(["run", "--connect", &tokens::url(&server, &token), "--", "pwd"]);
+    let output = run.output().expect("run the program");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+}
+
+#[test]
 fn processes_start_only_beneath_the_roots() {
     let server = TestServer::start();
     let root = server.dir().join("root");

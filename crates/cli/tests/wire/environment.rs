@@ -134,3 +134,26 @@ fn a_large_environment_arrives_whole() {
     assert_eq!(lines.len(), 2000);
     assert!(lines.iter().all(|line| line.len() == 106));
 }
+
+/// Everything that a client writes without cwd, environment and terminal.
+#[test]
+fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_variables() {
+    let server = server();
+    let mut client = server.client();
+    let ended = client.run_params(json!({"processId": "p", "argv": ["sh", "-c", "pwd; env"]}));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let mut lines = said.lines();
+    let info = client.ok("environment/info", json!({}));
+    let own = std::fs::read_link(format!("/proc/{}/cwd", server.pid())).expect("ours");
+    assert_eq!(lines.next().map(std::path::Path::new), Some(own.as_path()));
+    assert_eq!(info["cwd"], format!("file://{}", own.display()));
+    let known = ["PATH=", "SHELL=", "TMPDIR=", "TEMP=", "TMP=", "HOME=", "LANG=", "LC_ALL=", "LC_CTYPE=", "LOGNAME=", "USER="];
+    // What the shell sets itself.
+    let of_the_shell = ["PWD=", "SHLVL=", "_=", "OLDPWD="];
+    for line in lines.clone() {
+        assert!(known.iter().chain(&of_the_shell).any(|name| line.starts_with(name)), "{line}");
+    }
+    assert!(lines.clone().any(|line| line == "LANG=C") && lines.clone().any(|line| line == "USER=somebody"), "{said}");
+    // An environment that is given is the whole one, also an empty one.
+    assert_eq!(env(&mut client, "empty", json!({"env": {}})), Vec::<String>::new());
+}

@@ -175,8 +175,8 @@ impl Start {
         wire::StartParams {
             process_id,
             argv: self.argv.clone(),
-            cwd,
-            env: self.env.clone(),
+            cwd: Some(cwd),
+            env: Some(self.env.clone()),
             env_policy: self.env_policy.clone(),
             tty: self.tty,
             pipe_stdin: self.pipe_stdin,

@@ -21,14 +21,17 @@ pub struct StartParams {
     pub process_id: ProcessId,
     /// Program and arguments; the program is looked up in the child's PATH.
     pub argv: Vec<String>,
-    /// Working directory.
-    pub cwd: PathArg,
-    /// The whole environment, or with `envPolicy` what is laid over it.
-    pub env: BTreeMap<String, String>,
-    /// How the environment is made from the server's; absent means nothing is inherited.
+    /// Working directory; absent means the caller's first root, else the server's own directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<PathArg>,
+    /// The whole environment, or with `envPolicy` what is laid over it. Without both, the child inherits the server's core variables.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<BTreeMap<String, String>>,
+    /// How the environment is made from the server's; absent, and with `env` present, nothing is inherited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_policy: Option<EnvPolicy>,
     /// Runs on a terminal.
+    #[serde(default, deserialize_with = "null_default")]
     pub tty: bool,
     /// Keeps a writable stdin without a terminal.
     #[serde(default, deserialize_with = "null_default")]
@@ -129,6 +132,17 @@ impl EnvPolicy {
     #[must_use]
     pub fn filters(&self) -> bool {
         !self.ignore_default_excludes || !self.exclude.is_empty() || !self.include_only.is_empty()
+    }
+
+    /// The platform's short list, without names that look like secrets: what a start gets that says nothing about its environment.
+    pub fn core() -> Self {
+        Self {
+            inherit: Inherit::Core,
+            ignore_default_excludes: false,
+            exclude: Vec::new(),
+            set: BTreeMap::new(),
+            include_only: Vec::new(),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
     let parts = Parts {
         process_id: params.process_id.as_str().to_owned(),
         argv: params.argv,
-        cwd: absolute(params.cwd, config.cwd.as_deref()),
+        cwd: Some(absolute(params.cwd, config.cwd.as_deref())),
         dialect: Dialect::Command,
         stdin: params.tty,
         tty: params.tty,

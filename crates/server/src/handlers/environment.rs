@@ -11,7 +11,7 @@ use exec_server_protocol::{
 
 use exec_server_sandbox::Host;
 
-use super::Context;
+use super::{Context, permitted};
 use crate::pump::Reply;
 
 /// Where commands run that name no shell of their own.
@@ -35,7 +35,7 @@ pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
     let temp = variable("TMPDIR").map_or_else(|| OsString::from("/tmp"), Clone::clone);
     reply.result(&InfoResult {
         shell: Some(Shell { name, path: shell }),
-        cwd: config.cwd.as_deref().map(path::to_uri),
+        cwd: Some(path::to_uri(&permitted::default_directory(&context.grant, config.cwd.as_deref()))),
         temporary_directories: Some(Vec::new()),
         temp_dir: absolute_uri(&temp),
         home_dir: variable("HOME").and_then(absolute_uri),

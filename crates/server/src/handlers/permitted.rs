@@ -18,6 +18,12 @@ use crate::{
     sandbox::{Confinement, NEEDS_RESTRICTED_FILES},
 };
 
+/// Where a start that names no directory begins: the principal's first root, else the server's own directory.
+pub(super) fn default_directory(grant: &Grant, own: Option<&Path>) -> PathBuf {
+    let root = grant.rights().roots.first().map(PathBuf::as_path);
+    root.or(own).unwrap_or(Path::new("/")).to_owned()
+}
+
 /// The directory to start in, with links resolved where that matters: what was looked at is what is used.
 pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure> {
     let roots = &grant.rights().roots;

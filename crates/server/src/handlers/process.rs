@@ -9,7 +9,12 @@ use exec_server_holder::{
     Size,
     wire::{Overflow, StartSpec, Status, ToHolder},
 };
-use exec_server_protocol::{Empty, limits, path::PathArg, process as wire, signal as names};
+use exec_server_protocol::{
+    Empty, limits,
+    path::PathArg,
+    process::{self as wire, EnvPolicy},
+    signal as names,
+};
 use tokio::time::Instant;
 
 use super::{Context, permitted, sizes};
@@ -31,7 +36,8 @@ pub(super) const DEFAULT_SIZE: Size = Size { rows: 24, cols: 80 };
 pub(super) struct Parts {
     pub(super) process_id: String,
     pub(super) argv: Vec<String>,
-    pub(super) cwd: PathArg,
+    /// Absent: where the caller starts by default.
+    pub(super) cwd: Option<PathArg>,
     pub(super) dialect: Dialect,
     pub(super) stdin: bool,
     pub(super) tty: bool,
@@ -47,7 +53,10 @@ pub(super) struct Parts {
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
-    let path = cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?;
+    let path = match &cwd {
+        Some(cwd) => cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?,
+        None => permitted::default_directory(&context.grant, context.core.config.cwd.as_deref()),
+    };
     let path = permitted::directory(&context.grant, path)?;
     if argv.is_empty() {
         return Err(Failure::EmptyArgv);
@@ -109,13 +118,17 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             what: "`shellSnapshot` with an `envPolicy` that filters needs a captured shell state".to_owned(),
         });
     }
-    check_names(params.env_policy.as_ref(), &params.env)?;
+    let env_policy = match (params.env_policy, &params.env) {
+        (None, None) => Some(EnvPolicy::core()),
+        (policy, _) => policy,
+    };
+    let mut env = params.env.unwrap_or_default();
+    check_names(env_policy.as_ref(), &env)?;
     let config = &context.core.config;
-    let mut env = params.env;
     if let Some(term) = params.term.filter(|_| params.tty) {
         env.entry("TERM".to_owned()).or_insert(term);
     }
-    permitted::variables(&context.grant, params.env_policy.as_ref(), &env)?;
+    permitted::variables(&context.grant, env_policy.as_ref(), &env)?;
     let size = params.size.map_or(DEFAULT_SIZE, |size| Size { rows: size.rows, cols: size.cols });
     launch(
         context,
@@ -130,7 +143,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
             confinement,
             spec: StartSpec {
                 arg0: params.arg0.map(String::into_bytes),
-                env: child_environment(&config.environment, params.env_policy.as_ref(), &env),
+                env: child_environment(&config.environment, env_policy.as_ref(), &env),
                 tty: params.tty.then_some(size),
                 pipe_stdin: params.pipe_stdin,
                 timeout_ms: params.timeout_ms,
@@ -207,6 +220,8 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
     let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
     match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
         Some(_) => reply.result(&Empty {}),
+        // The holder left when it had closed, and said as much while it was there.
+        None if process.link().is_archive() => reply.result(&Empty {}),
         None => reply.fail(&context.session.holder_lost()),
     }
 }

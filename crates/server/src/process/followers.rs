@@ -61,7 +61,7 @@ impl Process {
 
     /// Tells the holder what the readers that follow have taken, where that has changed.
     pub(super) fn tell_followed(&self) {
-        if !self.link.takes(FOLLOWERS) || self.forgotten.get().is_some() {
+        if !self.link().takes(FOLLOWERS) || self.forgotten.get().is_some() {
             return;
         }
         // Held until it is sent: of two threads the one with the older news must not come second.
@@ -69,7 +69,7 @@ impl Process {
         let seq = self.followed_seq();
         if *told != seq {
             *told = seq;
-            self.link.send(&ToHolder::Followed { slot: self.slot, seq });
+            self.link().send(&ToHolder::Followed { slot: self.slot, seq });
         }
     }
 
