@@ -124,11 +124,9 @@ impl Job {
     fn removes_of(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
-            Self::Write { .. }
-            | Self::Roll { .. }
-            | Self::UnlinkRoll
-            | Self::Archive { .. }
-            | Self::UnlinkArchive => None,
+            Self::Write { .. } | Self::Roll { .. } | Self::UnlinkRoll | Self::Archive { .. } | Self::UnlinkArchive => {
+                None
+            }
         }
     }
 }
@@ -254,11 +252,7 @@ impl Spill {
                     rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
                     continue;
                 }
-                Job::Unlink { .. }
-                | Job::Roll { .. }
-                | Job::UnlinkRoll
-                | Job::Archive { .. }
-                | Job::UnlinkArchive => {}
+                Job::Unlink { .. } | Job::Roll { .. } | Job::UnlinkRoll | Job::Archive { .. } | Job::UnlinkArchive => {}
             }
             queue.jobs.push_back(job);
         }

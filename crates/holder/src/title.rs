@@ -9,7 +9,8 @@
 use crate::spawner::ARGUMENT;
 
 /// Room for a title in the environment of a program that has no other: longer than all words of a title.
-pub(crate) const ROOM: (&str, &str) = ("EXEC_SERVER_TITLE", "                                                                ");
+pub(crate) const ROOM: (&str, &str) =
+    ("EXEC_SERVER_TITLE", "                                                                ");
 
 /// What the spawner calls itself, before the arguments of the program that it was forked from.
 const SPAWNER: &[u8] = b"exec-server spawner:";

@@ -56,7 +56,8 @@ fn picture(client: &mut Client, session: &str) -> (Vec<Value>, Vec<Vec<Value>>) 
 fn resume(server: &TestServer, session: &str, ttl_ms: Option<u64>) -> Client {
     let mut client = server.connect();
     let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let mut params = json!({"clientName": "test", "resumeSessionId": session, "takeover": true, "capabilities": capabilities});
+    let mut params =
+        json!({"clientName": "test", "resumeSessionId": session, "takeover": true, "capabilities": capabilities});
     if let Some(ttl_ms) = ttl_ms {
         params["ttlMs"] = json!(ttl_ms);
     }
@@ -170,10 +171,18 @@ fn a_session_without_a_holder_goes_on_where_it_was() {
         let id = format!("later-{round}");
         owner.ok("process/start", sh(&id, "echo later; exec sleep 1000"));
         assert_eq!(holders(&story.server), 1);
-        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(&mut story.observer, &story.session, job) == *read_before));
+        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(
+            &mut story.observer,
+            &story.session,
+            job
+        ) == *read_before));
         // The server is killed while the new holder runs, too.
         story.restart();
-        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(&mut story.observer, &story.session, job) == *read_before));
+        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(
+            &mut story.observer,
+            &story.session,
+            job
+        ) == *read_before));
         let mut owner = resume(&story.server, &story.session, None);
         owner.ok("process/terminate", json!({"processId": id}));
         wait_for("its end", || is_closed(&mut story.observer, &id));
@@ -235,7 +244,8 @@ fn a_daemon_that_outlived_its_process_keeps_the_holder() {
     let server = TestServer::builder().keep_holders().start();
     let (mut client, session) = modern(&server);
     let file = server.dir().join("daemon");
-    let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 < /dev/null & exit 0", file.display());
+    let script =
+        format!("setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 < /dev/null & exit 0", file.display());
     client.ok("process/start", sh("p", &script));
     let mut observer = server.client();
     wait_for("the end", || is_closed(&mut observer, "p"));

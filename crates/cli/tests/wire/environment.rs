@@ -147,7 +147,8 @@ fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_vari
     let own = std::fs::read_link(format!("/proc/{}/cwd", server.pid())).expect("ours");
     assert_eq!(lines.next().map(std::path::Path::new), Some(own.as_path()));
     assert_eq!(info["cwd"], format!("file://{}", own.display()));
-    let known = ["PATH=", "SHELL=", "TMPDIR=", "TEMP=", "TMP=", "HOME=", "LANG=", "LC_ALL=", "LC_CTYPE=", "LOGNAME=", "USER="];
+    let known =
+        ["PATH=", "SHELL=", "TMPDIR=", "TEMP=", "TMP=", "HOME=", "LANG=", "LC_ALL=", "LC_CTYPE=", "LOGNAME=", "USER="];
     // What the shell sets itself.
     let of_the_shell = ["PWD=", "SHLVL=", "_=", "OLDPWD="];
     for line in lines.clone() {

@@ -256,8 +256,7 @@ impl Holders for Spawned {
             // The files of an archived session are found by way of its secret. With another one the holder knows that it is not wanted.
             let mut secret = [0; 32];
             let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
-            let replaced =
-                replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
+            let replaced = replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
             if let Err(error) = replaced {
                 tracing::warn!(%error, "the secret of a holder that is not used stays");
             }
