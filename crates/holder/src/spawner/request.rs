@@ -11,7 +11,7 @@ use crate::wire::DecodeError;
 use crate::{Config, Confine, Limits, User};
 
 /// The layout of the request, and what a spawner introduces itself with.
-pub(super) const LAYOUT: u32 = 4;
+pub(super) const LAYOUT: u32 = 5;
 
 /// Numbers at the beginning, eight bytes each.
 const FIELDS: usize = 10;
