@@ -1,15 +1,23 @@
 //! `exec-server cp`: the two ends of a copy, what is said while it goes on, and its exit code.
 //! Must not know how bytes travel.
 
+mod progress;
+
 use std::{
-    env,
-    io::{self, IsTerminal as _, Write as _},
+    convert::Infallible,
+    env, future,
+    io::{self, IsTerminal as _},
     path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
+use crate::{
+    args::{self, Side},
+    codes,
+    connect::{self, Server, VISIT_TTL_MS},
+    env_token, ids, link, remote_path, runtime, say,
+};
 use anyhow::Context as _;
 use exec_server_client::{
     Client,
@@ -17,17 +25,7 @@ use exec_server_client::{
     fs::{self, EntryKind},
     protocol::initialize::Ttl,
 };
-use tokio::time::Instant;
-
-use crate::{
-    args::{self, Side},
-    codes,
-    connect::{self, Server, VISIT_TTL_MS},
-    display, env_token, ids, link, remote_path, runtime, say, terminal,
-};
-
-/// How often the line is drawn.
-const DRAW_EVERY: Duration = Duration::from_millis(100);
+use progress::Progress;
 
 /// Copies; what was not copied is said, and the code tells it.
 pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
@@ -48,8 +46,15 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
             places.push(sessions.open(end, *named).await?);
         }
         let target = places.pop().expect("the grammar asks for two paths");
-        let talk = Talk { line: is_shown.then(Line::new).map(Mutex::new) };
-        let copying = copy_all(args, &places, &target, &talk);
+        let talk = Talk { line: is_shown.then(Progress::new).map(Mutex::new) };
+        let copying = async {
+            let counting = count(&places, &talk);
+            // Both are cancel safe. The count is dropped with the end of the copy, and never ends itself.
+            tokio::select! {
+                code = copy_all(args, &places, &target, &talk) => code,
+                never = counting => match never {},
+            }
+        };
         let code = link::telling(&sessions.clients(), |text| talk.say(text), copying).await;
         talk.end();
         for client in sessions.clients() {
@@ -57,6 +62,16 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
         }
         Ok(ExitCode::from(code))
     })
+}
+
+/// Finds the total for the progress line, where there is one.
+async fn count(sources: &[Place], talk: &Talk) -> Infallible {
+    if talk.line.is_some()
+        && let Some(total) = progress::count(sources).await
+    {
+        talk.with(|line| line.set_total(total));
+    }
+    future::pending().await
 }
 
 /// Copies one source after the other; the code of the worst.
@@ -143,11 +158,11 @@ impl<'a> End<'a> {
 /// What is said while it goes on.
 struct Talk {
     /// None where nobody looks.
-    line: Option<Mutex<Line>>,
+    line: Option<Mutex<Progress>>,
 }
 
 impl Talk {
-    fn with(&self, change: impl FnOnce(&mut Line)) {
+    fn with(&self, change: impl FnOnce(&mut Progress)) {
         if let Some(line) = &self.line {
             change(&mut line.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -160,33 +175,24 @@ impl Talk {
     }
 
     fn end(&self) {
-        self.with(|line| {
-            line.draw();
-            line.put("\n");
-        });
+        self.with(Progress::finish);
     }
 }
 
 impl Watch for Talk {
     fn begun(&self, path: &Path, size: u64) {
-        self.with(|line| {
-            line.of = line.of.saturating_add(size);
-            line.name = ids::clean(&path.file_name().unwrap_or_default().to_string_lossy()).to_string();
-        });
+        let name = ids::clean(&path.file_name().unwrap_or_default().to_string_lossy());
+        self.with(|line| line.begin_file(name, size));
     }
 
     fn moved(&self, _: &Path, bytes: u64) {
-        self.with(|line| {
-            line.bytes = line.bytes.saturating_add(bytes);
-            line.draw_sometimes();
-        });
+        self.with(|line| line.add_bytes(bytes));
     }
 
     fn done(&self, _: &Path, kind: EntryKind) {
-        self.with(|line| {
-            line.files += u64::from(kind == EntryKind::File);
-            line.draw_sometimes();
-        });
+        if kind == EntryKind::File {
+            self.with(Progress::add_file);
+        }
     }
 
     fn left_out(&self, path: &Path) {
@@ -203,74 +209,5 @@ impl Watch for Talk {
 
     fn unfinished(&self, tree: &Path, _: &Path) {
         self.say(&format!("`{}` is not complete: the same command goes on with what is missing", tree.display()));
-    }
-}
-
-/// One line that is drawn over itself: how much of what is known of, how fast, and which file was begun last.
-struct Line {
-    began: Instant,
-    drawn: Option<Instant>,
-    files: u64,
-    bytes: u64,
-    of: u64,
-    name: String,
-}
-
-impl Line {
-    fn new() -> Self {
-        Self { began: Instant::now(), drawn: None, files: 0, bytes: 0, of: 0, name: String::new() }
-    }
-
-    fn draw_sometimes(&mut self) {
-        if self.drawn.is_none_or(|drawn| drawn.elapsed() >= DRAW_EVERY) {
-            self.draw();
-        }
-    }
-
-    fn draw(&mut self) {
-        self.drawn = Some(Instant::now());
-        let width = usize::from(terminal::size().map_or(80, |size| size.cols));
-        let text: String = self.text(self.began.elapsed()).chars().take(width.saturating_sub(1)).collect();
-        self.put(&format!("\r\x1b[K{text}"));
-    }
-
-    fn wipe(&mut self) {
-        self.put("\r\x1b[K");
-    }
-
-    fn text(&self, took: Duration) -> String {
-        const BAR: usize = 20;
-        let done = if self.of == 0 { 1.0 } else { (self.bytes as f64 / self.of as f64).min(1.0) };
-        let full = (done * BAR as f64) as usize;
-        let speed = (self.bytes as f64 / took.as_secs_f64().max(0.001)) as u64;
-        format!(
-            "[{}{}] {:>3}%  {} of {}  {}/s  {} files  {}",
-            "#".repeat(full),
-            " ".repeat(BAR - full),
-            (done * 100.0) as u64,
-            display::size(self.bytes),
-            display::size(self.of),
-            display::size(speed),
-            self.files,
-            self.name,
-        )
-    }
-
-    fn put(&self, text: &str) {
-        // Nobody is there to be told.
-        io::stderr().write_all(text.as_bytes()).ok();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_line_says_how_far_it_is() {
-        let mut line = Line::new();
-        (line.bytes, line.of, line.files, line.name) = (512 << 20, 2 << 30, 3, "big".to_owned());
-        let text = line.text(Duration::from_secs(2));
-        assert_eq!(text, "[#####               ]  25%  512.0 MiB of 2.0 GiB  256.0 MiB/s  3 files  big");
     }
 }

@@ -1,0 +1,260 @@
+//! The progress line of `cp`: how much of how much, how fast, and how long it will take.
+//!
+//! The copy learns of files as it descends, so a fraction of what it has found would fall again and again. The total comes from a count of
+//! the source that runs beside the copy; until it is known the line shows no fraction. A fraction that was shown never falls.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use exec_server_client::{
+    cp::Place,
+    fs::{EntryKind, Links},
+};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use tokio::time::Instant;
+
+use crate::{display, terminal};
+
+/// How often the line is drawn.
+const DRAW_EVERY: Duration = Duration::from_millis(100);
+
+/// The speed is that of the last so long.
+const SPEED_OVER: Duration = Duration::from_secs(5);
+
+/// The time left is shown once so much is known about the speed.
+const SPEED_AFTER: Duration = Duration::from_secs(1);
+
+/// Directories that are listed at once: a distant host answers many as fast as one.
+const LISTINGS: usize = 16;
+
+/// Entries that are counted. A larger tree is copied without a fraction.
+const ENTRIES_MAX: usize = 5_000_000;
+
+/// One line that is drawn over itself.
+pub(super) struct Progress {
+    began: Instant,
+    drawn: Option<Instant>,
+    files: u64,
+    bytes: u64,
+    /// Bytes of the files that were begun: the total is at least this.
+    begun: u64,
+    total: Option<u64>,
+    /// The largest fraction that was shown.
+    fraction: f64,
+    /// When how many bytes were copied, for the speed.
+    samples: VecDeque<(Duration, u64)>,
+    name: String,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            drawn: None,
+            files: 0,
+            bytes: 0,
+            begun: 0,
+            total: None,
+            fraction: 0.0,
+            samples: VecDeque::from([(Duration::ZERO, 0)]),
+            name: String::new(),
+        }
+    }
+
+    pub(super) fn set_total(&mut self, total: u64) {
+        self.total = Some(total);
+    }
+
+    pub(super) fn begin_file(&mut self, name: String, size: u64) {
+        self.begun = self.begun.saturating_add(size);
+        self.name = name;
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.draw_sometimes();
+    }
+
+    pub(super) fn add_file(&mut self) {
+        self.files += 1;
+        self.draw_sometimes();
+    }
+
+    pub(super) fn wipe(&self) {
+        put("\r\x1b[K");
+    }
+
+    pub(super) fn finish(&mut self) {
+        // The copy has ended, so every file that there is was begun.
+        self.total.get_or_insert(self.begun);
+        self.draw();
+        put("\n");
+    }
+
+    fn draw_sometimes(&mut self) {
+        if self.drawn.is_none_or(|drawn| drawn.elapsed() >= DRAW_EVERY) {
+            self.draw();
+        }
+    }
+
+    fn draw(&mut self) {
+        self.drawn = Some(Instant::now());
+        let width = usize::from(terminal::size().map_or(80, |size| size.cols));
+        let text: String = self.text(self.began.elapsed()).chars().take(width.saturating_sub(1)).collect();
+        put(&format!("\r\x1b[K{text}"));
+    }
+
+    fn text(&mut self, now: Duration) -> String {
+        const BAR: usize = 20;
+        let speed = self.speed(now);
+        let size = |bytes| display::size(bytes);
+        let rest = format!("{}/s", size(speed as u64));
+        let Some(total) = self.total.map(|total| total.max(self.begun)) else {
+            return format!(
+                "[{:^BAR$}]  {}  {rest}  {} files  {}",
+                "counting",
+                size(self.bytes),
+                self.files,
+                self.name
+            );
+        };
+        let fraction = if total == 0 { 1.0 } else { (self.bytes as f64 / total as f64).min(1.0) };
+        self.fraction = self.fraction.max(fraction);
+        let full = (self.fraction * BAR as f64) as usize;
+        let missing = total.saturating_sub(self.bytes);
+        let left = match missing {
+            0 => String::new(),
+            _ if now < SPEED_AFTER || speed < 1.0 => String::new(),
+            missing => format!("  {} left", display::age(Duration::from_secs_f64((missing as f64 / speed).min(1e9)))),
+        };
+        format!(
+            "[{}{}] {:>3}%  {} of {}  {rest}{left}  {} files  {}",
+            "#".repeat(full),
+            " ".repeat(BAR - full),
+            (self.fraction * 100.0) as u64,
+            size(self.bytes),
+            size(total),
+            self.files,
+            self.name,
+        )
+    }
+
+    /// Bytes per second of late.
+    fn speed(&mut self, now: Duration) -> f64 {
+        self.samples.push_back((now, self.bytes));
+        // The oldest sample is as old as the window, or older if the line was not drawn for a while.
+        while self.samples.len() > 2 && self.samples.get(1).is_some_and(|(at, _)| now - *at >= SPEED_OVER) {
+            self.samples.pop_front();
+        }
+        let (at, bytes) = self.samples.front().copied().unwrap_or_default();
+        self.bytes.saturating_sub(bytes) as f64 / (now - at).as_secs_f64().max(0.001)
+    }
+}
+
+fn put(text: &str) {
+    io::stderr().write_all(text.as_bytes()).ok(); // A terminal that is gone needs no progress.
+}
+
+/// Bytes of all files of the sources; `None` where they cannot be counted. Errors are left to the copy to report.
+pub(super) async fn count(sources: &[Place]) -> Option<u64> {
+    let mut total = 0_u64;
+    for source in sources {
+        let found = source.files.metadata(&source.path, Links::Follow).await.ok()?;
+        total = total.saturating_add(match found.kind {
+            EntryKind::Directory => count_tree(source).await?,
+            _ => found.size,
+        });
+    }
+    Some(total)
+}
+
+async fn count_tree(source: &Place) -> Option<u64> {
+    let (mut total, mut entries) = (0_u64, 0);
+    // The first directory may be named by a link, as the copy's source may.
+    let root = source.files.canonicalize(&source.path).await.ok()?;
+    let mut waiting: Vec<(PathBuf, Option<std::ffi::OsString>)> = vec![(root, None)];
+    let mut listing = FuturesUnordered::new();
+    loop {
+        while listing.len() < LISTINGS
+            && let Some((dir, after)) = waiting.pop()
+        {
+            listing.push(async move {
+                let page = source.files.list(&dir, after, Links::Refuse).await;
+                (dir, page)
+            });
+        }
+        let Some((dir, page)) = listing.next().await else { return Some(total) };
+        // What cannot be listed is not copied either.
+        let Ok(page) = page else { continue };
+        entries += page.entries.len();
+        if entries > ENTRIES_MAX || (page.more && page.entries.is_empty()) {
+            return None;
+        }
+        if page.more {
+            waiting.push((dir.clone(), page.entries.last().map(|last| last.name.clone())));
+        }
+        for entry in page.entries {
+            match entry.kind {
+                EntryKind::File => total = total.saturating_add(entry.size),
+                EntryKind::Directory => waiting.push((dir.join(&entry.name), None)),
+                EntryKind::Symlink | EntryKind::Other => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_line_says_how_far_it_is_and_how_long_it_takes() {
+        let mut line = Progress::new();
+        line.begin_file("big".to_owned(), 2 << 30);
+        line.set_total(2 << 30);
+        line.bytes = 512 * MIB;
+        line.files = 3;
+        assert_eq!(
+            line.text(seconds(2)),
+            "[#####               ]  25%  512.0 MiB of 2.0 GiB  256.0 MiB/s  6s left  3 files  big"
+        );
+    }
+
+    #[test]
+    fn no_fraction_is_shown_before_the_total_is_known_and_none_falls_afterwards() {
+        let mut line = Progress::new();
+        line.begin_file("first".to_owned(), MIB);
+        line.bytes = MIB;
+        assert_eq!(line.text(seconds(1)), "[      counting      ]  1.0 MiB  1.0 MiB/s  0 files  first");
+        line.set_total(4 * MIB);
+        assert!(line.text(seconds(2)).contains(" 25%  1.0 MiB of 4.0 MiB"));
+        // The tree has grown since it was counted.
+        line.begin_file("new".to_owned(), 99 * MIB);
+        line.bytes = 2 * MIB;
+        assert!(line.text(seconds(3)).contains(" 25%  2.0 MiB of 100.0 MiB"));
+    }
+
+    #[test]
+    fn the_speed_is_that_of_the_last_seconds() {
+        let mut line = Progress::new();
+        line.set_total(1000 * MIB);
+        // An interrupted copy had brought the first part.
+        line.bytes = 900 * MIB;
+        for second in 1..=20 {
+            line.bytes += MIB;
+            line.text(seconds(second));
+        }
+        line.bytes += MIB;
+        assert!(line.text(seconds(21)).contains("  1.0 MiB/s  1m left"), "{}", line.text(seconds(21)));
+    }
+}
