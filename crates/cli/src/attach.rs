@@ -14,7 +14,6 @@ use exec_server_client::{Client, protocol::process::ProcessInfo};
 use crate::{
     args, codes,
     connect::Visit,
-    display::{self, Palette},
     env_token, ids, logs, runtime, say,
     signals::Signals,
     streams::{self, Carry, Input, Outcome, Role},
@@ -55,7 +54,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         // A terminal that is not raw gives a line at a time.
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
         let hint = format!("exec-server: attached to `{name}`; press {keys} to leave it running");
-        say::notice(Palette::of_stderr().paint(display::DIM, &hint));
+        say::dim(hint);
     }
     let carry = Carry {
         client: client.clone(),

@@ -94,7 +94,7 @@ fn report_bounds(args: &args::Run, ttl: Option<Ttl>) {
 fn span(time: Duration) -> String {
     let units = [(86_400_000, "days"), (3_600_000, "hours"), (60_000, "minutes"), (1000, "seconds")];
     let ms = time.as_millis();
-    let fits = units.into_iter().find(|(unit, _)| ms >= 2 * unit && ms % unit == 0);
+    let fits = units.into_iter().find(|(unit, _)| ms >= 2 * unit && ms.is_multiple_of(*unit));
     fits.map_or_else(|| format!("{ms} milliseconds"), |(unit, name)| format!("{} {name}", ms / unit))
 }
 

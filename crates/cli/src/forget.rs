@@ -94,7 +94,8 @@ pub(crate) fn prune(args: &args::Prune, token: Option<env_token::Waiting>) -> an
         let freed = done.iter().map(|info| info.retained_bytes).sum();
         if args.json {
             let ids: Vec<&str> = done.iter().map(|info| info.process_id.as_str()).collect();
-            say::line(&json!({"forgotten": ids, "freedBytes": freed}).to_string());
+            say::json(&format!("{}\n", json!({"forgotten": ids, "freedBytes": freed})))
+                .context("write standard output")?;
         } else {
             let processes = if done.len() == 1 { "process" } else { "processes" };
             let freed = display::size(freed);

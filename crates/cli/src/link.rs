@@ -45,7 +45,9 @@ async fn tell_of(mut state: watch::Receiver<State>, address: String, say: &impl 
                 is_broken = true;
                 say(&format!("connection to {address} lost ({}); reconnecting", printable::clean(&reason)));
             }
-            State::Recovering { reason } => say(&format!("still reconnecting to {address}: {}", printable::clean(&reason))),
+            State::Recovering { reason } => {
+                say(&format!("still reconnecting to {address}: {}", printable::clean(&reason)))
+            }
             State::Stalled { silent } if !is_broken => {
                 is_silent = true;
                 say(&format!("no answer from {address} for {} s; waiting", silent.as_secs()));

@@ -186,13 +186,12 @@ impl<W: AsyncWrite + Unpin> LogSink for Printed<W> {
             say_gap(of.from_seq, of.to_seq, Some(of.bytes));
             return Ok(());
         }
-        let line = gap(of.from_seq, of.to_seq, Some(of.bytes));
-        self.stdout.write_all(format!("{line}\n").as_bytes()).await
+        self.stdout.write_all(json_line(&gap(of.from_seq, of.to_seq, Some(of.bytes))).as_bytes()).await
     }
 
     async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         match (self.as_json, stream) {
-            (true, stream) => self.stdout.write_all(format!("{}\n", output(seq, stream, bytes)).as_bytes()).await,
+            (true, stream) => self.stdout.write_all(json_line(&output(seq, stream, bytes)).as_bytes()).await,
             (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(bytes).await,
             (false, Stream::Stderr) => self.stderr.write_all(bytes).await,
         }
@@ -209,11 +208,14 @@ async fn follow_as_json(mut events: Events) -> anyhow::Result<()> {
             Event::Closed { seq, totals } => closed(seq, totals),
             Event::Failed(error) => return Err(error.into()),
         };
-        // The name of a signal is the server's.
-        stdout.write_all(printable::clean_json(&format!("{line}\n")).as_bytes()).await?;
+        stdout.write_all(json_line(&line).as_bytes()).await?;
         stdout.flush().await?;
     }
     Ok(())
+}
+
+fn json_line(event: &Value) -> String {
+    printable::clean_json(&format!("{event}\n"))
 }
 
 fn gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) -> Value {

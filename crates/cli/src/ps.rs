@@ -20,7 +20,7 @@ use crate::{
     args, codes,
     connect::Visit,
     display::{self, Cell, Palette, Style},
-    env_token, ids, printable, runtime, say,
+    env_token, ids, runtime, say,
     signals::{Heard, Signals},
     terminal,
 };
@@ -63,8 +63,14 @@ fn once(args: &args::Ps, visit: &Visit) -> anyhow::Result<u8> {
         }
         return Ok(0);
     }
-    put(&text(args, shown)?)?;
+    print(args, &text(args, shown)?)?;
     Ok(0)
+}
+
+/// Prints a list.
+fn print(args: &args::Ps, text: &str) -> anyhow::Result<()> {
+    let printed = if args.json { say::json(text) } else { say::text(text) };
+    printed.context("write standard output")
 }
 
 /// Those that were asked for.
@@ -74,7 +80,7 @@ fn chosen(args: &args::Ps, all: &[ProcessInfo]) -> Vec<ProcessInfo> {
 
 fn text(args: &args::Ps, mut shown: Vec<ProcessInfo>) -> anyhow::Result<String> {
     if args.json {
-        return Ok(printable::clean_json(&format!("{}\n", serde_json::to_string(&shown)?)));
+        return Ok(format!("{}\n", serde_json::to_string(&shown)?));
     }
     sort(&mut shown);
     if args.quiet {
@@ -88,8 +94,9 @@ fn sort(shown: &mut [ProcessInfo]) {
     shown.sort_by_key(|info| (info.exited, std::cmp::Reverse(info.started_at_ms)));
 }
 
+/// What steers our own screen; the cells in it are cleaned one by one.
 fn put(text: &str) -> anyhow::Result<()> {
-    say::text(text).context("write standard output")
+    say::data(text.as_bytes()).context("write standard output")
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -110,8 +117,10 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
         let next = Instant::now() + args.interval;
         match &screen {
             Some(screen) => screen.draw(&shown, visit.client())?,
-            None if args.json || args.quiet => put(&text(args, shown.clone())?)?,
-            None => put(&format!("{}{}", if is_first { "" } else { "\n" }, text(args, shown.clone())?))?,
+            None => {
+                let gap = if is_first || args.json || args.quiet { "" } else { "\n" };
+                print(args, &format!("{gap}{}", text(args, shown.clone())?))?;
+            }
         }
         is_first = false;
         visit.connect_again().await?;
@@ -148,6 +157,7 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
 /// What is said of the link, where it is not as it should be.
 fn status(client: Option<&Client>) -> String {
     match client.map(Client::state) {
+        Some(State::Stalled { .. }) => "the server does not answer".to_owned(),
         Some(State::Recovering { reason }) => format!("connection lost ({}); reconnecting", ids::clean(&reason)),
         Some(_) | None => String::new(),
     }

@@ -10,7 +10,11 @@ use std::{
 
 use exec_server_client::{Error, environment::EnvironmentError};
 
-use crate::{codes, printable, terminal};
+use crate::{
+    codes,
+    display::{self, Palette},
+    printable, terminal,
+};
 
 /// One line of text on stdout, flushed; a reader that left is not our trouble.
 pub(crate) fn line(line: &str) {
@@ -42,8 +46,9 @@ pub(crate) fn talk(text: impl Display) {
 
 /// One dim line on stderr, where that is a terminal: what is going on, for a person who waits.
 pub(crate) fn dim(text: impl Display) {
-    if io::stderr().is_terminal() {
-        talk_with(&format!("\x1b[2m{}\x1b[0m", printable::clean(&text.to_string())));
+    if io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed) {
+        let line = printable::clean(&text.to_string());
+        talk_with(&Palette::of_stderr().paint(display::DIM, &line));
     }
 }
 
@@ -64,7 +69,7 @@ pub(crate) fn notice(text: impl Display) {
 
 /// An error with everything that led to it, on one line.
 pub(crate) fn error(error: &anyhow::Error) {
-    let causes: Vec<String> = error.chain().map(|cause| describe(cause)).collect();
+    let causes: Vec<String> = error.chain().map(describe).collect();
     talk(format_args!("exec-server: {}", causes.join(": ")));
 }
 

@@ -13,7 +13,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{LogSink, attach, closed, exited, gap, is_broken_pipe, output, read_to, start};
+use super::{LogSink, attach, closed, exited, gap, is_broken_pipe, json_line, output, read_to, start};
 use crate::{
     args,
     connect::Visit,
@@ -152,7 +152,7 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
             return Ok(());
         }
         event["processId"] = json!(self.id);
-        self.put(0, format!("{event}\n").as_bytes()).await
+        self.put(0, json_line(&event).as_bytes()).await
     }
 
     /// What has no end gets one.
