@@ -132,8 +132,9 @@ async fn serve(
     // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
     record_listeners(place, &server, &args.terms());
-    announce_to_people(args, place, &server, token.as_ref());
+    let notes = notes_for_people(args, place, &server, token.as_ref());
     announce(&server, &args.terms(), token);
+    notes.iter().for_each(say::talk);
     let mut tasks = JoinSet::new();
     let watching =
         access.watch(move |news| tell(&audit, &news)).context("start the thread that looks at the tokens")?;
@@ -243,14 +244,14 @@ fn record_listeners(place: &Place, server: &Server, terms: &Terms) {
     }
 }
 
-/// Tells on stderr where the state is, and a command that reaches us. The token itself belongs to stdout alone.
-fn announce_to_people(args: &args::Serve, place: &Place, server: &Server, token: Option<&Token>) {
+/// What stderr tells people: where the state is, and a command that reaches us. The token itself belongs to stdout alone.
+fn notes_for_people(args: &args::Serve, place: &Place, server: &Server, token: Option<&Token>) -> Vec<String> {
     let socket = server.bound().iter().map(|bound| &bound.url).find(|url| **url != ListenUrl::Stdio);
     if args.detached || (socket.is_none() && !place.is_private) {
-        return;
+        return Vec::new();
     }
-    say::talk(format_args!("state: {}", place.path.display()));
-    let Some(url) = socket else { return };
+    let state = format!("state: {}", place.path.display());
+    let Some(url) = socket else { return vec![state] };
     let kept = place.path.join("token");
     let is_kept = |token: &Token| std::fs::read_to_string(&kept).is_ok_and(|text| text.trim() == token.reveal());
     let token = match (token.filter(|_| args.terms().asks_for_token(url)), &args.token_file) {
@@ -259,7 +260,7 @@ fn announce_to_people(args: &args::Serve, place: &Place, server: &Server, token:
         (Some(token), None) if is_kept(token) => format!(" --token-file {}", kept.display()),
         (Some(_), None) => " --token-file FILE".to_owned(),
     };
-    say::talk(format_args!("try: exec-server run --connect {url}{token} -- uname -sm"));
+    vec![state, format!("try: exec-server run --connect {url}{token} -- uname -sm")]
 }
 
 /// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,
