@@ -198,6 +198,7 @@ impl Process {
             exit_interest: Interest::default(),
             paused: None,
             overflow: Overflow::default(),
+            followed_seq: 0,
             cap_bytes: SEGMENT_BYTES as u64,
             timing: Timing::default(),
             killed: None,

@@ -42,7 +42,7 @@ fn arguments() -> Vec<u8> {
     }
     // A spawner that was started by path has its own argument first, which the title says already.
     let is_told = |argument: &&[u8]| !argument.is_empty() && *argument != ARGUMENT.as_bytes();
-    let arguments = line.split(|byte| *byte == 0).skip(1).filter(is_told);
+    let arguments = line.split(|byte| *byte == 0).filter(is_told);
     arguments.flat_map(|argument| [b" ", argument].concat()).collect()
 }
 
