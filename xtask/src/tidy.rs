@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{cargo, faults};
 
 /// Beyond this a file has become two rooms.
-const MAX_LINES: usize = 600;
+const MAX_LINES: usize = 800;
 
 /// Who may depend on whom, as in ARCHITECTURE.md. A crate that is not listed may use every other.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -196,7 +196,7 @@ mod tests {
             [
                 "crates/x/tests/a.rs: no module doc in the first lines",
                 "crates/x/tests/a.rs:1: `sleep(` is not used here",
-                "crates/x/src/b.rs: 601 lines, more than 600",
+                "crates/x/src/b.rs: 801 lines, more than 800",
                 concat!("crates/x/src/c.rs:2: `#[", "ignore` is not used here"),
                 concat!("README.md:1: a path of one machine: `/ro", "ot/`"),
                 "crates/log/Cargo.toml: `log` must not depend on `rpc`",
