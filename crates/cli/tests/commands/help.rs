@@ -86,9 +86,11 @@ fn a_wrong_command_line_is_told_apart_from_trouble() {
 #[test]
 fn a_reader_that_leaves_ends_a_list_quietly() {
     let home = Home::new();
-    // More than a pipe holds, so that the rest has nowhere to go.
+    // Together more than a pipe holds, so that the rest has nowhere to go. A list has 32 KiB of each command.
     let long = "x".repeat(100_000);
-    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "exec sleep 1000", &long]);
+    for name in ["job-1", "job-2", "job-3", "job-4"] {
+        home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", "exec sleep 1000", &long]);
+    }
     let mut child = spawn(&mut home.command(&["ps", "--json"]));
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     read_until(&mut stdout, "job");

@@ -99,7 +99,7 @@ fn a_confined_process_cannot_make_the_kernel_s_files_writable_again() {
                 "exec 2>/dev/null; for mount in /proc /sys; do mount -o remount,rw $mount && echo remounted $mount
                 mount -o remount,bind,rw $mount && echo remounted bind $mount; umount -l $mount && echo unmounted $mount; done
                 mount -t proc proc /tmp && echo mounted; unshare -rm true && echo unshared; nsenter -t {pid} -m true && echo entered
-                for process in 1 {pid} $PPID; do (: >> /proc/$process/root/{target}) && echo through $process; done
+                top=root; for process in 1 {pid} $PPID; do (: >> /proc/$process/$top/{target}) && echo through $process; done
                 (: >> /{target}) && echo written; true"
             );
             assert_eq!(said_in(&mut client, name, &script, Some(&policy)), "", "{user}, {name}");

@@ -100,7 +100,7 @@ fn one_name_in_two_sessions_is_two_processes() {
 fn names_of_any_text_work() {
     let server = TestServer::start();
     let mut client = server.client();
-    for id in ["", " ", "ß\u{1F980}\n\"\\/\u{7f}", "../../etc", &"long".repeat(8 << 10)] {
+    for id in ["", " ", "ß\u{1F980}\n\"\\/\u{7f}", "../../etc", &"long".repeat(256)] {
         assert_eq!(client.run(id, &["true"]).code(), 0, "{} bytes", id.len());
         assert_eq!(client.ok("process/read", process(id))["closed"], true);
     }
@@ -132,7 +132,7 @@ fn a_failed_start_says_why_and_frees_the_name() {
             (json!(["true"]), "file:///tmp?x", -32602, "invalidUri"),
             (json!(["true"]), "file:///tmp#x", -32602, "invalidUri"),
             (json!(["true"]), "file:///C:/x", -32602, "invalidUri"),
-            (json!(["true", "x".repeat(256 << 10)]), "/", -32603, "spawnFailed"),
+            (json!(["true", "x".repeat(256 << 10)]), "/", -32602, "invalidParams"),
         ] {
             let params = with(start_params("e", &[]), json!({"argv": argv, "cwd": cwd, "tty": tty}));
             let error = client.fails("process/start", params);

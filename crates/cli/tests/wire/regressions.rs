@@ -210,10 +210,10 @@ fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
     let mut client = server.client();
     let arg = "x".repeat(1 << 20);
     let argv: Vec<&str> = std::iter::once("true").chain(std::iter::repeat_n(arg.as_str(), 17)).collect();
-    assert_error(&client.fails("process/start", start_params("p", &argv)), -32603, "resourcesExhausted");
+    assert_error(&client.fails("process/start", start_params("p", &argv)), -32602, "invalidParams");
     let env: serde_json::Map<String, Value> = (0..17).map(|i| (format!("V{i}"), json!(arg))).collect();
     let params = with(start_params("p", &["true"]), json!({"env": env}));
-    assert_error(&client.fails("process/start", params), -32603, "resourcesExhausted");
+    assert_error(&client.fails("process/start", params), -32602, "invalidParams");
     assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
     assert_eq!(client.run("p", &["echo", "free"]).stdout, b"free\n");
 }

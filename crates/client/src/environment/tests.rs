@@ -167,7 +167,7 @@ fn every_mistake_is_named_with_its_place_and_its_cure() {
         (entry(""), "environment `a`: key `url`: missing; give either `url` or `program`"),
         (entry("url = 'ws://a:1'\nprogram = 'x'"), "environment `a`: key `program`: not beside `url`"),
         (entry("url = 'ws://a:1'\nargs = ['x']"), "environment `a`: key `args`: needs `program` beside it"),
-        (entry("env = {}"), "environment `a`: key `env`: needs `program` beside it"),
+        (entry("env = {}"), "environment `a`: key `url`: missing; give either `url` or `program`"),
         (entry("url = 'ws://a:1'\ncwd = '/'"), "environment `a`: key `cwd`: needs `program` beside it"),
         (entry("program = 'x'\nargs = 'y'"), "key `args`: must be a list of texts"),
         (entry("program = 'x'\nargs = [1]"), "key `args`: must be a list of texts"),

@@ -89,7 +89,10 @@ mod tests {
         assert_eq!(brief.pause_after(&refused(ConnectFailure::Unreachable), Duration::ZERO), None);
         assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), Some(GRACE));
         assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), None);
-        assert!(brief.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO).is_some(), "it says that it comes back");
+        assert!(
+            brief.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO).is_some(),
+            "it says that it comes back"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -102,6 +105,9 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(11)).await;
         assert_eq!(patient.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO), None, "the time is over");
-        assert!(patient.pause_after(&refused(ConnectFailure::Busy), Duration::from_secs(30)).is_some(), "this one has more");
+        assert!(
+            patient.pause_after(&refused(ConnectFailure::Busy), Duration::from_secs(30)).is_some(),
+            "this one has more"
+        );
     }
 }

@@ -19,7 +19,7 @@ pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 const MAX_BYTES: usize = 1024;
 
 /// The `f_type` of a pipe without a name (`PIPEFS_MAGIC`).
-const PIPE_FILE_SYSTEM: i64 = 0x5049_5045;
+const PIPE_FILE_SYSTEM: i128 = 0x5049_5045;
 
 /// Why a token cannot be used. Never holds the token.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +121,7 @@ impl Token {
 }
 
 fn is_nameless_pipe(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|found| i64::from(found.f_type) == PIPE_FILE_SYSTEM)
+    rustix::fs::fstatfs(file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 
 impl fmt::Debug for Token {

@@ -21,8 +21,8 @@ use crate::{
     state_dir::Token,
 };
 
-const TOKEN: &str = "0123456789abcdef%+&=";
-const ESCAPED: &str = "0123456789abcdef%25%2B%26%3d";
+const TOKEN: &str = "0123456789abcdef%+&=ghijkl";
+const ESCAPED: &str = "0123456789abcdef%25%2B%26%3dghijkl";
 const UPGRADE: &str = "Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
 fn access() -> Access {

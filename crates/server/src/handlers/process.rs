@@ -68,8 +68,7 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     let cwd = path.to_string_lossy().into_owned();
     let started_ms = wall_clock_ms();
     let (argv, argv_bytes) = kept_argv(&argv, limits::KEPT_ARGV_BYTES);
-    let meta =
-        Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
+    let meta = Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
     Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
