@@ -97,9 +97,11 @@ impl Lanes {
 /// `exec-server run` at this URL, without the program. The token is handed over as the documents recommend.
 pub(super) fn run(binary: &Path, url: &str) -> Command {
     let mut command = Command::new(binary);
+    // A run may begin while the server is down; without the flag that is reported at once.
+    command.args(["run", "--wait", "10s"]);
     match url.split_once("?token=") {
-        Some((plain, token)) => command.args(["run", "--connect", plain]).env("EXEC_SERVER_TOKEN", token),
-        None => command.args(["run", "--connect", url]),
+        Some((plain, token)) => command.args(["--connect", plain]).env("EXEC_SERVER_TOKEN", token),
+        None => command.args(["--connect", url]),
     };
     command
 }

@@ -76,7 +76,7 @@ fn reply(id: &Value, result: &Value) -> Result<()> {
 /// `exec-server mcp bridge` at this URL, with these words after its flags. The token is handed over as the documents recommend.
 pub(super) fn bridge(binary: &Path, url: &str, keep: &str, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
-    command.args(["mcp", "bridge", "--keep", keep]);
+    command.args(["mcp", "bridge", "--wait", "10s", "--keep", keep]);
     match url.split_once("?token=") {
         Some((plain, token)) => command.args(["--connect", plain]).env("EXEC_SERVER_TOKEN", token),
         None => command.args(["--connect", url]),

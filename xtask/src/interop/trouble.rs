@@ -56,7 +56,7 @@ fn troubles(far: &Far<'_>) -> Vec<Trouble> {
             "ssh://no-such-host.invalid".to_owned(),
             &["no-such-host.invalid", "resolve hostname"],
         ),
-        trouble("a closed port", "ssh://closed".to_owned(), &["ssh closed", "Connection refused"]),
+        trouble("a closed port", "ssh://closed".to_owned(), &["ssh://closed", "Connection refused"]),
         trouble(
             "a closed port in the URL",
             format!("ssh://127.0.0.1:{}", far.closed_port),
