@@ -45,7 +45,7 @@ pub(super) struct Progress {
     total: Option<u64>,
     /// The largest fraction that was shown.
     fraction: f64,
-    /// When how many bytes were copied, for the speed.
+    /// Pairs of elapsed time and bytes copied by then, for the speed.
     samples: VecDeque<(Duration, u64)>,
     name: String,
 }
