@@ -240,6 +240,10 @@ pub(crate) struct Serve {
     /// What `--print-config` prints
     #[arg(skip)]
     pub(crate) settings: Vec<Setting>,
+    /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was killed;
+    /// for tests, which cannot wait for a minute
+    #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
+    pub(crate) orphan_ttl: Duration,
     /// Leave the session of whoever started this server
     #[arg(long, hide = true)]
     pub(crate) detached: bool,

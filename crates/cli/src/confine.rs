@@ -56,6 +56,7 @@ pub(crate) fn settings(
         },
         // The same program, also where its file was replaced since: both sides of a request are one build.
         respawn: Some("/proc/self/exe".into()),
+        remove_after: None,
     }
 }
 

@@ -92,7 +92,8 @@ fn serve_from(
     audit.record(Record { pid: Some(process::id()), ..Record::of("server.start") });
     let tls = args.tls_files().map(Tls::load).transpose()?.map(Arc::new);
     let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
-    let config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
+    let mut config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
+    config.remove_after = left_for(args, place);
     let cgroups = config.cgroups.clone();
     let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
@@ -118,7 +119,8 @@ async fn serve(
     // Before anything can be seen of us: a signal that comes early must drain, too.
     let mut signals = Signals::new()?;
     let access = Arc::new(open_access(args, place, token.as_ref())?);
-    let core = Core::new(core_config(args, run_as, audit.clone())?, holders);
+    let config = Config { orphan_ttl: left_for(args, place), ..core_config(args, run_as, audit.clone())? };
+    let core = Core::new(config, holders);
     let door = Door::new(DoorConfig {
         access: Arc::clone(&access),
         audit: audit.clone(),
@@ -150,6 +152,11 @@ async fn serve(
         core.end_all().await;
     }
     Ok(())
+}
+
+/// How long what was made for this run alone stays where the server is killed.
+fn left_for(args: &args::Serve, place: &Place) -> Option<Duration> {
+    place.is_private.then_some(args.orphan_ttl)
 }
 
 /// Returns when a signal says so, or when there has been nothing to do for long enough.

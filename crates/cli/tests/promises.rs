@@ -11,6 +11,7 @@ mod promises {
 
     mod r03_an_exit_is_told_once_and_outlives_the_server;
     mod r04_processes_outlive_server_and_spawner_not_their_holder;
+    mod r05_a_killed_server_on_port_0_leaves_nothing;
     mod r05_ended_processes_need_no_holder;
     mod r05_spilled_output_outlives_the_holder;
     mod r08_a_process_at_its_quota_always_ends;

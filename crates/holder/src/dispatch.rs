@@ -37,6 +37,7 @@ impl<S: Spawner> Holder<S> {
                 self.handle_attachment();
             }
             ToHolder::SetTtl { ttl_ms } => self.lease.set_ttl(ttl(ttl_ms)),
+            ToHolder::SetOrphanTtl { ttl_ms } => self.orphan_ttl = ttl(ttl_ms),
             ToHolder::Start { req, spec } => self.want(Wanted { req, spec, sandbox: None }),
             ToHolder::StartConfined { req, kit, spec } => match Kit::from_parts(kit, fds) {
                 Some(kit) => self.want(Wanted { req, spec, sandbox: Some(kit) }),

@@ -64,6 +64,10 @@ pub struct Holder<S: Spawner> {
     signals: Option<OwnedFd>,
     /// Somebody has died who may be a stray.
     has_deaths: bool,
+    /// How long the session may outlive its server.
+    pub(crate) orphan_ttl: Ttl,
+    /// When that time is over; only while there is no server.
+    orphan_ends_at: Option<u64>,
     /// How far the session is on its way to do without a holder.
     pub(crate) archiving: Archiving,
     /// The server serves the files; the holder ends with this turn.
@@ -119,6 +123,8 @@ impl<S: Spawner> Holder<S> {
             ending: None,
             signals,
             has_deaths: false,
+            orphan_ttl: Ttl::None,
+            orphan_ends_at: None,
             archiving: Archiving::default(),
             is_leaving: false,
             limits: config.limits,
@@ -187,7 +193,8 @@ impl<S: Spawner> Holder<S> {
         if std::mem::take(&mut self.cx.has_kills) {
             end::kill_due(self.processes.values_mut(), &mut self.cx);
         }
-        if self.ending.is_none() && self.lease.poll_expired(now_ns) {
+        let is_orphan_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
+        if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_over) {
             if self.is_abandoned() {
                 // It never heard a word, so that its time ran: the session is not its own to end.
                 self.end(Reason::Abandoned);
@@ -297,6 +304,7 @@ impl<S: Spawner> Holder<S> {
                 self.handle_loss();
             }
             self.archiving.handle_new_controller();
+            (self.orphan_ttl, self.orphan_ends_at) = (Ttl::None, None);
             let is_first = self.cx.controller.epoch() == 0;
             self.cx.controller.replace(socket, epoch);
             self.welcome(epoch);
@@ -334,6 +342,9 @@ impl<S: Spawner> Holder<S> {
         // Nobody but the next server will know by itself where the logs stood.
         self.cx.is_roll_stale = true;
         self.cx.lent.taint();
+        if let Ttl::Nanos(ns) = self.orphan_ttl {
+            self.orphan_ends_at = Some(self.cx.now_ns.saturating_add(ns));
+        }
         self.lease.handle_detach(self.cx.controller.epoch(), self.cx.now_ns);
         if self.lease.is_used() {
             self.lease.handle_unused(self.cx.now_ns);
@@ -489,11 +500,12 @@ impl<S: Spawner> Holder<S> {
         let adoption = self.adoption.as_ref().map(Adoption::deadline_ns);
         let ending = self.ending.as_ref().map(Ending::deadline_ns);
         // Only what a turn will do: a time that has passed and is counted all the same makes the wait none at all.
-        let lease = self.lease.deadline_ns().filter(|_| self.ending.is_none());
+        let [lease, orphan] =
+            [self.lease.deadline_ns(), self.orphan_ends_at].map(|at| at.filter(|_| self.ending.is_none()));
         let may_work = self.may_work() && self.ending.is_none();
         let archive = self.archiving.deadline_ns();
         let work = [self.next_process_deadline, self.cx.spill.deadline_ns(), archive].map(|at| at.filter(|_| may_work));
-        let others = [adoption, ending, lease, self.door.deadline_ns(), self.cx.deadline_ns()];
+        let others = [adoption, ending, lease, orphan, self.door.deadline_ns(), self.cx.deadline_ns()];
         work.into_iter().chain(others).flatten().min()
     }
 }

@@ -7,11 +7,13 @@
 //! It is a subreaper: what a dead holder leaves behind becomes its child, whoever started it and in whatever session, and
 //! is killed there.
 //!
-//! Failure paths: the server ends, the spawner reads end of file and ends; holders stay. The spawner ends: holders need
+//! Failure paths: the server ends, the spawner reads end of file and ends, or first removes a state directory that was made for that
+//! server alone (`guard`); holders stay. The spawner ends: holders need
 //! nothing of it, and the server starts another. A fork or the set-up of a holder fails: the controller's end of its socket
 //! pair reads end of file before any `Welcome`.
 
 mod exec;
+mod guard;
 mod request;
 mod strays;
 mod view;
@@ -24,11 +26,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use self::guard::Guard;
 use self::strays::Strays;
 use crate::wire;
 use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
+
+/// Name of the file that a server locks, in its state directory.
+pub const LOCK_NAME: &str = "lock";
 
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
@@ -170,6 +176,7 @@ fn serve(socket: OwnedFd) {
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
     let Ok(signals) = become_guardian() else { return };
     let mut strays = Strays::default();
+    let mut guards = Vec::new();
     // One for the life of the spawner: a large buffer that is freed teaches the allocator to take the next from its heap,
     // where every page of it counts, and holders inherit that.
     let mut buf = Vec::new();
@@ -195,6 +202,10 @@ fn serve(socket: OwnedFd) {
                 // The next holder must not find the secret of this one.
                 buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
                 let forked = match request.get(1) {
+                    Some(&guard::KIND) => {
+                        guards.extend(Guard::read(request.get(2..).unwrap_or_default(), fds));
+                        None
+                    }
                     Some(&view::KIND) => view::fork_view(request.get(2..).unwrap_or_default(), fds),
                     Some(_) | None => fork_holder(request, fds),
                 };
@@ -202,7 +213,7 @@ fn serve(socket: OwnedFd) {
                     strays.know(ours);
                 }
             }
-            Ok(None) => return,
+            Ok(None) => return guard::outlive_server(guards, &mut strays, &signals),
             // A bad request costs itself only; its descriptors are closed.
             Err(_) => {}
         }

@@ -95,6 +95,12 @@ pub enum ToHolder<'a> {
         /// As in `Detach`.
         ttl_ms: u64,
     },
+    /// Ends the session this long after the server is gone, whatever its time to live says; [`TTL_NONE`] for no such limit. Forgotten when
+    /// another server comes. No answer. Only a server with a state directory of its own run says it, and its holders are of its build.
+    SetOrphanTtl {
+        /// As in `Detach`.
+        ttl_ms: u64,
+    },
     /// Starts a process. Answer: `Started` or `StartFailed`.
     Start {
         /// Names the answer.

@@ -415,7 +415,7 @@ impl Core {
         principal: Principal,
         peer: Arc<Peer>,
     ) -> Result<Arc<Session>, Failure> {
-        let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), reference: true };
+        let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), is_ttl_asked: false, reference: true };
         let session = self.bare_session(principal, attachment)?;
         lock(&self.sessions).insert(session.id.clone(), session.clone());
         session.attach(peer, attachment, Claim::Any)?;

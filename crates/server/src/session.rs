@@ -81,6 +81,8 @@ pub(crate) struct SessionRecord {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attachment {
     pub(crate) ttl: Option<Duration>,
+    /// The client asked for a time to live.
+    pub(crate) is_ttl_asked: bool,
     pub(crate) reference: bool,
 }
 
@@ -119,6 +121,7 @@ impl Session {
                 attached: None,
                 detached_since,
                 ttl: attachment.ttl,
+                is_ttl_asked: attachment.is_ttl_asked,
                 reference: attachment.reference,
                 processes: BTreeMap::new(),
                 by_slot: BTreeMap::new(),
@@ -178,10 +181,12 @@ impl Session {
         let old = state.attached.replace(peer).filter(|old| old.id != id);
         state.detached_since = None;
         state.ttl = attachment.ttl;
+        state.is_ttl_asked = attachment.is_ttl_asked;
         state.reference = attachment.reference;
         if let Some(link) = &state.link {
             link.send(&ToHolder::Attach);
             link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(attachment.ttl) });
+            self.limit_orphan(link, attachment.is_ttl_asked);
         }
         let is_archived = state.is_archived;
         drop(state);
@@ -209,6 +214,14 @@ impl Session {
         drop(state);
         if is_archived {
             self.save_later();
+        }
+    }
+
+    /// Tells the holder how long it may outlive this server.
+    fn limit_orphan(&self, link: &Link, is_ttl_asked: bool) {
+        let limit = self.core.upgrade().and_then(|core| core.config.orphan_ttl);
+        if limit.is_some() {
+            link.send(&ToHolder::SetOrphanTtl { ttl_ms: ttl_ms(limit.filter(|_| !is_ttl_asked)) });
         }
     }
 
@@ -290,6 +303,7 @@ impl Session {
     fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<Link>, welcome: crate::link::Welcome) {
         let mut state = lock(&self.state);
         state.link = Some(link.clone());
+        self.limit_orphan(&link, state.is_ttl_asked);
         match state.attached {
             Some(_) => {
                 link.send(&ToHolder::Attach);
@@ -320,6 +334,7 @@ impl Session {
         let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
         let attachment = Attachment {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
+            is_ttl_asked: false,
             reference: record.reference,
         };
         let now = Instant::now();
@@ -340,7 +355,7 @@ impl Session {
         let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
         let record_ttl = record.ttl_ms.map(Duration::from_millis);
         let (ttl, detached_for) = remains.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
-        let attachment = Attachment { ttl, reference: record.reference };
+        let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
         let principal = Principal::named(&record.principal);
         let now = Instant::now();
         let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);

@@ -24,7 +24,7 @@ pub(crate) use elsewhere::Elsewhere;
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use http::{Reply, exchange, http, http_unix};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
-pub(crate) use leak::{descendants, marked, wait_gone};
+pub(crate) use leak::{descendants, is_alive, marked, wait_gone};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]
 pub(crate) use middleman::{Deed, Middleman, Side};
 #[allow(unused_imports, reason = "each test file uses its own part of the harness")]

@@ -22,6 +22,11 @@ impl Strays {
         self.holders.insert(holder);
     }
 
+    /// Whether a holder lives.
+    pub(super) fn has_holders(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
     /// Some child has died: reaps all that are dead, then kills what is not a holder.
     pub(super) fn handle_death(&mut self) {
         while let Ok(Some((dead, _))) = rustix::process::wait(WaitOptions::NOHANG) {

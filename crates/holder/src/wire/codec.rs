@@ -68,6 +68,7 @@ impl ToHolder<'_> {
             Self::Used { is_going_on } => w.kind(18).u8(u8::from(*is_going_on)),
             Self::Withdraw { req } => w.kind(19).u32(*req),
             Self::AllowArchive => w.kind(20),
+            Self::SetOrphanTtl { ttl_ms } => w.kind(23).u64(*ttl_ms),
             Self::Leave => w.kind(21),
         };
     }
@@ -111,6 +112,7 @@ impl<'a> ToHolder<'a> {
             15 => Self::End { req: r.u32()? },
             16 => Self::StartConfined { req: r.u32()?, kit: r.u8()?, spec: r.spec()? },
             22 => Self::Followed { slot: r.u32()?, seq: r.u64()? },
+            23 => Self::SetOrphanTtl { ttl_ms: r.u64()? },
             18 => Self::Used { is_going_on: r.bool("is_going_on")? },
             19 => Self::Withdraw { req: r.u32()? },
             20 => Self::AllowArchive,

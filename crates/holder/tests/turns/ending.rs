@@ -78,6 +78,39 @@ fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
 }
 
 #[test]
+fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
+    let mut rig = Rig::scripted();
+    rig.server.send(&ToHolder::SetTtl { ttl_ms: TTL_NONE });
+    rig.server.send(&ToHolder::SetOrphanTtl { ttl_ms: 100 });
+    rig.now = 5000 * MS;
+    rig.turn();
+    assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none(), "its server is there");
+    rig.lose_server();
+    rig.turn();
+    assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
+    // The next server says nothing about it: the limit was that of the first.
+    drop(rig.adopt(2));
+    rig.turn();
+    rig.now = 6000 * MS;
+    rig.turn();
+    rig.lose_server();
+    rig.turn();
+    assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
+    drop(rig.adopt(3));
+    rig.turn();
+    rig.server.send(&ToHolder::SetOrphanTtl { ttl_ms: 100 });
+    rig.turn();
+    rig.lose_server();
+    rig.turn();
+    rig.now = 6099 * MS;
+    rig.turn();
+    assert!(!rig.last.ended);
+    rig.now = 6100 * MS;
+    until_ended(&mut rig);
+    assert_eq!(rig.files(), ["expired"]);
+}
+
+#[test]
 fn one_that_nobody_can_find_any_more_ends_with_its_link() {
     let mut rig = Rig::scripted();
     std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");

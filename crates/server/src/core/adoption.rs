@@ -264,8 +264,8 @@ impl Core {
         match found {
             Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
                 Ok(record) => {
-                    let attachment =
-                        Attachment { ttl: record.ttl_ms.map(Duration::from_millis), reference: record.reference };
+                    let ttl = record.ttl_ms.map(Duration::from_millis);
+                    let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
                     let principal = Principal::named(&record.principal);
                     let since = Some(Instant::now());
                     let session = Session::new(id.into(), principal, Arc::downgrade(self), attachment, since);

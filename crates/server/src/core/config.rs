@@ -13,6 +13,9 @@ use crate::audit::Audit;
 pub struct Config {
     /// No session lives longer than this without a connection; `None` = no upper bound.
     pub session_ttl_max: Option<Duration>,
+    /// How long sessions whose clients asked for no time to live stay after this server is killed; absent = as long as any. For a server
+    /// whose state directory no other server will find.
+    pub orphan_ttl: Option<Duration>,
     /// Starts of one connection that run at once.
     pub concurrent_requests: usize,
     /// How often an idle peer is pinged.
@@ -76,6 +79,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             session_ttl_max: Some(limits::SESSION_TTL_MAX),
+            orphan_ttl: None,
             concurrent_requests: limits::STARTS_RUNNING,
             ping_every: Duration::from_secs(15),
             dead_after: Duration::from_secs(30),

@@ -147,7 +147,7 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
         (Some(asked), Some(max)) => Some(asked.min(max)),
         (asked, max) => asked.or(max),
     };
-    Attachment { ttl, reference }
+    Attachment { ttl, is_ttl_asked: params.ttl_ms.is_some(), reference }
 }
 
 /// Pings the connection that has the session; true where it is heard from in time and still has it.

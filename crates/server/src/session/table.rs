@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) detached_since: Option<Instant>,
     /// Time without a connection after which the session ends; `None` = never.
     pub(super) ttl: Option<Duration>,
+    /// The client that attached last asked for a time to live.
+    pub(super) is_ttl_asked: bool,
     /// The last attached client announced nothing: ids are free again 30 s after `closed`.
     pub(super) reference: bool,
     pub(super) processes: BTreeMap<String, Entry>,

@@ -51,6 +51,9 @@ pub struct SpawnedConfig {
     pub confine: Confine,
     /// The program that becomes a new spawner when the first has died; absent = none does.
     pub respawn: Option<PathBuf>,
+    /// For a state directory that was made for this run alone: where the server is killed, the spawner removes the directory this long
+    /// after the last holder has ended.
+    pub remove_after: Option<Duration>,
 }
 
 /// Holders made by the spawner, with directories in a state directory.
@@ -63,7 +66,20 @@ pub struct Spawned {
 impl Spawned {
     /// Ties a spawner, which others may use too, to a state directory.
     pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedConfig) -> Self {
-        Self { state, spawner: Mutex::new(spawner.into()), config }
+        let spawner = spawner.into();
+        let spawned = Self { state, spawner: Mutex::new(Arc::clone(&spawner)), config };
+        spawned.guard(&spawner);
+        spawned
+    }
+
+    /// Has the spawner remove the state directory after a server that was killed, where nobody will use it again.
+    fn guard(&self, spawner: &SpawnerHandle) {
+        let Some(after) = self.config.remove_after else { return };
+        let guarded = File::open(self.state.path()).and_then(|dir| spawner.guard(dir.as_fd(), after));
+        if let Err(error) = guarded {
+            let path = self.state.path().display();
+            tracing::warn!(%path, %error, "cannot ask the spawner to remove the state directory in case this server is killed");
+        }
     }
 
     /// The spawner, a new one where the old is dead. Blocks while one is started.
@@ -74,6 +90,7 @@ impl Spawned {
             let new = spawner::exec_spawner_for(program, Some(whom)).map_err(io::Error::other)?;
             tracing::warn!(old = spawner.pid(), new = new.pid(), "the spawner died; another has taken its place");
             spawner.reap();
+            self.guard(&new);
             *spawner = Arc::new(new);
         }
         Ok(spawner.clone())

@@ -40,6 +40,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use exec_server_holder::spawner::LOCK_NAME;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// The kernel's random name of this boot; processes and holders of another boot are gone.
@@ -239,7 +240,7 @@ fn check(path: &Path) -> Result<(), OpenError> {
 
 /// Takes the lock, or says who has it.
 fn lock(path: &Path) -> Result<File, OpenError> {
-    let file_path = path.join("lock");
+    let file_path = path.join(LOCK_NAME);
     let failed = |source| OpenError::Io { path: file_path.clone(), source };
     let mut file = OpenOptions::new()
         .read(true)

@@ -1,0 +1,93 @@
+//! R5: a server on port 0 keeps its sessions in a directory that no other server will find. When it is killed, its holders end a while later
+//! unless their client asked for more time, and the directory goes when the last of them has ended.
+
+use std::{fs, path::PathBuf, thread, time::Duration};
+
+use serde_json::json;
+
+use crate::{
+    common::{Client, TestServer, is_alive, wait_for},
+    promises::host::{self, kill, modern, pid_of, sh},
+};
+
+/// A minute for users; the rules do not depend on it.
+const ORPHAN_TTL: Duration = Duration::from_secs(2);
+
+fn private_server() -> TestServer {
+    let seconds = format!("--orphan-ttl={}s", ORPHAN_TTL.as_secs());
+    TestServer::builder().default_state_dir().keep_holders().arg(&seconds).start()
+}
+
+/// The private state directories that are left of a test's servers.
+fn private_dirs(server: &TestServer) -> Vec<PathBuf> {
+    let entries = fs::read_dir(server.dir()).expect("list the runtime directory").flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.join("sessions").is_dir()).collect()
+}
+
+fn start_sleeper(client: &mut Client, id: &str) -> u32 {
+    client.ok("process/start", sh(id, "exec sleep 1000"));
+    pid_of(client, id)
+}
+
+#[test]
+fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_the_last() {
+    let mut server = private_server();
+    let (mut silent, _) = modern(&server);
+    let of_silent = start_sleeper(&mut silent, "silent");
+    let mut asking = server.connect();
+    asking
+        .initialize_with(json!({"clientName": "test", "ttlMs": 3_600_000, "capabilities": {"ack": true, "gap": true}}));
+    let of_asking = start_sleeper(&mut asking, "asking");
+    assert_eq!((private_dirs(&server).len(), host::named(&server, "exec-holder").len()), (1, 2));
+    server.kill();
+    assert!(is_alive(of_silent) && is_alive(of_asking), "not at once");
+    wait_for("the end of what nobody asked to keep", || !is_alive(of_silent));
+    // Both holders lost the server at once, so a limit on this one would be over by now, too.
+    thread::sleep(ORPHAN_TTL);
+    assert!(is_alive(of_asking));
+    assert_eq!(private_dirs(&server).len(), 1, "a holder lives in it");
+    let holders = host::named(&server, "exec-holder");
+    assert_eq!(holders.len(), 1);
+    holders.into_iter().for_each(kill);
+    wait_for("the end of the directory", || private_dirs(&server).is_empty());
+    wait_for("the end of the spawner", || server.processes().is_empty());
+}
+
+#[test]
+fn a_server_that_started_nothing_leaves_nothing() {
+    let mut server = private_server();
+    let (mut client, _) = modern(&server);
+    client.ok("process/list", json!({}));
+    assert_eq!(private_dirs(&server).len(), 1);
+    server.kill();
+    wait_for("the end of the directory", || private_dirs(&server).is_empty());
+    wait_for("the end of the spawner", || server.processes().is_empty());
+}
+
+#[test]
+fn a_server_that_ends_in_order_leaves_nothing_at_once() {
+    let mut server = TestServer::builder().default_state_dir().keep_holders().arg("--orphan-ttl=1h").start();
+    let (mut client, _) = modern(&server);
+    let sleeper = start_sleeper(&mut client, "sleeper");
+    server.signal(rustix::process::Signal::TERM);
+    server.wait();
+    assert!(private_dirs(&server).is_empty() && !is_alive(sleeper));
+    wait_for("the end of the spawner", || server.processes().is_empty());
+}
+
+#[test]
+fn another_server_on_the_directory_keeps_it_and_its_processes() {
+    let mut first = private_server();
+    let (mut client, session) = modern(&first);
+    let sleeper = start_sleeper(&mut client, "sleeper");
+    first.kill();
+    let dir = private_dirs(&first).pop().expect("a private directory");
+    let second = TestServer::builder().arg(&format!("--state-dir={}", dir.display())).default_state_dir().start();
+    thread::sleep(ORPHAN_TTL * 2);
+    assert!(is_alive(sleeper) && dir.exists());
+    let mut client = second.connect();
+    client.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "takeover": true,
+        "capabilities": {"ack": true, "gap": true}}));
+    client.ok("process/terminate", json!({"processId": "sleeper"}));
+    wait_for("its end", || !is_alive(sleeper));
+}
