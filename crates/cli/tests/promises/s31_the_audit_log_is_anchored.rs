@@ -298,7 +298,11 @@ fn a_killed_server_leaves_a_log_that_verifies() {
     for round in 0..3 {
         run_one(&server, &format!("p{round}"));
         // The anchor follows the log within a moment; the first one must be there.
-        let is_anchor = |name: std::ffi::OsString| name.to_string_lossy().starts_with("audit-anchor-");
+        let is_anchor = |name: std::ffi::OsString| {
+            let name = name.to_string_lossy();
+            // Its replacement is written beside it under another extension.
+            name.starts_with("audit-anchor-") && name.ends_with(".json")
+        };
         wait_for("the anchor", || {
             let names = std::fs::read_dir(server.state_dir()).expect("the state directory").flatten();
             names.into_iter().any(|entry| is_anchor(entry.file_name()))
