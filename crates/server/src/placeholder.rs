@@ -2,13 +2,15 @@
 //!
 //! A mount keeps a name read-only, and a mount needs something to lie on; a name that is not there cannot be kept from a process that may
 //! write its directory. So an empty directory is made there, which programs that look for a repository pass over, and the view shows it
-//! read-only like any other. Its time of modification is 1970, by which it is known until somebody puts something into it.
+//! read-only like any other. Its time of modification is 1970, by which it is known until somebody puts something into it. Another placeholder
+//! does not count as something: the time is set again after one was made or removed in it.
 //!
 //! It goes when nobody needs it: whoever has a kit for it holds a shared lock on it, and whoever runs in a view has a mount on it. Taken
 //! away too early it would set its name free; so neither is guessed. Their paths are kept in the state
 //! directory, so that the next server takes away those of a server that was killed. Must not know policies.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs, io,
     os::{
@@ -37,8 +39,12 @@ pub(crate) struct Placeholder {
 /// Makes sure that something is there. Where we may make nothing, neither may a process of ours,
 /// unless it can open what is closed.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
+    let around = marked_around(path);
     match rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o755)) {
-        Ok(()) => mark(path),
+        Ok(()) => {
+            around.map_or(Ok(()), |around| set_first_time(&around))?;
+            mark(path)
+        }
         Err(Errno::ACCESS) if path.parent().is_some_and(is_ours) => Err(Errno::ACCESS.into()),
         Err(Errno::EXIST | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(errno.into()),
@@ -52,9 +58,17 @@ fn mark(path: &Path) -> io::Result<()> {
         let around = fs::metadata(around)?;
         std::os::unix::fs::fchown(&dir, Some(around.uid()), Some(around.gid()))?;
     }
+    set_first_time(&dir)
+}
+
+fn set_first_time(dir: &OwnedFd) -> io::Result<()> {
     let first = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::fs::futimens(&dir, &Timestamps { last_access: first, last_modification: first })?;
-    Ok(())
+    Ok(rustix::fs::futimens(dir, &Timestamps { last_access: first, last_modification: first })?)
+}
+
+/// The directory around a path, where it is a placeholder itself.
+fn marked_around(path: &Path) -> Option<OwnedFd> {
+    open(path.parent()?).ok().filter(is_marked)
 }
 
 fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
@@ -90,9 +104,22 @@ pub(crate) fn remove(path: &Path) -> bool {
     if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() || is_mounted_somewhere(path) {
         return false;
     }
-    // Refused where somebody made use of it.
-    fs::remove_dir(path).ok();
-    true
+    let around = marked_around(path);
+    match fs::remove_dir(path) {
+        Ok(()) => {
+            // Without it the directory around stays for good, which costs nothing else.
+            around.map(|around| set_first_time(&around));
+            true
+        }
+        // Another placeholder is in it: what anybody else made in it would have changed its time.
+        Err(error) => error.kind() != io::ErrorKind::DirectoryNotEmpty,
+    }
+}
+
+/// Takes away those that nobody needs. Tells which are gone, and which are left.
+pub(crate) fn remove_all(paths: BTreeSet<PathBuf>) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    // The last first: one may be in another.
+    paths.into_iter().rev().partition(|path| remove(path))
 }
 
 /// Whether a process of this host, in a view, has a mount on a path.
@@ -159,6 +186,20 @@ mod tests {
         assert!(hold(&used).is_none(), "it is a repository now");
         assert!(remove(&own) && remove(&used));
         assert!(own.is_dir() && used.is_dir());
+    }
+
+    #[test]
+    fn one_in_another_goes_first_and_both_go() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (outer, inner) = (dir.path().join("outer"), dir.path().join("outer/.git"));
+        make(&outer).expect("made");
+        make(&inner).expect("made");
+        let held = (hold(&outer).expect("held"), hold(&inner).expect("held"));
+        assert!(!remove(&inner) && !remove(&outer));
+        drop(held);
+        assert!(!remove(&outer), "the inner one is in it");
+        assert!(remove(&inner) && remove(&outer));
+        assert!(!outer.exists());
     }
 
     #[test]

@@ -341,8 +341,7 @@ impl Sandboxes {
 
     /// Takes away what earlier servers left, but for placeholders that a process still needs: these are looked at again. Blocks.
     pub(crate) fn adopt_placeholders(&self) {
-        let (gone, left): (Vec<PathBuf>, Vec<PathBuf>) =
-            self.holders.placeholders().into_iter().partition(|path| placeholder::remove(path));
+        let (gone, left) = placeholder::remove_all(self.holders.placeholders().into_iter().collect());
         if !gone.is_empty() {
             tracing::info!(count = gone.len(), "took away the placeholders of an earlier server");
         }
@@ -385,7 +384,7 @@ impl Sandboxes {
             Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < enough
         });
         lock(&self.views).retain(|(_, kept)| Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < IDLE);
-        let gone: Vec<PathBuf> = paths.into_iter().filter(|path| placeholder::remove(path)).collect();
+        let (gone, _) = placeholder::remove_all(paths);
         if !gone.is_empty() {
             self.forget_placed(&gone);
         }
@@ -495,8 +494,7 @@ impl Drop for Sandboxes {
     fn drop(&mut self) {
         lock(&self.processes).clear();
         let mut placed = lock(&self.placed);
-        placed.0.retain(|path| !placeholder::remove(path));
-        let left: Vec<PathBuf> = placed.0.iter().cloned().collect();
+        let (_, left) = placeholder::remove_all(std::mem::take(&mut placed.0));
         self.holders.keep_placeholders(&left).ok(); // The next server looks at each path anyway.
     }
 }
