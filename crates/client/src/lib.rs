@@ -288,6 +288,8 @@
 //! | `Reference` (S and H) | a session, no `ack` | a cut can be mended for 25 s; what the server dropped meanwhile is a gap; no closing of stdin, resize, grace period, time limits, list or second readers; only `interrupt` as a signal, and on S none. S forgets write ids: a write that a cut interrupted ends with `UnknownOutcome` |
 //! | `V0` | a protocol version, no session | no resume: a cut is `Lost`; nothing can be read back; no signals; input only on a terminal; of the environment only what [`Start::env`] sets |
 
+#![warn(missing_docs)]
+
 pub mod backend;
 mod backoff;
 mod client;

@@ -4,6 +4,8 @@
 //! the additions of this server. It must not know sockets, sessions, processes or who calls it; it reads no clock
 //! and does no input or output.
 
+#![warn(missing_docs)]
+
 pub mod base64;
 pub mod capabilities;
 pub mod command;
