@@ -1,12 +1,13 @@
-//! The tokens in a request: `Authorization: Bearer …` or `?token=…`.
-//! Must not keep or show what was offered.
+//! Reads the tokens of a request: `Authorization: Bearer …` or `?token=…`. Returns digests only; the plain text is
+//! wiped.
 
 use zeroize::Zeroizing;
 
 use super::http::Request;
 use crate::state_dir::TokenDigest;
 
-/// Digests of all the tokens that a request offers; `None` where one of them cannot be read, which makes the whole offer wrong.
+/// Digests of all tokens that a request offers. `None` if one of them is malformed: then the whole request counts as
+/// unauthorized.
 pub(super) fn offered(request: &Request<'_>) -> Option<Vec<TokenDigest>> {
     let from_header = request.values("authorization").map(bearer);
     let from_query = request
@@ -17,14 +18,14 @@ pub(super) fn offered(request: &Request<'_>) -> Option<Vec<TokenDigest>> {
     from_header.chain(from_query).map(|credential| credential.map(|bytes| TokenDigest::of(&bytes))).collect()
 }
 
-/// The token of a Bearer credential; another scheme is none.
+/// The token of a Bearer credential. `None` for another scheme.
 fn bearer(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let (scheme, rest) = value.split_at_checked(b"bearer".len())?;
     let is_bearer = scheme.eq_ignore_ascii_case(b"bearer") && rest.first() == Some(&b' ');
     is_bearer.then(|| Zeroizing::new(rest.trim_ascii().to_vec()))
 }
 
-/// `None` for a broken escape.
+/// Returns `None` if an escape is malformed.
 fn percent_decode(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let mut decoded = Zeroizing::new(Vec::with_capacity(text.len()));
     let mut rest = text;

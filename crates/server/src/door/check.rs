@@ -1,8 +1,9 @@
-//! Judges a request. Pure: a request and a gate in, a verdict out, so that the whole table is one test.
+//! Checks a request. A pure function of the request and the gate, so that one test can cover the whole table of
+//! verdicts.
 //!
-//! The order is the point. Health first, which says nothing but ok. Then, on every other path: Host, Origin and
-//! `Sec-Fetch-Site` (403), token (401), and only for those who passed whether the path exists, the method fits and the
-//! upgrade is valid.
+//! The order of the checks matters. Health comes first, because its answer reveals nothing but "ok". On every other
+//! path, Host, Origin and `Sec-Fetch-Site` are checked (403), then the token (401). Only an authenticated client learns
+//! whether the path exists, the method fits and the upgrade is valid.
 
 use exec_server_protocol::method::Scope;
 use exec_server_rpc::handshake;
@@ -14,46 +15,43 @@ use super::{
 };
 use crate::access::{Access, Grant};
 
-/// What one listener asks for.
+/// The requirements of one listener.
 pub(super) struct Gate<'a> {
-    /// The names that requests may call us by; `None` where the Host says nothing.
+    /// The host names that a request may use. `None`: the Host header is not checked.
     pub(super) hosts: Option<Hosts<'a>>,
-    /// How a peer proves who it is.
     pub(super) proof: Proof<'a>,
-    /// The server is on its way out.
+    /// The server is shutting down.
     pub(super) draining: bool,
-    /// New clients are welcome: the server has all it needs.
+    /// The server has all it needs to serve new clients.
     pub(super) is_ready: bool,
 }
 
-/// How a peer proves who it is.
+/// How the peer authenticates.
 pub(super) enum Proof<'a> {
-    /// It has: by the kernel's word or a certificate, or nobody has to.
+    /// Already authenticated: by the peer credentials of the socket or by a certificate, or the listener requires no
+    /// authentication.
     Given(Grant),
-    /// By a token in the request.
+    /// The request must offer a token.
     Token(&'a Access),
 }
 
-/// What becomes of a request.
+/// The decision about a request.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// It becomes a WebSocket.
+    /// Switch to WebSocket.
     Upgrade {
-        /// The answer to its key.
+        /// The value of `Sec-WebSocket-Accept`.
         accept: String,
-        /// What the peer may do.
         grant: Grant,
     },
-    /// It gets the page of metrics.
+    /// Send the metrics page.
     Metrics {
-        /// False for HEAD.
         with_body: bool,
     },
-    /// It is answered and closed.
+    /// Send this response and close.
     Answer(Response),
 }
 
-/// Judges one request.
 pub(super) fn check(request: &Request<'_>, gate: &Gate<'_>) -> Verdict {
     match examine(request, gate) {
         Ok(verdict) => verdict,
@@ -78,14 +76,14 @@ fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<Verdict, Response> 
     Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
 }
 
-/// Who may come in at all, whatever is asked for: by its own name for us, from no page, and with a proof.
+/// The checks that apply to every path but health: Host, Origin, `Sec-Fetch-Site` and authentication.
 pub(super) fn admit(request: &Request<'_>, gate: &Gate<'_>) -> Result<Grant, Response> {
     if let Some(hosts) = &gate.hosts
         && !host::is_ours(request.values("host"), hosts)
     {
         return Err(Response::forbidden());
     }
-    // Our clients are no browsers. A browser cannot leave Origin out of an upgrade, so its presence is the whole test.
+    // Our clients are not browsers, and a browser cannot omit Origin from an upgrade. So any Origin is refused.
     if request.values("origin").next().is_some() {
         return Err(Response::forbidden());
     }
@@ -100,7 +98,7 @@ pub(super) fn admit(request: &Request<'_>, gate: &Gate<'_>) -> Result<Grant, Res
     }
 }
 
-/// Also while draining: the end of a server is worth watching.
+/// Answers also while draining, so that a shutdown can be observed.
 fn metrics(request: &Request<'_>, grant: &Grant) -> Result<Verdict, Response> {
     if !grant.rights().scopes.contains(&Scope::Metrics) {
         return Err(Response::forbidden());
@@ -111,7 +109,7 @@ fn metrics(request: &Request<'_>, grant: &Grant) -> Result<Verdict, Response> {
     }
 }
 
-/// Says only ok, or that no new client should come.
+/// Reveals nothing but "ok" or "do not send new clients".
 fn health(request: &Request<'_>, gate: &Gate<'_>) -> Response {
     if !matches!(request.method, "GET" | "HEAD") {
         return Response::method_not_allowed("GET, HEAD");
@@ -123,7 +121,7 @@ fn health(request: &Request<'_>, gate: &Gate<'_>) -> Response {
     if request.method == "HEAD" { response.without_body() } else { response }
 }
 
-/// The rules of RFC 6455 section 4.2.1, and the answer to the key.
+/// Checks the rules of RFC 6455 section 4.2.1 and returns the value of `Sec-WebSocket-Accept`.
 fn upgrade(request: &Request<'_>) -> Result<String, Response> {
     if request.method != "GET" {
         return Err(Response::method_not_allowed("GET"));

@@ -1,6 +1,8 @@
-//! Which names a request's `Host` may have. A page that made its own name resolve to us (DNS rebinding) sends its own name, so the name
-//! decides and the port does not: behind `ssh -L`, a published container port or a proxy the client dials another port than ours.
-//! Must not resolve anything.
+//! Checks the `Host` header of a request against DNS rebinding: a web page whose own name resolves to our address still
+//! sends its own name in `Host`.
+//!
+//! The name decides, the port does not: behind `ssh -L`, a published container port or a proxy, the client dials
+//! another port than ours. Resolves no names.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -9,35 +11,32 @@ use std::{
 
 use crate::{listen::exposure::is_loopback, tls::OwnNames};
 
-/// The port that a Host without one means, for names that were allowed with a port.
+/// The port to assume if a Host header has none, to compare it with an allowed name that has a port.
 const DEFAULT_PORT: u16 = 80;
 const DEFAULT_TLS_PORT: u16 = 443;
 
-/// What one listener is called.
+/// The names by which one listener may be addressed.
 #[derive(Clone, Copy)]
 pub(super) struct Hosts<'a> {
-    /// The address that requests come in at.
+    /// The local address of the listener.
     pub(super) local: SocketAddr,
-    /// The names allowed besides.
+    /// The names from `--allow-host`.
     pub(super) allowed: &'a [AllowedHost],
-    /// The names in our certificate, where the connection has TLS.
+    /// The names in our certificate, if the connection has TLS.
     pub(super) certified: Option<&'a OwnNames>,
 }
 
 /// A name from `--allow-host`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedHost {
-    /// Lower case.
     name: String,
-    /// Any port when absent: a proxy in front has its own.
+    /// `None`: any port. A proxy in front of the server has a port we do not know.
     port: Option<u16>,
 }
 
-/// Why a word cannot be the name of a host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a host name, with or without a port")]
 pub struct AllowedHostError {
-    /// What was given.
     text: String,
 }
 
@@ -56,7 +55,7 @@ impl FromStr for AllowedHost {
     }
 }
 
-/// Whether a request with these Host headers means us. There must be exactly one.
+/// Whether the Host headers of a request name this server. There must be exactly one Host header.
 pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Hosts<'_>) -> bool {
     let (Some(host), None) = (headers.next(), headers.next()) else {
         return false;
@@ -73,7 +72,7 @@ pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Ho
     is_allowed || is_certified || is_local(name, ours.local.ip())
 }
 
-/// `localhost`, a loopback literal, or the very address that we are bound to.
+/// `localhost`, a loopback address, or the address that the listener is bound to.
 fn is_local(name: &str, bound: IpAddr) -> bool {
     if name.eq_ignore_ascii_case("localhost") {
         return true;
@@ -82,12 +81,12 @@ fn is_local(name: &str, bound: IpAddr) -> bool {
     ip.is_ok_and(|ip| is_loopback(ip) || (!bound.is_unspecified() && ip.to_canonical() == bound.to_canonical()))
 }
 
-/// Splits `name`, `name:port`, `[v6]` or `[v6]:port`; the name comes without brackets. `None` for anything else.
+/// Splits `name`, `name:port`, `[v6]` or `[v6]:port`. The name is returned without brackets. `None` for any other form.
 fn split(host: &str) -> Option<(&str, Option<u16>)> {
     let (name, rest) = match host.strip_prefix('[') {
         Some(inner) => {
             let (name, rest) = inner.split_once(']')?;
-            // Brackets are for IPv6 alone.
+            // Only an IPv6 address may be in brackets.
             name.parse::<Ipv6Addr>().ok()?;
             (name, rest)
         }

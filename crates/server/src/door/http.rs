@@ -1,5 +1,5 @@
-//! As much HTTP/1.1 as a door needs: one request head in, one answer out, then close or upgrade.
-//! Must not decide anything about a request.
+//! The part of HTTP/1.1 that the door needs: read one request head, write one response, then close or upgrade. `check`
+//! decides what the response is.
 
 use std::{borrow::Cow, fmt::Write as _, io, time::Duration};
 
@@ -12,72 +12,69 @@ use tokio::{
 
 use super::check::Verdict;
 
-/// A request head; more is refused with 431.
+/// Largest request head. A larger one is answered with 431.
 const HEAD_MAX_BYTES: usize = 8 << 10;
 
-/// Headers of a request; browsers send about twenty.
+/// Most headers in a request. Browsers send about twenty.
 const HEADERS_MAX: usize = 64;
 
-/// How long a refused peer may take to read its answer before the socket is closed under it.
+/// How long to wait for a refused peer to read its response before the socket is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A request as far as the door looks at it.
+/// The parts of a request that the door looks at.
 pub(super) struct Request<'a> {
     pub(super) method: &'a str,
-    /// As sent; the token may be in it.
+    /// As sent. May contain the token, so never log it.
     pub(super) target: &'a str,
-    /// 0 or 1, of HTTP/1.x.
+    /// The x of HTTP/1.x: 0 or 1.
     pub(super) minor_version: u8,
     pub(super) headers: &'a [Header<'a>],
 }
 
-/// Why there is no request.
 pub(super) enum HeadFailure {
-    /// The peer left or the socket failed: nobody to answer.
+    /// The peer closed the connection or the socket failed. No response is possible.
     Gone,
     /// Not HTTP/1.x.
     Malformed,
-    /// More than the bound.
+    /// More bytes than `HEAD_MAX_BYTES` or more headers than `HEADERS_MAX`.
     TooLarge,
 }
 
-/// An answer that ends the exchange.
+/// A response after which the connection is closed (101: upgraded).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Response {
     status: u16,
     reason: &'static str,
-    /// Whole header lines besides those that every answer has.
+    /// Complete header lines, in addition to those that every response has.
     headers: String,
     body: Cow<'static, str>,
     content_type: &'static str,
 }
 
 impl<'a> Request<'a> {
-    /// All values of a header, in order.
     pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         self.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
     }
 
-    /// Whether a comma-separated header has an element, whatever its case.
+    /// Whether a comma-separated header has an element, ignoring case.
     pub(super) fn has_element(&self, name: &str, element: &str) -> bool {
         self.values(name)
             .flat_map(|value| value.split(|byte| *byte == b','))
             .any(|part| part.trim_ascii().eq_ignore_ascii_case(element.as_bytes()))
     }
 
-    /// The path, without the query.
     pub(super) fn path(&self) -> &'a str {
         self.target.split_once('?').map_or(self.target, |(path, _)| path)
     }
 
-    /// The query, empty when there is none.
+    /// The query, or an empty string.
     pub(super) fn query(&self) -> &'a str {
         self.target.split_once('?').map_or("", |(_, query)| query)
     }
 }
 
 impl HeadFailure {
-    /// What to answer; `None` when nobody is there.
+    /// The response to send. `None` if the peer is gone.
     pub(super) fn response(&self) -> Option<Response> {
         match self {
             Self::Gone => None,
@@ -92,7 +89,7 @@ impl Response {
         Self { body: Cow::Borrowed("ok"), ..Self::plain(200, "OK") }
     }
 
-    /// The page of metrics; nobody on the way keeps it.
+    /// The metrics page, not to be cached.
     pub(super) fn metrics(page: String) -> Self {
         let headers = "Cache-Control: no-store\r\n".to_owned();
         let content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -103,7 +100,7 @@ impl Response {
         Self::plain(400, "Bad Request")
     }
 
-    /// Says nothing about what was wrong: not whether a token was there, not whether it was close.
+    /// Does not reveal what was wrong: whether there was a token, or how close it was.
     pub(super) fn unauthorized() -> Self {
         Self { headers: "WWW-Authenticate: Bearer\r\n".to_owned(), ..Self::plain(401, "Unauthorized") }
     }
@@ -129,13 +126,13 @@ impl Response {
         Self { headers: "Retry-After: 1\r\n".to_owned(), ..Self::plain(503, "Service Unavailable") }
     }
 
-    /// As a refusal, for those who were refused too often.
+    /// Replaces the response for a source that was refused too often.
     pub(super) fn too_many(again_in: Duration) -> Self {
         let seconds = again_in.as_millis().div_ceil(1000);
         Self { headers: format!("Retry-After: {seconds}\r\n"), ..Self::plain(429, "Too Many Requests") }
     }
 
-    /// Whether it was the peer's fault that it does not come in.
+    /// Whether the refusal is the client's fault and counts against its source.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.status, 400 | 401 | 403 | 431)
     }
@@ -145,7 +142,7 @@ impl Response {
         Self { headers, ..Self::plain(101, "Switching Protocols") }
     }
 
-    /// As the answer to HEAD.
+    /// The response to HEAD.
     pub(super) fn without_body(self) -> Self {
         Self { body: Cow::Borrowed(""), ..self }
     }
@@ -160,7 +157,7 @@ impl Response {
         if *status == 101 {
             text.push_str("Connection: Upgrade\r\n");
         } else {
-            // Writing to a string does not fail.
+            // Writing to a `String` does not fail.
             write!(text, "Connection: close\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n", body.len())
                 .ok();
         }
@@ -174,7 +171,7 @@ impl Response {
     }
 }
 
-/// Reads until a whole head is in `buf` and returns its size.
+/// Reads until `buf` contains a whole head and returns the head's size.
 pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut) -> Result<usize, HeadFailure> {
     buf.reserve(1 << 10);
     loop {
@@ -183,12 +180,12 @@ pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut B
             return Err(HeadFailure::TooLarge);
         }
         let before = buf.len();
-        // Never past the bound, so that what follows a head is bounded too.
+        // Never read past the bound, so that the bytes after the head are bounded too.
         match socket.take(room as u64).read_buf(buf).await {
             Ok(1..) => {}
             Ok(0) | Err(_) => return Err(HeadFailure::Gone),
         }
-        // A head ends with a line: without a new one there is nothing to parse again.
+        // A head ends with a newline. Without a new one, parsing again is useless.
         if buf[before..].contains(&b'\n')
             && let Some(size) = head_size(buf)?
         {
@@ -197,7 +194,7 @@ pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut B
     }
 }
 
-/// Parses a whole head and judges it.
+/// Parses a whole head and passes the request to `judge`.
 pub(super) fn with_request(head: &[u8], judge: impl FnOnce(&Request<'_>) -> Verdict) -> Verdict {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
@@ -210,18 +207,18 @@ pub(super) fn with_request(head: &[u8], judge: impl FnOnce(&Request<'_>) -> Verd
     judge(&Request { method, target, minor_version, headers: parsed.headers })
 }
 
-/// Writes an answer and closes in a way that lets the peer read it.
+/// Sends a response and closes the connection in a way that lets the peer read the response.
 pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), response: &Response) {
     let answered: io::Result<()> = async {
         socket.write_all(&response.encode()).await?;
-        // Under TLS this also flushes.
+        // With TLS, this also flushes.
         socket.shutdown().await
     }
     .await;
     if answered.is_err() {
         return;
     }
-    // Closing with unread input would reset the connection and take the answer away from the peer again.
+    // Closing a socket with unread input sends a RST, and the peer may lose the response. So read the rest first.
     let mut sink = [0; 1 << 10];
     let drained = async {
         for _ in 0..64 {
@@ -231,7 +228,7 @@ pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite +
             }
         }
     };
-    // Elapsed or done: closed in any case.
+    // Done or timed out: the socket is closed in both cases.
     time::timeout(LINGER, drained).await.ok();
 }
 

@@ -1,7 +1,7 @@
-//! The door: the one gate that every connection passes before anything of the server sees it.
+//! The door: authenticates every connection before the rest of the server sees it.
 //!
-//! One request is read (`http`), judged (`check`, with `host` and `auth` for its parts) and answered. Only an upgrade that
-//! passed becomes an [`Authenticated`], the only thing that the core serves: no route can skip the door.
+//! One request is read (`http`), checked (`check`, with `host` and `auth`) and answered. Only an upgrade that passed
+//! becomes an [`Authenticated`], and the core serves nothing else. So no route can skip the door.
 //!
 //! ```compile_fail
 //! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::Stream) {
@@ -9,9 +9,10 @@
 //! # }
 //! ```
 //!
-//! What is unauthenticated is bounded: 64 connections, 8 KiB and 10 s each; `pending` says who goes when there are more.
+//! Unauthenticated connections are bounded: 64 connections, 8 KiB and 10 s each. `pending` decides which one is dropped
+//! when there are more.
 //!
-//! Must not know sessions or methods. Never logs a request target or a header value: the token is in them.
+//! Never logs a request target or a header value, because they contain the token.
 
 mod auth;
 mod check;
@@ -54,44 +55,44 @@ use crate::{
     tls::Tls,
 };
 
-/// From the connection to the end of the answer, with the handshake of TLS. Longer, and 64 slow peers keep everybody else out.
+/// From accept to the end of the response, including the TLS handshake. With a longer deadline, 64 slow peers could
+/// lock out all other clients for longer.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a door asks of those who come over TCP.
+/// The requirements for TCP connections.
 #[derive(Clone, Debug, Default)]
 pub struct DoorConfig {
-    /// Who may come in, by what they offer.
+    /// Maps tokens and certificates to grants.
     pub access: Arc<Access>,
-    /// Where it is recorded who was refused.
+    /// Records refused connections.
     pub audit: Audit,
-    /// Names under which this server is reached besides its own addresses.
+    /// Host names of this server in addition to its own addresses.
     pub allowed_hosts: Vec<AllowedHost>,
-    /// Who has shown a certificate must bear the token as well.
+    /// A client with a certificate must present a token as well.
     pub token_beside_certificate: bool,
 }
 
 /// One TCP listener, as the door sees it.
 #[derive(Clone, Debug)]
 pub struct Entrance {
-    /// The address that it is bound to.
     pub local: SocketAddr,
-    /// What secures it; absent for `ws://`.
+    /// `None` for `ws://`.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// What a door tells whoever runs the server, and shows those who may ask.
+/// The interface between the door and the server: the door reports refusals, the server its metrics and readiness.
 pub trait Report: Send + Sync {
-    /// A peer was sent away with this status.
+    /// A connection was refused with this HTTP status; 0: the TLS handshake failed.
     fn refused(&self, status: u16);
-    /// The page of metrics, with what the door has counted itself.
+    /// The metrics page, including the door's own counters.
     fn page(&self, door: DoorCounts) -> String;
-    /// Whether new clients are welcome.
+    /// Whether the server can serve new clients.
     fn is_ready(&self) -> bool {
         true
     }
 }
 
-/// Whom a door reports to, if anybody.
+/// The report target of a door. `None`: nothing is reported, and `/metrics` is 404.
 #[derive(Clone, Default)]
 struct Reporter(Option<Arc<dyn Report>>);
 
@@ -113,43 +114,42 @@ impl Reporter {
     }
 }
 
-/// What the door says of a request that came in elsewhere; see [`Door::judge`].
+/// The door's decision about a request that another listener received; see [`Door::judge`].
 #[derive(Clone, Debug)]
 pub enum Judgement {
-    /// It may come in, and do this.
+    /// Allowed, with this grant.
     Admitted(Grant),
-    /// It calls us by a name that is not ours, or a page sent it.
+    /// The Host header does not name this server, or the request comes from a web page.
     Forbidden,
-    /// It does not prove who it is.
+    /// The request does not authenticate its sender.
     Unauthorized,
 }
 
-/// The gate of all listeners of a server.
+/// Authenticates the connections of all listeners of a server.
 pub struct Door {
     config: DoorConfig,
     report: Reporter,
     pending: Arc<Room>,
-    /// Set once, by the drain: not ready, no upgrades.
+    /// Set once by [`Door::drain`]: `/readyz` fails and upgrades are refused.
     draining: AtomicBool,
 }
 
-/// A place among those who wait to be judged.
+/// A slot among the unauthenticated connections.
 pub struct Slot(Place);
 
 impl Door {
-    /// A door that asks for what `config` says.
     pub fn new(config: DoorConfig) -> Self {
         Self { config, report: Reporter::default(), pending: Arc::default(), draining: AtomicBool::new(false) }
     }
 
-    /// Counts there whom it sends away, and shows its page at `/metrics`; without it there is no such page.
+    /// Reports refusals to `report` and serves its page at `/metrics`. Without a report, `/metrics` is 404.
     pub fn reporting(mut self, report: Arc<dyn Report>) -> Self {
         self.report = Reporter(Some(report));
         self
     }
 
-    /// Judges a request for another protocol that came in over plain HTTP at `local`: the same rules about names, pages and tokens, in the
-    /// same order. What is asked for, the caller judges.
+    /// Checks a request of another protocol that came in over plain HTTP at `local`: the same rules for Host, Origin
+    /// and tokens, in the same order. The caller checks path and method.
     pub fn judge(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> Judgement {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let request = http::Request { method: "POST", target, minor_version: 1, headers: &headers };
@@ -165,28 +165,27 @@ impl Door {
         }
     }
 
-    /// From now on the server is not ready and nobody is let in any more.
+    /// From now on the server is not ready, and no new client is admitted.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Takes a place among those who wait, for a peer or, without an address, on a Unix socket. Asked for at accept, so that
-    /// the bound holds before a task runs.
+    /// Takes a slot for a connection; `None` stands for a Unix socket. Call it at accept: then the bound also holds for
+    /// connections whose task has not run yet.
     pub fn slot(&self, peer: Option<SocketAddr>) -> Slot {
         Slot(self.pending.enter(peer.map_or(Source::Local, Source::from), Instant::now()))
     }
 
-    /// Whether the next to come will push somebody out.
+    /// Whether the next connection will evict another one.
     pub fn is_crowded(&self) -> bool {
         self.pending.is_full()
     }
 
-    /// What happened here so far.
     pub fn counts(&self) -> DoorCounts {
         self.pending.counts()
     }
 
-    /// Judges a TCP connection; `None` when it was answered and closed.
+    /// Authenticates a TCP connection. `None`: the connection was answered and closed.
     pub async fn admit_tcp(
         &self,
         mut socket: TcpStream,
@@ -202,8 +201,8 @@ impl Door {
         let judged =
             in_time(&place, judge(&mut socket, &gate, &place, &peer, (&self.config.audit, &self.report))).await;
         let Ok(judged) = judged else {
-            // Best effort: whoever was pushed out does not get a task that waits. What it sent is taken, or the reset that a
-            // close with unread input is would take the answer away again.
+            // The slot was lost. Answer with 503 as far as that is possible without waiting. The input must be read
+            // first: closing a socket with unread input sends a RST, and the peer may lose the response.
             socket.try_write(&Response::busy().encode()).ok();
             socket.try_read(&mut [0; 1 << 10]).ok();
             self.report.refused(503);
@@ -213,7 +212,8 @@ impl Door {
         Some(websocket(socket.into(), leftover, grant, label(peer)))
     }
 
-    /// The handshake, and behind it the same as without. Who shows a certificate is known by it; a token beside it only opens.
+    /// Does the TLS handshake, then the same checks as without TLS. A certificate decides the principal. A token that
+    /// is required beside the certificate is checked, but its grant is not used.
     async fn admit_secured(
         &self,
         socket: TcpStream,
@@ -225,7 +225,7 @@ impl Door {
             Ok(secured) => secured,
             Err(error) => {
                 tracing::debug!(%peer, %error, "no TLS handshake");
-                // There is nobody to answer, late or not.
+                // Without a handshake no response can be sent, so the delay for repeated failures is ignored.
                 place.refused(Instant::now());
                 self.report.refused(0);
                 return None;
@@ -265,7 +265,7 @@ impl Door {
         }
     }
 
-    /// Judges a connection on a Unix socket: the kernel says whose it is, so that no token and no Host are asked for.
+    /// Authenticates a connection on a Unix socket by the peer's uid, so neither a token nor a Host header is required.
     pub async fn admit_unix(&self, mut socket: UnixStream, Slot(place): Slot) -> Option<Authenticated> {
         if !is_owner(&socket) {
             self.config.audit.refused(&"unix", 403);
@@ -281,7 +281,7 @@ impl Door {
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
-    /// Judges a connection of `dial-stdio`: newline JSON, the owner's uid alone.
+    /// Authenticates a connection of `dial-stdio` by the peer's uid. Its framing is newline-delimited JSON.
     pub fn admit_dial(&self, socket: UnixStream) -> Option<Authenticated> {
         if self.draining.load(Ordering::Acquire) {
             return None;
@@ -295,12 +295,12 @@ impl Door {
     }
 }
 
-/// The place was given to somebody else.
+/// The slot was given to another connection.
 struct Lost;
 
-/// Judges for as long as the place is kept; what takes too long is dropped, with its connection.
+/// Runs `judging` until its deadline, or until the slot is lost.
 async fn in_time<T>(place: &Place, judging: impl Future<Output = Option<T>>) -> Result<Option<T>, Lost> {
-    // Either ends the other, and the connection with it.
+    // When one branch completes, the other is dropped. If the check is dropped, its connection is closed with it.
     tokio::select! {
         judged = time::timeout(HEAD_DEADLINE, judging) => Ok(judged.unwrap_or_else(|_| {
             place.stalled(Instant::now());
@@ -310,7 +310,7 @@ async fn in_time<T>(place: &Place, judging: impl Future<Output = Option<T>>) -> 
     }
 }
 
-/// Reads one request and answers it. The leftover is what the peer sent behind its upgrade.
+/// Reads one request and answers it. Returns the grant and the bytes that the peer sent behind its upgrade request.
 async fn judge(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     gate: &Gate<'_>,
@@ -361,13 +361,13 @@ fn label(peer: SocketAddr) -> String {
 }
 
 fn websocket(mut stream: Stream, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
-    // Copied out of the head's buffer, which would otherwise live as long as the connection.
+    // Copy the bytes: a slice would keep the whole buffer of the head alive as long as the connection.
     stream.leftover = BytesMut::from(&leftover[..]);
     let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
     Authenticated::vouch(stream, framing, grant, label)
 }
 
-/// Whether the peer is our user or root, by the kernel's word.
+/// Whether the peer's uid, as reported by the kernel, is ours or root.
 fn is_owner(socket: &UnixStream) -> bool {
     let us = rustix::process::geteuid().as_raw();
     match socket.peer_cred() {

@@ -1,10 +1,12 @@
-//! Those who wait to be judged: how many, from where, who goes when there is no room, and who is answered late.
+//! The connections that are not authenticated yet: how many there may be, which one is evicted when there are too many,
+//! and which sources are answered late.
 //!
-//! Nobody is kept out here. When all places are taken, whoever comes gets one, and the oldest of the source that has most
-//! goes; so half-open connections push out each other and not a client that speaks at once. A source that fails again and
-//! again is answered later and later, and has few places; but who bears the right token comes in at any time, since on
-//! loopback, and behind one gateway, the good and the bad have one address.
-//! Must not know HTTP, TLS or tokens.
+//! A new connection always gets a slot. When all slots are taken, the oldest connection of the source with the most
+//! connections is evicted. So half-open connections evict each other, and not a client that sends its request at once.
+//!
+//! A source that fails repeatedly is answered with a growing delay and has fewer slots. It is never blocked, and a
+//! request with a valid token is never delayed: on loopback or behind a gateway, good and bad clients share one
+//! address.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,34 +20,33 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-/// Connections that have not yet passed: each costs a descriptor and 8 KiB.
+/// Most unauthenticated connections. Each one costs an fd and 8 KiB.
 pub(super) const PENDING_MAX: usize = 64;
 
-/// Places of a source that failed too often.
+/// Most slots of a source that has failed too often.
 const PENALIZED_MAX: usize = 8;
 
-/// Failures that cost nothing: a person, or a client that was not told of a new token, makes some.
+/// Failures that cause no delay. A person, or a client that does not know of a new token yet, causes some.
 const FREE_FAILURES: u32 = 100;
 
-/// So many failures more double the delay.
+/// The delay doubles with this many further failures.
 const FAILURES_A_DOUBLING: u32 = 16;
 
-/// The first delay, and the longest, which is well below the deadline of a request.
+/// The first delay and the longest one. The longest is well below the deadline of a request.
 const DELAY_FIRST: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// A source that did nothing wrong for so long is forgotten.
+/// A source without failures for this long is forgiven.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
-/// Sources that are remembered.
+/// Most sources in the table.
 const SOURCES_MAX: usize = 1024;
 
-/// Where connections come from, as far as they are told apart.
+/// The origin of a connection, as far as origins are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    /// A Unix socket.
     Local,
-    /// An address; of IPv6 the first 64 bits, of which one machine has all that follow.
+    /// An IP address. For IPv6 only the first 64 bits, because one machine usually has a whole /64.
     Net(IpAddr),
 }
 
@@ -61,20 +62,20 @@ impl From<SocketAddr> for Source {
     }
 }
 
-/// What was counted at a door since it was made.
+/// Counters of a door since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoorCounts {
-    /// Answered with a refusal, or without a handshake.
+    /// Answered with a refusal, or failed in the TLS handshake.
     pub refused: u64,
-    /// Still silent at the deadline.
+    /// No complete request by the deadline.
     pub stalled: u64,
     /// Dropped to make room for others.
     pub evicted: u64,
-    /// Answered late, because their source had failed too often.
+    /// Answered late, because the source had failed too often.
     pub slowed: u64,
 }
 
-/// The places of all who wait.
+/// All unauthenticated connections, and the failures of their sources.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     inner: Mutex<Inner>,
@@ -86,7 +87,7 @@ pub(super) struct Room {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// By ticket, so that the first is the oldest.
+    /// By ticket: the first entry is the oldest connection.
     waiting: BTreeMap<u64, Waiting>,
     next: u64,
     sources: HashMap<Source, Record>,
@@ -98,7 +99,6 @@ struct Waiting {
     leave: Arc<Notify>,
 }
 
-/// What is known of a source.
 #[derive(Debug, Default)]
 struct Record {
     pending: usize,
@@ -115,7 +115,7 @@ impl Record {
     }
 }
 
-/// A place among those who wait; left by dropping it.
+/// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Place {
     room: Arc<Room>,
@@ -125,13 +125,13 @@ pub(super) struct Place {
 }
 
 impl Room {
-    /// Takes a place, and somebody else's where none is free.
+    /// Takes a slot. Evicts another connection if none is free.
     pub(super) fn enter(self: &Arc<Self>, source: Source, now: Instant) -> Place {
         let mut inner = self.lock();
         while let Some(victim) = inner.victim(source, now).and_then(|victim| inner.evict(victim)) {
             victim.leave.notify_one();
             inner.fail(victim.source, now);
-            // Told when the number has doubled: a flood must not fill the log.
+            // Log only when the count is a power of two: a flood of connections must not fill the log.
             let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
             if evicted.is_power_of_two() {
                 tracing::warn!(evicted, "connections that said nothing were dropped to make room for others");
@@ -144,7 +144,7 @@ impl Room {
         Place { room: Arc::clone(self), ticket, source, leave }
     }
 
-    /// Whether the next to come will push somebody out.
+    /// Whether the next connection will evict another one.
     pub(super) fn is_full(&self) -> bool {
         self.lock().waiting.len() >= PENDING_MAX
     }
@@ -164,7 +164,7 @@ impl Room {
 }
 
 impl Inner {
-    /// Whose oldest has to go before one of `source` can come.
+    /// The source whose oldest connection must be evicted before a new one of `source` can enter.
     fn victim(&self, source: Source, now: Instant) -> Option<Source> {
         let record = self.sources.get(&source);
         if record.is_some_and(|record| record.pending >= PENALIZED_MAX && record.delay(now).is_some()) {
@@ -175,13 +175,13 @@ impl Inner {
         most.filter(|_| is_full).map(|(source, _)| *source)
     }
 
-    /// Takes the place of the oldest of a source.
+    /// Evicts the oldest connection of a source.
     fn evict(&mut self, source: Source) -> Option<Waiting> {
         let ticket = *self.waiting.iter().find(|(_, waiting)| waiting.source == source)?.0;
         self.leave(ticket)
     }
 
-    /// `None` where somebody else has taken the place already.
+    /// Frees the slot of a ticket. `None` if it was evicted before.
     fn leave(&mut self, ticket: u64) -> Option<Waiting> {
         let waiting = self.waiting.remove(&ticket)?;
         if let Some(record) = self.sources.get_mut(&waiting.source) {
@@ -203,7 +203,8 @@ impl Inner {
         record.delay(now)
     }
 
-    /// The record of a source. The table is bounded: who failed longest ago is forgotten first, and never one who waits.
+    /// The record of a source. When the table is full, the source whose last failure is oldest is removed, but never
+    /// one with pending connections.
     fn record(&mut self, source: Source) -> &mut Record {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
             let idle = self.sources.iter().filter(|(_, record)| record.pending == 0);
@@ -217,12 +218,12 @@ impl Inner {
 }
 
 impl Place {
-    /// Returns when the place is somebody else's; cancel safe.
+    /// Returns when the connection is evicted. Cancel safe.
     pub(super) async fn lost(&self) {
         self.leave.notified().await;
     }
 
-    /// Notes that its holder was refused, and says how long the answer has to wait.
+    /// Counts a refusal and returns how long to delay the response.
     pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
         self.room.refused.fetch_add(1, Ordering::Relaxed);
         let delay = self.room.lock().fail(self.source, now);
@@ -232,12 +233,11 @@ impl Place {
         delay
     }
 
-    /// What was counted at its door.
     pub(super) fn counts(&self) -> DoorCounts {
         self.room.counts()
     }
 
-    /// Notes that its holder said nothing for too long.
+    /// Counts a connection that sent no complete request before the deadline.
     pub(super) fn stalled(&self, now: Instant) {
         self.room.stalled.fetch_add(1, Ordering::Relaxed);
         self.room.lock().fail(self.source, now);

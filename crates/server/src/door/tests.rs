@@ -1,4 +1,4 @@
-//! The whole table of the door, first as a pure function, then over a real socket.
+//! Tests all verdicts of the door, first as a pure function, then over a real socket.
 
 use std::{net::SocketAddr, str, sync::Arc};
 
@@ -29,7 +29,7 @@ fn access() -> Access {
     Access::new(Token::parse(TOKEN.as_bytes()).unwrap().digest())
 }
 
-/// The status that a request gets; 101 for an upgrade. `local` is the address it came in at.
+/// The HTTP status of the response; 101 for an upgrade. `local` is the address of the listener.
 fn status_at(local: &str, request: &str) -> u16 {
     let local: SocketAddr = local.parse().unwrap();
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
@@ -54,7 +54,7 @@ fn status(request: &str) -> u16 {
     status_at("127.0.0.1:4000", request)
 }
 
-/// An upgrade that passes, but for what a case changes: target and further header lines.
+/// A valid upgrade request with this target and these additional header lines.
 fn upgrade(target: &str, host: &str, more: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{UPGRADE}{more}\r\n")
 }
@@ -99,7 +99,7 @@ fn without_the_token_there_is_nothing_but_401() {
     for target in ["/?token=wrong", "/?token=%", "/?token=%2", "/?token=%zz", "/?token"] {
         assert_eq!(status(&upgrade(target, host, "")), 401, "{target}");
     }
-    // Presence of a right one does not excuse a wrong one.
+    // A valid token beside an invalid one does not help.
     assert_eq!(status(&upgrade("/?token=wrong", host, &bearer())), 401);
     assert_eq!(status(&upgrade(&format!("/?token={ESCAPED}&token=wrong"), host, "")), 401);
 }
@@ -275,7 +275,7 @@ fn a_name_to_allow_is_a_name() {
     }
 }
 
-/// A door on a real port; what it does with one connection.
+/// A door on a real port that takes one connection.
 struct Rig {
     listener: TcpListener,
     local: SocketAddr,
@@ -294,7 +294,7 @@ impl Rig {
         }
     }
 
-    /// Sends bytes in parts and returns the answer and whether the connection was let in.
+    /// Sends bytes in parts. Returns the response and whether the connection was admitted.
     async fn exchange(&self, parts: &[&[u8]]) -> (String, bool) {
         let client = async {
             let mut socket = TcpStream::connect(self.local).await.unwrap();

@@ -1,5 +1,5 @@
-//! The real source of holders: the spawner makes them, the state directory is where they leave their traces.
-//! Must not know sessions beyond their names; what is in a record or an info belongs to the core.
+//! [`Holders`] for a real server: the spawner creates the holders, and their files are in the state directory. Records
+//! and infos are opaque bytes here; the core defines them.
 
 use std::{
     fs::File,
@@ -28,35 +28,36 @@ use crate::{
     process::lock,
 };
 
-/// How often and how far apart it is looked whether a killed group is empty: a second in all, and a kill takes milliseconds.
+/// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
+/// usually takes milliseconds.
 const BURIED: (u32, Duration) = (500, Duration::from_millis(2));
 
-/// The file in a session's directory that names its control group.
 const GROUP_NAME: &str = "cgroup";
 
-/// Between the secret and the socket of a new holder lies one fork. A server killed right there is followed by another
-/// that may look too early; it looks again this often, this far apart, before it calls the holder dead.
+/// How many times and how far apart to retry before a holder without a socket counts as never created. The secret is
+/// written one fork before the holder binds its socket. If the server is killed in between, the next server may look
+/// before the socket exists.
 const LOOK_AGAIN: (u32, Duration) = (20, Duration::from_millis(10));
 
 /// Settings of [`Spawned`].
 #[derive(Clone, Debug, Default)]
 pub struct SpawnedConfig {
-    /// What a holder may use.
+    /// Resource limits of each holder.
     pub limits: Limits,
-    /// The descriptor limit before the server raised its own; children get it back.
+    /// RLIMIT_NOFILE (soft, hard) before the server raised its own. Children get it back.
     pub original_nofile: Option<(u64, u64)>,
-    /// Where sessions get control groups; absent = they have none.
+    /// Where sessions get their control groups. `None`: sessions have no control group.
     pub cgroups: Option<Root>,
-    /// What children are confined to besides; the group in it is the session's own.
+    /// Other confinement of children. Its `group` is replaced with the group of the session.
     pub confine: Confine,
-    /// The program that becomes a new spawner when the first has died; absent = none does.
+    /// The program to start as a new spawner when the old one has died. `None`: a dead spawner is not replaced.
     pub respawn: Option<PathBuf>,
-    /// For a state directory that was made for this run alone: where the server is killed, the spawner removes the directory this long
-    /// after the last holder has ended.
+    /// Set if the state directory was made for this run alone. If the server is killed, the spawner removes the
+    /// directory this long after the last holder has ended.
     pub remove_after: Option<Duration>,
 }
 
-/// Holders made by the spawner, with directories in a state directory.
+/// Creates holders through the spawner and keeps their directories in a state directory.
 pub struct Spawned {
     state: Arc<StateDir>,
     spawner: Mutex<Arc<SpawnerHandle>>,
@@ -64,7 +65,7 @@ pub struct Spawned {
 }
 
 impl Spawned {
-    /// Ties a spawner, which others may use too, to a state directory.
+    /// Creates the holders of a state directory through `spawner`, which others may share.
     pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedConfig) -> Self {
         let spawner = spawner.into();
         let spawned = Self { state, spawner: Mutex::new(Arc::clone(&spawner)), config };
@@ -72,7 +73,7 @@ impl Spawned {
         spawned
     }
 
-    /// Has the spawner remove the state directory after a server that was killed, where nobody will use it again.
+    /// If `remove_after` is set, tells the spawner to remove the state directory should this server be killed.
     fn guard(&self, spawner: &SpawnerHandle) {
         let Some(after) = self.config.remove_after else { return };
         let guarded = File::open(self.state.path()).and_then(|dir| spawner.guard(dir.as_fd(), after));
@@ -82,7 +83,7 @@ impl Spawned {
         }
     }
 
-    /// The spawner, a new one where the old is dead. Blocks while one is started.
+    /// The spawner, replaced first if it has died. Blocks while a new one starts.
     fn spawner(&self) -> io::Result<Arc<SpawnerHandle>> {
         let mut spawner = lock(&self.spawner);
         if let Some(program) = self.config.respawn.as_deref().filter(|_| !spawner.is_alive()) {
@@ -96,11 +97,11 @@ impl Spawned {
         Ok(spawner.clone())
     }
 
-    /// The control group of a session, named in its directory before the holder is made: whoever finds the holder dead must
-    /// also find what to end.
+    /// Creates the control group of a session. Its path is written to the session's directory before the holder is
+    /// created, so that a server that finds the holder dead also finds the group to kill.
     fn make_group(&self, session: &str, dir: &OwnedFd) -> io::Result<SessionGroup> {
         let Some(root) = &self.config.cgroups else { return Ok(SessionGroup::default()) };
-        // Everybody may read names of groups, and an id opens its session.
+        // The name is a hash of the session id: all users can read group names, and the id gives access to the session.
         let group = root.session(&hex(&Sha256::digest(session)[..8]))?;
         sessions::write_beside(dir.as_fd(), Path::new(GROUP_NAME), &group.encode())?;
         Ok(group)
@@ -117,7 +118,7 @@ impl Spawned {
             return Ok(Found::Expired(String::from_utf8_lossy(&text).into_owned()));
         }
         let Some(secret) = sessions::read_small(dir.as_fd(), SECRET_NAME)? else {
-            // No holder was ever made for it.
+            // No holder was ever created for this session.
             return record(dir.as_fd());
         };
         let Ok(secret) = <[u8; 32]>::try_from(secret) else {
@@ -127,7 +128,8 @@ impl Spawned {
             Reached::Holder(controller) => Ok(Found::Holder { controller, secret }),
             Reached::Nobody => Ok(Found::Silent),
             Reached::Remains => remains(dir.as_fd()),
-            // The server died after it wrote the secret and before a holder was there: nothing was started, so nothing is lost.
+            // The server died after it wrote the secret and before the holder existed. No process was started, so
+            // nothing is lost.
             Reached::Nothing => {
                 self.state.forget_secret(session);
                 record(dir.as_fd())
@@ -136,12 +138,12 @@ impl Spawned {
     }
 }
 
-/// A session without a holder: what the server wrote of it.
+/// Finds a session that has no holder by its record.
 fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
     Ok(sessions::read_small(dir, "record")?.map_or(Found::Dead, Found::Record))
 }
 
-/// What a dead holder left: the output that it had spilled, of the processes that its roll names.
+/// Collects the files of a dead holder: the spilled logs of the processes that its process list (`roll`) names.
 fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
     let (Some(record), Some(roll)) = (sessions::read_small(dir, "record")?, roll::read(dir)?) else {
         return Ok(Found::Dead);
@@ -158,7 +160,7 @@ fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
     Ok(Found::Remains(Remains { record, logs, clock }))
 }
 
-/// The clock that holders run sessions by.
+/// CLOCK_MONOTONIC, the clock by which holders expire sessions.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
@@ -178,7 +180,7 @@ impl Holders for Spawned {
         let dir = self.state.session_dir(session)?;
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
-        // Before the holder exists: a server that finds the holder must also find what it wants to hear.
+        // Write the secret before the holder exists: a server that finds the holder also needs its secret.
         sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret)?;
         let made = self.make_group(session, &dir).and_then(|group| {
             self.spawner()?.create(NewHolder {
@@ -216,7 +218,7 @@ impl Holders for Spawned {
 
     fn look(&self, session: &str) -> io::Result<Option<Found>> {
         match self.find(session) {
-            // A holder whose clock just ran out, or that ended: it removed its directory.
+            // The session expired just now, or its holder ended. The holder has removed the directory.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             found => found.map(Some),
         }
@@ -243,7 +245,7 @@ impl Holders for Spawned {
     fn write_archive(&self, session: &str, files: &ArchiveFiles) -> io::Result<()> {
         let dir = self.state.open_session_dir(session)?;
         if files.processes.is_empty() {
-            // The secret first: without it nothing but the record counts.
+            // Remove the secret first: without a secret, `find` looks only at the record.
             sessions::remove_file(dir.as_fd(), SECRET_NAME)?;
             for name in [ROLL_NAME, ARCHIVE_NAME, SOCKET_NAME] {
                 sessions::remove_file(dir.as_fd(), name)?;
@@ -258,7 +260,8 @@ impl Holders for Spawned {
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
-        // No wait: a holder that lives removes its group itself, and one that is dead was buried.
+        // No need to wait for the kill: a live holder removes its group itself, and for a dead one `bury` has already
+        // waited.
         let group = self.group_of(session);
         group.kill();
         group.remove();
@@ -270,7 +273,8 @@ impl Holders for Spawned {
         if let Ok(dir) = dir.as_ref()
             && roll::read(dir).is_ok_and(|roll| roll.is_some())
         {
-            // The files of an archived session are found by way of its secret. With another one the holder knows that it is not wanted.
+            // The session is archived, and `find` reaches its files only if there is a secret. So replace the secret
+            // instead of removing it. The holder sees a secret that is not its own and knows that it was given up.
             let mut secret = [0; 32];
             let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
             let replaced = replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
@@ -279,7 +283,8 @@ impl Holders for Spawned {
             }
             return self.group_of(session).remove();
         }
-        // A secret without a holder would look like a holder that died, and cost the session its record.
+        // Remove the secret: with a secret but no holder, `find` would report a dead holder and the session would lose
+        // its record.
         self.state.forget_secret(session);
         self.group_of(session).remove();
     }
@@ -291,7 +296,7 @@ impl Holders for Spawned {
         }
         group.kill();
         let (times, apart) = BURIED;
-        // What does not die (in uninterruptible sleep) keeps its group; there is nothing more to be done about it.
+        // Processes in uninterruptible sleep do not die and keep their group. Nothing more can be done about them.
         (0..times).any(|_| {
             group.is_empty() || {
                 thread::sleep(apart);
@@ -324,14 +329,14 @@ impl Holders for Spawned {
     }
 }
 
-/// What answers where a holder should be.
+/// The result of connecting to the socket in a session's directory.
 enum Reached {
     Holder(OwnedFd),
-    /// It lives and does not answer: never called dead, its children run.
+    /// The holder lives but does not accept the connection. It must not count as dead, because its children run.
     Nobody,
-    /// Nobody listens on its socket any more.
+    /// The socket exists, but no process listens on it: the holder is dead.
     Remains,
-    /// There is no socket: it never was.
+    /// The directory has no socket: the holder was never created.
     Nothing,
 }
 
@@ -342,9 +347,9 @@ fn connect(dir: &OwnedFd) -> io::Result<Reached> {
         match spawner::connect(dir.as_fd()) {
             Ok(controller) => return Ok(Reached::Holder(controller)),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(Reached::Remains),
-            // Not bound yet.
+            // The holder has not bound its socket yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => last = Reached::Nothing,
-            // A full backlog.
+            // The backlog of the holder's socket is full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => last = Reached::Nobody,
             Err(error) => return Err(error),
         }

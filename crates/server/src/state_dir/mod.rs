@@ -1,19 +1,21 @@
-//! The state directory: what a server leaves for the next one. Owns the lock, the token and the session directories.
+//! The state directory: the files through which a server hands its sessions to the next server. Owns the lock, the
+//! token and the session directories.
 //!
 //! ```text
 //! DIR/lock                     flock of the running server, its pid as text
-//! DIR/boot                     boot id of the machine when the sessions were made
-//! DIR/token                    the token of this directory, 0600
+//! DIR/boot                     boot id of the machine when the sessions were created
+//! DIR/token                    the owner's token, mode 0600
 //! DIR/tokens.toml              named tokens, by digest; written by `exec-server token`, read by `access`
-//! DIR/placeholders             paths of the empty `.git` and the like that confined processes need; NUL between them
-//! DIR/dial.sock                newline JSON for `dial-stdio`, made by `listen`; greets with a blank line
-//! DIR/sessions/ID/record       a session without processes
-//! DIR/sessions/ID/secret       what the holder of that session wants to hear first
-//! DIR/sessions/ID/{sock, *.seg, expired}   made by the holder
-//! DIR/sessions/ID/{processes, archived}    what a session without a holder had; made by the holder, kept true by the server
+//! DIR/placeholders             paths of empty placeholders (such as `.git`) created for sandboxed processes; NUL-separated
+//! DIR/dial.sock                socket for `dial-stdio`: newline-delimited JSON, after a blank line from the server
+//! DIR/sessions/ID/record       what the server needs to restore a session that has no holder
+//! DIR/sessions/ID/secret       secret that the session's holder expects in the first message
+//! DIR/sessions/ID/cgroup       names the session's control group
+//! DIR/sessions/ID/{sock, *.seg, expired}   created by the holder
+//! DIR/sessions/ID/{processes, archived}    process list and clock of a session without a holder; the server updates them
 //! ```
 //!
-//! Must not know the wire, and reads neither environment nor arguments: paths are handed in.
+//! Does not depend on the wire protocol, and reads neither the environment nor arguments: the caller passes all paths.
 
 mod holders;
 mod place;
@@ -43,82 +45,53 @@ use std::{
 use exec_server_holder::spawner::LOCK_NAME;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-/// The kernel's random name of this boot; processes and holders of another boot are gone.
+/// Changes with every boot. The processes and holders of an earlier boot are gone.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The file with the paths of placeholders.
 const PLACEHOLDERS: &str = "placeholders";
 
-/// The token file of a state directory.
+/// Name of the file with the named tokens, in a state directory.
 pub const TOKENS: &str = "tokens.toml";
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It was missing and could not be made.
+    /// The directory was missing and could not be created.
     #[error("create state directory `{}`", path.display())]
-    Create {
-        /// The directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It or a file in it could not be opened, read or written.
+    Create { path: PathBuf, source: io::Error },
+    /// The directory, or a file in it, could not be opened, read or written.
     #[error("use `{}`", path.display())]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Another user could change it under us.
+    Io { path: PathBuf, source: io::Error },
+    /// Another user owns the directory and could change it while the server uses it.
     #[error("state directory `{}` belongs to uid {owner}, not to us, uid {us}", path.display())]
-    Owner {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-        /// The uid of this process.
-        us: u32,
-    },
-    /// Other users could look into it.
+    Owner { path: PathBuf, owner: u32, us: u32 },
+    /// The mode gives other users access.
     #[error("state directory `{}` has mode {mode:04o}; it must be 0700", path.display())]
-    Mode {
-        /// The directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    Mode { path: PathBuf, mode: u32 },
     /// A running server holds the lock.
     #[error("state directory `{}` is in use by a running exec-server, pid {}", path.display(), show_pid(*pid))]
     InUse {
-        /// The directory.
         path: PathBuf,
-        /// The pid in the lock file, when it could be read.
+        /// From the lock file; `None` if it could not be read.
         pid: Option<u32>,
     },
-    /// Its token cannot be used.
     #[error("token of state directory `{}`", path.display())]
-    Token {
-        /// The directory.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: TokenError,
-    },
+    Token { path: PathBuf, source: TokenError },
 }
 
-/// An open and locked state directory; the lock is held as long as the value lives.
+/// An open and locked state directory. The lock is held until the value is dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    /// `DIR/sessions`, open, so that session paths are never longer than a socket address allows.
+    /// `DIR/sessions`, open. Sockets are reached relative to this fd, so their paths always fit into a `sockaddr_un`.
     sessions: OwnedFd,
-    /// Held for its flock. The spawner is forked before it exists and children close everything, so nobody inherits it.
+    /// Kept open for its flock. No process inherits it: the spawner is forked before it is opened, and children close
+    /// all fds.
     _lock: File,
 }
 
 impl StateDir {
-    /// Opens or makes the directory, takes its lock, and removes the sessions of an earlier boot.
+    /// Opens or creates the directory, locks it, and removes the sessions of an earlier boot.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         make(path)?;
         check(path)?;
@@ -132,21 +105,21 @@ impl StateDir {
         Ok(state)
     }
 
-    /// Whether the directory under our path is still the one that was opened.
+    /// Whether our path still names the directory that was opened.
     pub fn is_there(&self) -> bool {
         let Ok(own) = rustix::fs::fstat(&self.sessions) else { return false };
         fs::metadata(self.path.join("sessions"))
             .is_ok_and(|found| (found.dev(), found.ino()) == (own.st_dev, own.st_ino))
     }
 
-    /// The paths of placeholders that this or an earlier server made; see `placeholder`.
+    /// The recorded placeholder paths, of this server and of earlier ones; see `placeholder`.
     pub fn placeholders(&self) -> Vec<PathBuf> {
         let bytes = fs::read(self.path.join(PLACEHOLDERS)).unwrap_or_default();
         let paths = bytes.split(|byte| *byte == 0).filter(|path| path.first() == Some(&b'/'));
         paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect()
     }
 
-    /// Keeps the paths of placeholders for the next server, NUL between them.
+    /// Records placeholder paths for the next server. Removes the file if there are none.
     pub fn keep_placeholders(&self, paths: &[PathBuf]) -> io::Result<()> {
         let file = self.path.join(PLACEHOLDERS);
         if paths.is_empty() {
@@ -159,22 +132,21 @@ impl StateDir {
         write_private(&file, &paths.join(&0))
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The token kept here, made at the first call, so that a server started again prints the same URL.
+    /// The token of this directory, created by the first call. It is kept, so a restarted server prints the same URL.
     pub fn token(&self) -> Result<Token, OpenError> {
         Token::kept_in(&self.path.join("token")).map_err(|source| OpenError::Token { path: self.path.clone(), source })
     }
 
-    /// Removes the whole directory; for a private one, at the end of the server.
+    /// Removes the whole directory. For a private directory, when the server ends.
     pub fn remove(&self) -> io::Result<()> {
         fs::remove_dir_all(&self.path)
     }
 
-    /// Processes and holders do not survive a reboot, so neither do their directories.
+    /// Removes the session directories of an earlier boot: processes and holders do not survive a reboot.
     fn forget_earlier_boot(&self) -> Result<(), OpenError> {
         let file = self.path.join("boot");
         let now = fs::read(BOOT_ID).map_err(|source| OpenError::Io { path: BOOT_ID.into(), source })?;
@@ -210,7 +182,7 @@ impl StateDir {
     }
 }
 
-/// Makes a directory and what is missing above it, for us alone.
+/// Creates a directory with mode 0700, and its missing parents.
 fn make(path: &Path) -> Result<(), OpenError> {
     DirBuilder::new()
         .recursive(true)
@@ -219,7 +191,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
         .map_err(|source| OpenError::Create { path: path.to_owned(), source })
 }
 
-/// Refuses a directory that another user could read or change. An empty one of ours is tightened: nothing in it can have leaked.
+/// Refuses a directory that another user could read or change. If it is ours and empty, the mode is changed to 0700
+/// instead: nothing in it can have leaked.
 fn check(path: &Path) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: path.to_owned(), source };
     let metadata = fs::metadata(path).map_err(failed)?;
@@ -238,7 +211,7 @@ fn check(path: &Path) -> Result<(), OpenError> {
     rustix::fs::chmod(path, Mode::RWXU).map_err(|errno| failed(errno.into()))
 }
 
-/// Takes the lock, or says who has it.
+/// Takes the lock, or returns [`OpenError::InUse`] with the pid of the server that has it.
 fn lock(path: &Path) -> Result<File, OpenError> {
     let file_path = path.join(LOCK_NAME);
     let failed = |source| OpenError::Io { path: file_path.clone(), source };
@@ -254,7 +227,7 @@ fn lock(path: &Path) -> Result<File, OpenError> {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut text = String::new();
-            // The pid is a courtesy; the refusal stands without it.
+            // The pid only improves the error message, so a failed read is ignored.
             file.read_to_string(&mut text).ok();
             return Err(OpenError::InUse { path: path.to_owned(), pid: text.trim().parse().ok() });
         }
@@ -270,7 +243,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd, OpenError> {
         .map_err(|errno| OpenError::Io { path: path.to_owned(), source: errno.into() })
 }
 
-/// Writes a file of ours beside its place and renames it, so that a crash leaves the old or the new one.
+/// Writes a temporary file with mode 0600 and renames it to `path`. A crash leaves either the old or the new file.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -278,7 +251,7 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sessions::write_beside(dir.as_fd(), Path::new(name), bytes)
 }
 
-/// The same, on the disk before it has its name; in any directory.
+/// Like [`write_private`], but also syncs the file before the rename.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

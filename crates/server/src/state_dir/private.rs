@@ -1,5 +1,4 @@
-//! Whether a file that holds a secret, or says who may come in, is ours alone.
-//! Must not know what is in it.
+//! Checks that no other user can read or change a file with secrets or access rules.
 
 use std::{
     fs::{File, Metadata},
@@ -7,34 +6,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Entries of an access list, as `system.posix_acl_access` has them.
+/// Entry tags in the xattr `system.posix_acl_access`.
 const OWNER: u8 = 0x01;
 const USER: u8 = 0x02;
 const MASK: u8 = 0x10;
 
-/// Why a file is not ours alone.
+/// Why a file does not count as private.
 #[derive(Debug, thiserror::Error)]
 pub enum NotPrivate {
     /// Another user could have written it.
     #[error("`{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
+    Owner { path: PathBuf, owner: u32 },
     /// Other users can read or write it.
     #[error("`{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    Mode { path: PathBuf, mode: u32 },
 }
 
-/// Accepts a file that only we, or root for us, can have written and read. Asked of the open file, not of the path: what is read is
-/// what was checked.
+/// Accepts a file that belongs to us or to root and that no other user can access. Takes the open file instead of a
+/// path, so that the file that was checked is the file that is read.
 pub(crate) fn check(file: &File, metadata: &Metadata, path: &Path) -> Result<(), NotPrivate> {
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
@@ -46,12 +35,13 @@ pub(crate) fn check(file: &File, metadata: &Metadata, path: &Path) -> Result<(),
     Ok(())
 }
 
-/// Whether the group's bits are only the mask of an access list that lets us alone read. So systemd hands a service that is not
-/// root's its credentials: the file stays root's, with mode 0440 to look at.
+/// Whether the group bits of the mode are only the mask of an ACL that gives access only to us and root. This is
+/// how systemd passes credentials to a service that is not root: the file belongs to root and shows mode 0440.
 fn is_listed_for_us(file: &File, mode: u32) -> bool {
     let mut list = [0; 512];
     let Ok(size) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
-    // Four bytes of version; then for each entry its kind, its rights and, for a named one, whose they are.
+    // Layout: 4 bytes of version, then 8 bytes per entry: tag (u16), permissions (u16), and the uid or gid of a named
+    // entry (u32), all little-endian.
     let (entries, rest) = list[..size].get(4..).unwrap_or_default().as_chunks::<8>();
     let us = rustix::process::geteuid().as_raw();
     let is_harmless = |&[kind, _, rights, _, id @ ..]: &[u8; 8]| match kind {

@@ -1,5 +1,5 @@
-//! The session directories of a state directory: made, listed, read and removed through descriptors.
-//! Must not know what a record or a secret means.
+//! The session directories of a state directory: create, list, read and remove them, relative to directory fds. The
+//! contents of the files mean nothing to this module.
 
 use std::{
     fs::File,
@@ -16,14 +16,14 @@ use rustix::{
 
 use super::StateDir;
 
-/// Larger than any record, so that a foreign file is not read into memory.
+/// Larger than any record. A foreign file is not read into memory beyond this.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// How often a directory is emptied before its removal is given up.
+/// How many times `remove_session` empties a directory before it gives up.
 const REMOVAL_ROUNDS: u32 = 8;
 
 impl StateDir {
-    /// The names of all session directories, in no order.
+    /// The names of all session directories, in no particular order.
     pub fn session_ids(&self) -> io::Result<Vec<String>> {
         let mut ids = Vec::new();
         for entry in Dir::read_from(&self.sessions)? {
@@ -37,7 +37,7 @@ impl StateDir {
         Ok(ids)
     }
 
-    /// Opens the directory of a session, making it where it is missing.
+    /// Opens the directory of a session. Creates it if it is missing.
     pub fn session_dir(&self, id: &str) -> io::Result<OwnedFd> {
         checked(id)?;
         match rustix::fs::mkdirat(&self.sessions, id, Mode::RWXU) {
@@ -47,7 +47,7 @@ impl StateDir {
         self.open_session_dir(id)
     }
 
-    /// Opens the directory of a session that exists.
+    /// Opens the directory of a session. Fails if it is missing.
     pub fn open_session_dir(&self, id: &str) -> io::Result<OwnedFd> {
         checked(id)?;
         Ok(rustix::fs::openat(
@@ -58,25 +58,25 @@ impl StateDir {
         )?)
     }
 
-    /// Keeps the record of a session, written beside and renamed.
+    /// Replaces the record of a session atomically.
     pub fn write_record(&self, id: &str, record: &[u8]) -> io::Result<()> {
         let dir = self.session_dir(id)?;
         write_beside(dir.as_fd(), Path::new("record"), record)
     }
 
-    /// The record of a session, if it has one.
+    /// The record of a session, or `None` if none was written.
     pub fn read_record(&self, id: &str) -> io::Result<Option<Vec<u8>>> {
         read_small(self.open_session_dir(id)?.as_fd(), "record")
     }
 
-    /// Takes back the secret of a holder that was never made.
+    /// Removes the secret of a holder that was never created.
     pub(crate) fn forget_secret(&self, id: &str) {
         if let Ok(dir) = self.open_session_dir(id) {
-            rustix::fs::unlinkat(&dir, SECRET_NAME, AtFlags::empty()).ok(); // Not there is what is wanted.
+            rustix::fs::unlinkat(&dir, SECRET_NAME, AtFlags::empty()).ok(); // ENOENT is fine.
         }
     }
 
-    /// Removes whatever is left of a session; one that is not there is fine.
+    /// Removes all files of a session. Succeeds if the session does not exist.
     pub fn remove_session(&self, id: &str) -> io::Result<()> {
         checked(id)?;
         let dir = match self.open_session_dir(id) {
@@ -84,7 +84,8 @@ impl StateDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        // A holder that is about to end may write its last file in between; a few rounds are more than it can.
+        // A holder that is about to end may write its last file between emptying and removal. It writes fewer files
+        // than there are rounds.
         for _ in 1..REMOVAL_ROUNDS {
             match self.empty_and_remove(&dir, id) {
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
@@ -95,7 +96,7 @@ impl StateDir {
     }
 
     fn empty_and_remove(&self, dir: &OwnedFd, id: &str) -> io::Result<()> {
-        // A session directory is flat; a directory inside it is not ours and makes the removal fail loudly.
+        // A session directory is flat. A directory inside it is not ours, and `unlinkat` fails on it.
         for entry in Dir::read_from(dir)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -107,7 +108,7 @@ impl StateDir {
     }
 }
 
-/// Writes `name` in `dir` beside its place and renames it: a reader sees the old or the new one, never a part.
+/// Writes a temporary file in `dir` and renames it to `name`: a reader sees the old file or the new one, never a part.
 pub(super) fn write_beside(dir: BorrowedFd<'_>, name: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = name.as_os_str().to_owned();
     beside.push(".new");
@@ -121,7 +122,7 @@ pub(super) fn write_beside(dir: BorrowedFd<'_>, name: &Path, bytes: &[u8]) -> io
     Ok(rustix::fs::renameat(dir, &beside, dir, name)?)
 }
 
-/// Reads a small file of a session directory; absent is `None`.
+/// Reads a small file of a session directory. `None` if it does not exist.
 pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
     let file = match open_file(dir, name) {
         Ok(file) => file,
@@ -133,7 +134,7 @@ pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<V
     Ok(Some(bytes))
 }
 
-/// Opens a file of a session directory for reading; a name with a path in it is refused.
+/// Opens a file of a session directory for reading. Refuses a name that contains a path.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -142,7 +143,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
 }
 
-/// Removes the segments of a session directory whose names are chosen.
+/// Removes those segment files of a session directory for which `is_chosen` returns true.
 pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -156,7 +157,7 @@ pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> b
     Ok(())
 }
 
-/// Removes a file of a session directory; absent is fine, a name with a path in it is refused.
+/// Removes a file of a session directory, if it exists. Refuses a name that contains a path.
 pub(super) fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -164,7 +165,7 @@ pub(super) fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))
 }
 
-/// Whether a name can be a session: letters, digits and dashes, so that it is never a path.
+/// A session id has only letters, digits and dashes, so that it can never be a path.
 fn is_session_id(id: &str) -> bool {
     (1..=64).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }

@@ -1,4 +1,4 @@
-//! What the state directory promises, on real directories.
+//! Tests of the state directory's guarantees, on real directories.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -70,7 +70,7 @@ fn a_directory_open_to_others_is_refused_unless_it_is_empty() {
 #[test]
 fn a_directory_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        // Only root can make one; `/` serves everyone else.
+        // Only root can create a directory of another user. Other users test with `/`.
         assert!(matches!(StateDir::open(Path::new("/")), Err(OpenError::Owner { owner: 0, .. })));
         return;
     }
@@ -185,7 +185,7 @@ fn a_last_file_of_a_holder_does_not_keep_a_session_directory() {
     let (told, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for dir in going {
-            // Too late is as good: the directory is gone.
+            // An error is fine: the directory was removed first.
             super::sessions::write_beside(std::os::fd::AsFd::as_fd(&dir), Path::new("expired"), b"now").ok();
             told.send(()).unwrap();
         }

@@ -1,5 +1,4 @@
-//! The token: where it comes from, that it is never shown by accident, and how it is compared.
-//! Must not know HTTP.
+//! The bearer token: reading, generating, storing and comparing it, without ever printing it by accident.
 
 use std::{
     fmt,
@@ -16,73 +15,60 @@ use zeroize::Zeroizing;
 
 use super::private::{self, NotPrivate};
 
-/// 256 bits from the OS, written as 64 hexadecimal digits.
+/// 256 bits from the operating system, written as 64 hexadecimal digits.
 const GENERATED_BYTES: usize = 32;
 
-/// Longest token accepted; it must fit into a request head of 8 KiB, percent-encoded.
+/// Longest accepted token. Percent-encoded, it must fit into a request head of 8 KiB.
 const MAX_BYTES: usize = 1024;
 
-/// Shortest token accepted: 128 bits, at 6 bits for each character as in base64.
+/// Shortest accepted token: 128 bits, at 6 bits per character as in base64.
 const MIN_CHARACTERS: usize = 22;
 
-/// The same where all characters are hexadecimal digits, of 4 bits each.
+/// Shortest accepted token if all characters are hexadecimal digits: 128 bits, at 4 bits per digit.
 const MIN_DIGITS: usize = 32;
 
-/// The `f_type` of a pipe without a name (`PIPEFS_MAGIC`).
+/// The `f_type` of an anonymous pipe (`PIPEFS_MAGIC`).
 const PIPE_FILE_SYSTEM: i128 = 0x5049_5045;
 
-/// Why a token cannot be used. Never holds the token.
+/// Why a token cannot be used. Never contains the token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file could not be read or written.
     #[error("use token file `{}`", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Other users could have written or read the file.
+    Io { path: PathBuf, source: io::Error },
+    /// Other users can read the file or could have written it.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// It is a directory, a FIFO, a socket or a device.
+    /// The path names a directory, a named FIFO, a socket or a device.
     #[error("token file `{}` is not a regular file", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Nothing but blanks.
+    NotAFile { path: PathBuf },
+    /// The token is empty or consists of whitespace.
     #[error("the token is empty")]
     Empty,
-    /// It could be guessed.
+    /// The token has less than 128 bits and could be guessed.
     #[error(
         "the token is too short: it has {characters} characters and needs {MIN_CHARACTERS}, or {MIN_DIGITS} hexadecimal digits (128 bits); \
          make one with `openssl rand -hex 32`"
     )]
-    TooShort {
-        /// How many it has.
-        characters: usize,
-    },
-    /// Longer than a request head could carry.
+    TooShort { characters: usize },
     #[error("the token is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// Blanks, control or non-ASCII characters do not survive a header.
+    /// Whitespace, control characters and non-ASCII characters do not survive an HTTP header.
     #[error("the token has characters other than visible ASCII")]
     Characters,
-    /// The OS gave no random bytes.
     #[error("no random bytes from the system")]
     Random,
 }
 
-/// A secret that lets its bearer in. Wiped when dropped; `Debug` does not show it.
+/// A secret that authenticates its bearer. Wiped from memory on drop; `Debug` does not show it.
 pub struct Token(Zeroizing<String>);
 
-/// The SHA-256 of a token: all that a door keeps.
+/// The SHA-256 of a token. The door keeps only this.
 #[derive(Clone, Copy)]
 pub struct TokenDigest([u8; 32]);
 
 impl Token {
-    /// Takes a token as a person or a program wrote it: blanks around it do not count.
+    /// Parses a token. Surrounding whitespace is ignored.
     pub fn parse(text: &[u8]) -> Result<Self, TokenError> {
         let text = text.trim_ascii();
         if text.is_empty() {
@@ -102,17 +88,17 @@ impl Token {
         Ok(Self(Zeroizing::new(text.to_owned())))
     }
 
-    /// Reads a token from a regular file that only we, or root for us, can have written and read. A pipe without a name, as a shell makes it for
-    /// `--token-file <(command)`, is taken like a file.
+    /// Reads a token from a regular file that belongs to us or root and that no other user can access. Also accepts an
+    /// anonymous pipe, as a shell creates for `--token-file <(command)`.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::Io { path: path.to_owned(), source };
-        // A FIFO would wait for a writer.
+        // Without O_NONBLOCK, opening a named FIFO would block until a writer opens it.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-        // Checked on the open file, not on the path: what is read is what was checked.
+        // Check the open file instead of the path, so that the file that was checked is the file that is read.
         let metadata = file.metadata().map_err(failed)?;
         if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
-            // Its writer is there, or has left.
+            // Blocking is safe here: an anonymous pipe has a writer already, or is at EOF.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
@@ -123,7 +109,7 @@ impl Token {
         Self::parse(&bytes)
     }
 
-    /// Reads a token from a descriptor that we were started with, to its end. Having it is the proof; its mode says nothing.
+    /// Reads a token from an inherited fd, up to EOF. Having the fd is proof enough, so its mode is not checked.
     pub fn from_descriptor(number: u32) -> Result<Self, TokenError> {
         let path = PathBuf::from(format!("/proc/self/fd/{number}"));
         let failed = |source| TokenError::Io { path: path.clone(), source };
@@ -132,7 +118,7 @@ impl Token {
         Self::parse(&bytes)
     }
 
-    /// Reads the token kept in `path`, or makes one there.
+    /// Reads the token stored in `path`, or generates one and stores it there.
     pub(super) fn kept_in(path: &Path) -> Result<Self, TokenError> {
         match Self::from_file(path) {
             Err(TokenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -144,17 +130,15 @@ impl Token {
         }
     }
 
-    /// The text, for the one place that prints the URL.
+    /// The token as text. Only the code that prints the URL needs it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// What a door compares with.
     pub fn digest(&self) -> TokenDigest {
         TokenDigest::of(self.0.as_bytes())
     }
 
-    /// Makes one from 256 bits of the system.
     pub fn generate() -> Result<Self, TokenError> {
         let mut bytes = Zeroizing::new([0; GENERATED_BYTES]);
         getrandom::fill(bytes.as_mut_slice()).map_err(|_| TokenError::Random)?;
@@ -167,7 +151,7 @@ impl Token {
         Ok(Self(text))
     }
 
-    /// Written beside and renamed: a crash must not leave half a token that the next server would accept.
+    /// Stores the token with a rename: a crash must not leave half a token, which the next server would accept.
     fn keep(&self, path: &Path) -> io::Result<()> {
         let beside = path.with_extension("new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
@@ -183,27 +167,28 @@ fn is_nameless_pipe(file: &File) -> bool {
 }
 
 impl TokenDigest {
-    /// The digest of what a peer offered.
+    /// The digest of the token that a client offered.
     pub fn of(offered: &[u8]) -> Self {
         Self(Sha256::digest(offered).into())
     }
 
-    /// Compares in constant time; digests have one length, so that nothing about the token's own length shows either.
+    /// Compares in constant time. All digests have the same length, so the time does not reveal the token's length
+    /// either.
     pub(crate) fn ct_matches(&self, offered: &Self) -> Choice {
         self.0.ct_eq(&offered.0)
     }
 
-    /// One that no token has.
+    /// A digest that no token has.
     pub(crate) fn nobody() -> Self {
         Self([0; 32])
     }
 
-    /// As it stands in a token file.
+    /// The form in a token file.
     pub(crate) fn to_hex(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads 64 hexadecimal digits.
+    /// Parses the 64 hexadecimal digits of a token file.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         let digits: Option<Vec<u8>> =
             text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
