@@ -1,30 +1,30 @@
-//! Base64 with the standard alphabet and padding, strict when read. It must not know what the bytes are.
+//! Base64 with the standard alphabet and padding. Decoding is strict.
 
 use base64_simd::STANDARD;
 
-/// The text is not padded base64 of the standard alphabet.
+/// The text is not valid base64 with the standard alphabet and padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not padded base64 of the standard alphabet")]
 pub struct InvalidBase64;
 
-/// Length of the text for so many bytes.
+/// Length of the base64 text that encodes `bytes` bytes.
 #[must_use]
 pub const fn encoded_len(bytes: usize) -> usize {
     bytes.div_ceil(3) * 4
 }
 
-/// Appends the text of `bytes`.
+/// Appends the base64 text of `bytes` to `out`.
 pub fn encode_into(out: &mut Vec<u8>, bytes: &[u8]) {
     STANDARD.encode_append(bytes, out);
 }
 
-/// The text of `bytes`.
+/// Encodes `bytes` as base64 text.
 #[must_use]
 pub fn encode(bytes: &[u8]) -> String {
     STANDARD.encode_to_string(bytes)
 }
 
-/// The bytes of `text`; padding must be there and unused bits must be zero.
+/// Decodes `text`. Missing padding and nonzero unused bits are errors.
 pub fn decode(text: &str) -> Result<Vec<u8>, InvalidBase64> {
     STANDARD.decode_to_vec(text).map_err(|_| InvalidBase64)
 }

@@ -1,48 +1,48 @@
-//! What either side announces in `initialize`. It must not know what an announcement changes.
+//! Capabilities that client and server announce to each other in `initialize`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{frame, limits, message, tolerant::null_default};
 
-/// What a client can take; a client that sends nothing is a reference client.
+/// Capabilities that the client announces in `initialize`. A client that announces none is treated like a client of the reference.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClientCapabilities {
-    /// The client acknowledges output with `process/ack`.
+    /// The client acknowledges output with `process/ack`. The server sends it at most `ackWindowBytes` beyond the last acknowledgement.
     #[serde(default, deserialize_with = "null_default")]
     pub ack: bool,
-    /// The client understands `process/gap`.
+    /// The client understands the notification `process/gap`.
     #[serde(default, deserialize_with = "null_default")]
     pub gap: bool,
-    /// Effects of the client's requests may begin in any order.
+    /// The server may execute the client's requests in any order. If false, the effects of requests begin in the order of arrival.
     #[serde(default, deserialize_with = "null_default")]
     pub concurrent: bool,
-    /// Binary dialects the client speaks, the preferred one first.
+    /// Binary dialects that the client speaks (`binary`, `attached`), in order of preference.
     #[serde(default, deserialize_with = "null_default")]
     pub dialects: Vec<String>,
 }
 
 impl ClientCapabilities {
-    /// Whether the client announced anything at all.
+    /// Returns whether the client announced no capability.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.ack && !self.gap && !self.concurrent && self.dialects.is_empty()
     }
 }
 
-/// The reference's own capability flags, as in `environment/info`; most belong to another product.
+/// Capability flags of the reference, as sent in `environment/info`. Most of them belong to another product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EnvironmentCapabilities {
-    /// `process/start` takes `networkProxy`.
+    /// `process/start` accepts `networkProxy`.
     pub network_proxy_launch: bool,
-    /// `capabilityRoots/discoverV1` takes a sandbox.
+    /// `capabilityRoots/discoverV1` accepts a sandbox.
     pub capability_discovery_sandbox: bool,
-    /// `environmentConfig/read` is served.
+    /// The server implements `environmentConfig/read`.
     pub environment_config_read: bool,
-    /// `http/request` headers take `valueEnvVar`.
+    /// Headers of `http/request` accept `valueEnvVar`.
     pub http_header_env_vars: bool,
     /// `fs/open` works inside a sandbox.
     pub sandboxed_file_streaming: bool,
@@ -50,80 +50,82 @@ pub struct EnvironmentCapabilities {
     pub shell_snapshot_v2: bool,
 }
 
-/// What this server adds to the reference, as announced in the result of `initialize`.
+/// Features that this server adds to the reference, announced in the result of `initialize`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerCapabilities {
-    /// `process/ack` is heard.
+    /// The server handles `process/ack`.
     pub ack: bool,
-    /// Dropped output is told: `gap` in `process/read`, `process/gap` to clients that announced it.
+    /// The server reports dropped output: as `gap` in the result of `process/read`, and as the notification `process/gap` to clients that
+    /// announced `gap`.
     pub gap: bool,
-    /// Requests run concurrently for clients that announced it.
+    /// The server runs requests concurrently for clients that announced `concurrent`.
     pub concurrent: bool,
-    /// `process/closeStdin` is served.
+    /// The server implements `process/closeStdin`.
     pub close_stdin: bool,
-    /// `process/resize` is served, and `process/start` takes `size` and `term`.
+    /// The server implements `process/resize`, and `process/start` accepts `size` and `term`.
     pub resize: bool,
-    /// `process/signal` takes every POSIX name.
+    /// `process/signal` accepts every POSIX signal name.
     pub signals: bool,
-    /// `process/terminate` takes `graceMs`.
+    /// `process/terminate` accepts `graceMs`.
     pub grace: bool,
-    /// `process/start` takes `timeoutMs` and `idleTimeoutMs`.
+    /// `process/start` accepts `timeoutMs` and `idleTimeoutMs`.
     pub timeouts: bool,
-    /// `process/start` takes `overflow`.
+    /// `process/start` accepts `overflow`.
     pub overflow: bool,
-    /// `process/list` is served, and process methods take `sessionId`.
+    /// The server implements `process/list`, and process methods accept `sessionId`.
     pub list: bool,
-    /// `process/list` takes `cursor` and `limit`, and answers `nextCursor`.
+    /// `process/list` accepts `cursor` and `limit` and returns `nextCursor`.
     pub list_pages: bool,
-    /// `process/subscribe` and `process/unsubscribe` are served.
+    /// The server implements `process/subscribe` and `process/unsubscribe`.
     pub subscribe: bool,
-    /// `process/subscribe` and `process/read` take `fromSeq`, a reader that follows frees the output of a blocked process, and
-    /// `process/read` says why a process is blocked.
+    /// `process/subscribe` and `process/read` accept `fromSeq`. Output that every following reader has taken can be freed when the process
+    /// would otherwise block. `process/read` reports in `blocked` why a process is blocked.
     pub follow: bool,
-    /// `initialize` takes `ttlMs`, and answers with what was granted.
+    /// `initialize` accepts `ttlMs` and returns the granted value.
     pub ttl: bool,
-    /// `initialize` takes `takeover`.
+    /// `initialize` accepts `takeover`.
     pub takeover: bool,
-    /// A resume may be answered with `sessionAdopting`, and `process/list` names the sessions that are being adopted.
+    /// A resume can fail with the error kind `sessionAdopting`, and `process/list` reports the sessions that are being adopted.
     pub adopting: bool,
-    /// `session/end` is served.
+    /// The server implements `session/end`.
     pub session_end: bool,
-    /// `process/forget` is served.
+    /// The server implements `process/forget`.
     pub forget: bool,
-    /// `process/start` takes `autoForget`, and a detached session that was emptied by forgetting ends soon.
+    /// `process/start` accepts `autoForget`. A detached session whose last process was forgotten expires within 30 seconds.
     pub auto_forget: bool,
-    /// Exits tell `limitsHit`.
+    /// The exit of a process reports `limitsHit`.
     pub limits_hit: bool,
-    /// `fs/create`, `fs/writeBlock`, `fs/commit`, `fs/setMetadata` and `fs/createSymlink` are served, and the members that PROTOCOL.md
-    /// marks as additions in the reference's file methods.
+    /// The server implements `fs/create`, `fs/writeBlock`, `fs/commit`, `fs/setMetadata` and `fs/createSymlink`. The file methods of the
+    /// reference accept and return the members that PROTOCOL.md marks as additions.
     pub files: bool,
-    /// `fs/getMetadata` and `fs/readDirectory` take `owners`.
+    /// `fs/getMetadata` and `fs/readDirectory` accept `owners`.
     pub owners: bool,
-    /// `fs/search`, `fs/searchNext` and `fs/glob` are served.
+    /// The server implements `fs/search`, `fs/searchNext` and `fs/glob`.
     pub search: bool,
-    /// `fs/watch` and `fs/watchNext` are served.
+    /// The server implements `fs/watch` and `fs/watchNext`.
     pub watch: bool,
-    /// `sandbox` of requests is enforced, or refused where this host cannot.
+    /// The server enforces `sandbox` of requests. A sandbox that this host cannot enforce is refused.
     pub sandbox: bool,
-    /// `http/request` is served.
+    /// The server implements `http/request`.
     pub http: bool,
-    /// `http/cancel` is served.
+    /// The server implements `http/cancel`.
     pub http_cancel: bool,
-    /// `http/request` takes `window`, and `http/request/ack` is heard.
+    /// `http/request` accepts `window`, and the server handles `http/request/ack`.
     pub http_window: bool,
-    /// Binary dialects the server speaks.
+    /// Binary dialects that the server speaks.
     pub dialects: Vec<String>,
-    /// Unacknowledged bytes after which a client should acknowledge.
+    /// Flow-control window per process, in bytes: a client with `ack` is sent at most this much beyond its last acknowledgement. It should
+    /// acknowledge at least every quarter of the window.
     pub ack_window_bytes: u64,
-    /// The reference's flags, in the same object.
+    /// The capability flags of the reference, flattened into this object.
     #[serde(flatten)]
     pub environment: EnvironmentCapabilities,
 }
 
 impl EnvironmentCapabilities {
-    /// What this release serves of them.
+    /// The flags of the features that this release implements.
     #[must_use]
     pub fn served() -> Self {
         Self { http_header_env_vars: true, sandboxed_file_streaming: true, ..Self::default() }
@@ -131,7 +133,7 @@ impl EnvironmentCapabilities {
 }
 
 impl ServerCapabilities {
-    /// What this release serves.
+    /// The capabilities of this release.
     #[must_use]
     pub fn served() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The methods of V0, `command/exec` and its family. It must not know how they map to `process/*`.
+//! Methods of generation V0: `command/exec`, `command/exec/write` and `command/exec/terminate`, and their notifications.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,45 +11,45 @@ use crate::{ProcessId, path::PathArg};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecParams {
-    /// The caller's name for the process.
+    /// Name of the process, chosen by the client.
     pub process_id: ProcessId,
-    /// Program and arguments.
+    /// Program and arguments. `argv[0]` is the program.
     pub argv: Vec<String>,
-    /// Working directory.
+    /// Working directory. A relative path is resolved against the server's own working directory.
     pub cwd: PathArg,
-    /// The whole environment.
+    /// The complete environment of the process.
     pub env: BTreeMap<String, String>,
-    /// Runs on a terminal of 24 by 80; only then is there a stdin.
+    /// Runs the process on a terminal of 24 rows and 80 columns. Without a terminal the process has no stdin.
     pub tty: bool,
-    /// Override of `argv[0]`.
+    /// The value that the program sees as `argv[0]`, if it differs from the program's path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// Accepted from older clients and ignored: the limits of the server apply.
+    /// Accepted from older clients and ignored. The server's own limits apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes_cap: Option<u64>,
 }
 
-/// Result of `command/exec`, sent at the start.
+/// Result of `command/exec`, sent when the process has started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecResult {
-    /// The caller's name for the process.
+    /// Name of the process, as in the request.
     pub process_id: ProcessId,
-    /// The process id of the operating system.
+    /// PID that the operating system assigned.
     pub pid: Option<u32>,
     /// Always true.
     pub running: bool,
-    /// Always null.
+    /// Always null. The exit code comes in `command/exec/exited`.
     pub exit_code: Option<i32>,
-    /// Always null.
+    /// Always null. Output comes in `command/exec/outputDelta`.
     pub stdout: Option<String>,
-    /// Always null.
+    /// Always null. Output comes in `command/exec/outputDelta`.
     pub stderr: Option<String>,
 }
 
 impl ExecResult {
-    /// The answer to a start that went well.
+    /// The result for a process that started successfully.
     #[must_use]
     pub fn started(process_id: ProcessId, pid: Option<u32>) -> Self {
         Self { process_id, pid, running: true, exit_code: None, stdout: None, stderr: None }
@@ -61,9 +61,9 @@ impl ExecResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteParams<'a> {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Base64 of the bytes, decoded by the one who writes them.
+    /// Base64 of the bytes to write to stdin.
     #[serde(borrow)]
     pub chunk: Cow<'a, str>,
 }
@@ -73,7 +73,7 @@ pub struct WriteParams<'a> {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteResult {
-    /// Always true; trouble is an error.
+    /// Always true. A write that fails is answered with an error.
     pub accepted: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct WriteResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
 }
 
@@ -91,23 +91,23 @@ pub struct TerminateParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateResult {
-    /// Whether there was something to kill.
+    /// Whether the process was still running and was killed.
     pub running: bool,
 }
 
-/// The two labels that V0 knows; a terminal's output is `stdout`.
+/// The stream labels of V0. Output of a terminal is labelled `stdout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "CommandStream"))]
 #[serde(rename_all = "camelCase")]
 pub enum Stream {
-    /// Standard output, or a terminal.
+    /// Standard output, or the output of a terminal.
     Stdout,
     /// Standard error.
     Stderr,
 }
 
 impl Stream {
-    /// The word on the wire.
+    /// The name of the stream on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -122,21 +122,21 @@ impl Stream {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OutputDeltaParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Where the bytes came from.
+    /// The stream that the process wrote to.
     pub stream: Stream,
-    /// Base64 of the bytes.
+    /// Base64 of the output bytes.
     pub chunk: String,
 }
 
-/// Params of the notification `command/exec/exited`, the last one of a process.
+/// Params of the notification `command/exec/exited`, which is the last notification of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExitedParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// The exit status, or 128 + n after signal n.
+    /// Exit status, or 128 + n if signal n ended the process.
     pub exit_code: i32,
 }

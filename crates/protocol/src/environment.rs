@@ -1,60 +1,60 @@
-//! Results of `environment/info` and `environment/status`. It must not know how a host is examined.
+//! Results of `environment/info` and `environment/status`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::capabilities::EnvironmentCapabilities;
 
-/// Result of `environment/info`; paths are `file:` URIs.
+/// Result of `environment/info`. Directories are `file:` URIs, except for `searchPath` and the path of the shell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InfoResult {
-    /// The login shell of the server's user; older peers may leave it out.
+    /// Shell of the server's user. Older servers may omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shell: Option<Shell>,
-    /// The server's working directory.
+    /// Default working directory of processes: the first root of the caller's token, else the server's own working directory.
     pub cwd: Option<String>,
-    /// Directories for temporary files.
+    /// Directories for temporary files, as the reference reports them. This server sends an empty list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temporary_directories: Option<Vec<String>>,
-    /// The directory for temporary files.
+    /// Default directory for temporary files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<String>,
-    /// The home directory that programs started here get in `HOME`.
+    /// Home directory that started processes get in `HOME`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub home_dir: Option<String>,
-    /// The server's `PATH`, which programs inherit by the policies `all` and `core`.
+    /// The server's `PATH`. Processes inherit it with the environment policies `all` and `core`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub search_path: Option<String>,
-    /// What this host can enforce of a sandbox; other servers do not say.
+    /// Sandbox mechanisms that this host supports. Servers of the reference omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxSupport>,
-    /// The reference's capability flags.
+    /// Capability flags of the reference.
     #[serde(default)]
     pub capabilities: EnvironmentCapabilities,
 }
 
-/// What a host can enforce of a sandbox.
+/// Sandbox mechanisms that a host supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxSupport {
-    /// The release of Landlock that the kernel has; null where it has none. Below 6 no process can be confined.
+    /// Landlock ABI version of the kernel, or null without Landlock. Processes can be confined only with version 6 or later.
     pub landlock: Option<u32>,
-    /// System calls can be filtered.
+    /// The kernel supports seccomp filters. Processes can be confined only with them.
     pub seccomp: bool,
-    /// Mount namespaces can be made, without which neither processes nor file methods can be confined.
+    /// The server can create mount namespaces. Without them neither processes nor file methods can be confined.
     pub namespaces: bool,
 }
 
-/// A shell.
+/// Name and path of a shell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Shell {
-    /// Its short name, for example `bash`.
+    /// Short name, for example `bash`.
     pub name: String,
-    /// Its native path.
+    /// Native path of the executable.
     pub path: String,
 }
 
@@ -63,15 +63,15 @@ pub struct Shell {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StatusResult {
-    /// The state of the server.
+    /// State of the server.
     pub status: Status,
 }
 
-/// States of the server that answers; one that is not ready does not answer.
+/// State of a server. A server that is not ready does not answer at all, so there is only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Status {
-    /// Requests are served.
+    /// The server accepts requests.
     Ready,
 }

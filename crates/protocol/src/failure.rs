@@ -1,54 +1,55 @@
-//! Failure kinds: the stable words in `error.data.kind`, each with its code. It must not know when a kind applies;
-//! that is the server's one table from its errors to these words.
+//! Error codes, and error kinds: the stable strings in `error.data.kind` that clients branch on. The server decides in one table which of
+//! its errors has which kind.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Invalid request: state errors, unknown and duplicate names, malformed messages.
+/// Invalid request: the state does not allow it, a name is unknown or already in use, or the message is malformed.
 pub const INVALID_REQUEST: i64 = -32600;
-/// Unknown method.
+/// The server does not implement the method.
 pub const METHOD_NOT_FOUND: i64 = -32601;
-/// Undecodable or impossible params.
+/// The params cannot be decoded or are not valid.
 pub const INVALID_PARAMS: i64 = -32602;
-/// Trouble on the server's side.
+/// The request failed on the server.
 pub const INTERNAL: i64 = -32603;
-/// There is no such file, or no such open file.
+/// The file, or the open file handle, does not exist.
 pub const NOT_FOUND: i64 = -32004;
-/// The session cannot be attached now: it has a live connection, or is being adopted. Clients of generation H try again.
+/// The session cannot be attached now: another connection is attached, or the session is being adopted. Clients of generation H retry on
+/// this code.
 pub const SESSION_ATTACHED: i64 = -32010;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $word:literal $code:ident $description:literal;)*) => {
-        /// A failure's stable word.
+        /// The kind of an error. Its string on the wire never changes.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Kind {
             $(#[doc = $description] $name,)*
         }
 
         impl Kind {
-            /// Every kind, in the order of the table.
+            /// All kinds, in the order of PROTOCOL.md.
             pub const ALL: &'static [Kind] = &[$(Kind::$name,)*];
 
-            /// The word on the wire.
+            /// The string on the wire.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Kind::$name => $word,)* }
             }
 
-            /// The code that goes with it, where no rule of an older generation says otherwise.
+            /// The error code of this kind. The server sends another code only where an older generation requires it.
             #[must_use]
             pub const fn code(self) -> i64 {
                 match self { $(Kind::$name => $code,)* }
             }
 
-            /// What happened, in one line.
+            /// The meaning of this kind, in one sentence.
             #[must_use]
             pub const fn description(self) -> &'static str {
                 match self { $(Kind::$name => $description,)* }
             }
 
-            /// The kind with this word.
+            /// Looks up a kind by its string on the wire.
             #[must_use]
             pub fn find(word: &str) -> Option<Kind> {
                 match word { $($word => Some(Kind::$name),)* _ => None }
@@ -142,10 +143,10 @@ impl<'de> Deserialize<'de> for Kind {
     }
 }
 
-/// What every error of this server carries as `data`.
+/// The `data` member of every error that this server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorData {
-    /// The stable word to branch on.
+    /// The kind to branch on.
     pub kind: Kind,
 }
 

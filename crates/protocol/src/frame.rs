@@ -1,53 +1,52 @@
-//! Frames of the dialect `binary`: output and input of processes as bytes behind a short fixed header, without JSON and base64.
+//! Frames of the dialect `binary`: the input and output of processes as raw bytes behind a short fixed header, without JSON and base64.
 //!
-//! A frame is told from a JSON message by its first byte. All numbers have their lowest byte first. It must not know logs, channels'
-//! owners or connections.
+//! The first byte distinguishes a frame from a JSON message. All integers are little-endian.
 
 use crate::process::Stream;
 
-/// The dialect: the frames of this module, and everything of [`ATTACHED`](crate::message::ATTACHED).
+/// Name of the dialect. It consists of the frames of this module and all of [`ATTACHED`](crate::message::ATTACHED).
 pub const BINARY: &str = "binary";
 
-/// How a frame of output begins.
+/// First byte of an output frame.
 pub const OUTPUT_MARK: u8 = 0x81;
 
-/// How a frame of input begins.
+/// First byte of an input frame.
 pub const WRITE_MARK: u8 = 0x82;
 
-/// Bytes before the output in its frame.
+/// Length of the header of an output frame. The output bytes follow it.
 pub const OUTPUT_HEADER: usize = 24;
 
-/// Bytes before the write id in a frame of input.
+/// Length of the header of an input frame. The write id follows it, then the input bytes.
 pub const WRITE_HEADER: usize = 16;
 
-/// Whether a message is a frame of this module.
+/// Returns whether a message is a frame of this module, by its first byte.
 #[must_use]
 pub fn is_frame(message: &[u8]) -> bool {
     matches!(message.first(), Some(&(OUTPUT_MARK | WRITE_MARK)))
 }
 
-/// Why bytes are no frame.
+/// Why a message is not a valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It does not begin like one.
+    /// The first byte is not the mark of this kind of frame.
     #[error("a frame cannot begin with the byte {found:#04x}")]
     Mark {
-        /// How it begins.
+        /// The first byte of the message.
         found: u8,
     },
-    /// It ends within its header.
+    /// The message is shorter than the header, or shorter than header and write id.
     #[error("a frame of {found} bytes ends within its header")]
     Short {
-        /// Its length.
+        /// Length of the message in bytes.
         found: usize,
     },
-    /// No stream has this number.
+    /// The stream number is unknown.
     #[error("no stream has the number {found}")]
     Stream {
-        /// The number.
+        /// The stream number.
         found: u8,
     },
-    /// Bytes that are not used yet are not zero.
+    /// A reserved byte is not zero.
     #[error("bytes of the header that are not used must be zero")]
     Reserved,
     /// The write id is not UTF-8.
@@ -55,7 +54,7 @@ pub enum FrameError {
     WriteId,
 }
 
-/// The header of a frame of output; the bytes follow.
+/// Header of an output frame, sent by the server in place of `process/output`. The output bytes follow, up to the end of the message.
 ///
 /// ```text
 /// 0     1       2         4          8      16      24
@@ -63,18 +62,18 @@ pub enum FrameError {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputFrame {
-    /// The process, by the number that `process/channel` gave it on this connection.
+    /// The process, as the channel number that `process/channel` assigned to it on this connection.
     pub channel: u32,
-    /// Where the bytes came from: 0 stdout, 1 stderr, 2 a terminal.
+    /// The stream that the process wrote to: 0 is stdout, 1 is stderr, 2 is a terminal.
     pub stream: Stream,
-    /// The number of this event.
+    /// Sequence number of this event.
     pub seq: u64,
-    /// Output bytes before these.
+    /// Number of output bytes of this process before this frame.
     pub offset: u64,
 }
 
 impl OutputFrame {
-    /// Writes the header.
+    /// Encodes the header. The caller appends the output bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; OUTPUT_HEADER] {
         let mut header = [0; OUTPUT_HEADER];
@@ -90,7 +89,7 @@ impl OutputFrame {
         header
     }
 
-    /// Reads a frame: its header, and the bytes behind it.
+    /// Decodes a frame. Returns the header and the output bytes.
     pub fn decode(message: &[u8]) -> Result<(Self, &[u8]), FrameError> {
         let short = FrameError::Short { found: message.len() };
         let (header, bytes) = message.split_first_chunk::<OUTPUT_HEADER>().ok_or(short)?;
@@ -115,7 +114,8 @@ impl OutputFrame {
     }
 }
 
-/// The header of a frame of input: a `process/write` without JSON, answered like one under its id; the bytes follow.
+/// Header of an input frame, sent by the client in place of `process/write`. The server answers it under `id`, like a `process/write`. The
+/// input bytes follow, up to the end of the message.
 ///
 /// ```text
 /// 0    1    2                        4          8    16
@@ -123,16 +123,16 @@ impl OutputFrame {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteFrame<'a> {
-    /// The process, by the number that `process/channel` gave it on this connection.
+    /// The process, as the channel number that `process/channel` assigned to it on this connection.
     pub channel: u32,
-    /// The request's id.
+    /// Id of the request.
     pub id: i64,
-    /// The write's id; empty for none.
+    /// Id of the write, as `writeId` of `process/write`. Empty means none.
     pub write_id: &'a str,
 }
 
 impl<'a> WriteFrame<'a> {
-    /// Appends the header; false, and nothing is appended, where the write id is longer than 65,535 bytes.
+    /// Appends the header and the write id. If the write id is longer than 65,535 bytes, appends nothing and returns false.
     #[must_use]
     pub fn encode(&self, out: &mut Vec<u8>) -> bool {
         let Ok(len) = u16::try_from(self.write_id.len()) else { return false };
@@ -144,7 +144,7 @@ impl<'a> WriteFrame<'a> {
         true
     }
 
-    /// Reads a frame: its header, and the bytes behind it.
+    /// Decodes a frame. Returns the header and the input bytes.
     pub fn decode(message: &'a [u8]) -> Result<(Self, &'a [u8]), FrameError> {
         let short = FrameError::Short { found: message.len() };
         let (header, rest) = message.split_first_chunk::<WRITE_HEADER>().ok_or(short)?;
@@ -166,7 +166,7 @@ impl<'a> WriteFrame<'a> {
 mod tests {
     use super::*;
 
-    /// The frames that PROTOCOL.md shows, byte for byte.
+    /// The example frames of PROTOCOL.md, byte for byte.
     #[test]
     fn golden_frames() {
         let output = OutputFrame { channel: 7, stream: Stream::Stderr, seq: 3, offset: 65_536 };

@@ -1,5 +1,5 @@
-//! HTTP requests that the server makes for a client: `http/request`, `http/cancel`, and the notifications that carry a
-//! streamed body and acknowledge it. It must not know how a request is made, nor which targets are allowed.
+//! HTTP requests that the server makes for a client: `http/request`, `http/cancel`, and the notifications that carry and acknowledge a
+//! streamed body.
 
 use std::borrow::Cow;
 
@@ -15,59 +15,59 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RequestParams {
-    /// The method, such as `GET`.
+    /// HTTP method, such as `GET`.
     pub method: String,
-    /// Where to, `http:` or `https:`. A fragment is dropped.
+    /// Target URL, `http:` or `https:`. The fragment is dropped.
     pub url: String,
-    /// Headers; repeats stay, and stay in order.
+    /// Request headers. Repeated names are allowed, and the order is kept.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<Header>,
-    /// Base64 of the body.
+    /// Base64 of the request body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// How long all of it may take, the body of the answer included; missing or null: as long as it takes.
+    /// Timeout in milliseconds for the whole request, including the response body. Missing or null: no timeout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// What to do with a redirect, default `follow`.
+    /// How to handle a redirect. Default: `follow`.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "RedirectPolicy::is_follow")]
     pub redirect_policy: RedirectPolicy,
-    /// The caller's name for the request: the key of its stream.
+    /// Name of the request, chosen by the client. It identifies the stream in the notifications and in `http/cancel`.
     pub request_id: String,
-    /// The body of the answer comes in notifications, behind the answer.
+    /// Stream the response body: it comes in `http/request/bodyDelta` notifications after the result. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub stream_response: bool,
-    /// How many pieces of a streamed body may be under way that the client has not acknowledged; missing: as many as the
-    /// connection takes.
+    /// How many pieces of a streamed body the server may send ahead of the last `http/request/ack`. Missing: only the connection's
+    /// backpressure limits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
-    /// In whose name it is made: a sandbox without network makes no request.
+    /// The sandbox to make the request in. If its network is restricted, the request is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
 
-/// One header.
+/// One HTTP header.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Header {
-    /// Its name.
+    /// Header name. In results it is in lower case.
     pub name: String,
-    /// Its value.
+    /// Header value.
     pub value: String,
-    /// In requests: a variable of the server whose value is appended to `value`.
+    /// Only in requests: name of an environment variable of the server. Its value is appended to `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_env_var: Option<String>,
 }
 
-/// What to do with a redirect.
+/// How to handle a redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum RedirectPolicy {
-    /// Go where it leads.
+    /// Follow the redirect.
     #[default]
     Follow,
-    /// Answer with the redirect itself.
+    /// Return the redirect response as the result.
     Stop,
 }
 
@@ -82,42 +82,42 @@ impl RedirectPolicy {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RequestResult {
-    /// The status of the answer.
+    /// HTTP status code of the response.
     pub status: u16,
-    /// Its headers; those whose values are no UTF-8 are left out.
+    /// Response headers. Headers whose value is not UTF-8 are left out.
     pub headers: Vec<Header>,
-    /// Base64 of its body; empty where the body is streamed.
+    /// Base64 of the response body. Empty if the body is streamed.
     pub body_base64: String,
 }
 
-/// Params of `http/request/bodyDelta`: a piece of a streamed body, or its end.
+/// Params of the notification `http/request/bodyDelta`: one piece of a streamed body, or its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BodyDeltaParams<'a> {
-    /// The request.
+    /// Name of the request.
     pub request_id: String,
-    /// 1, 2, 3 …
+    /// Number of this piece: 1, 2, 3 …
     pub seq: u64,
-    /// Base64 of at most 1 MiB of the body; empty at the end.
+    /// Base64 of at most 1 MiB of the body. Empty in the last notification.
     #[serde(borrow)]
     pub delta_base64: Cow<'a, str>,
-    /// Nothing follows.
+    /// This is the last notification of the stream.
     #[serde(default, deserialize_with = "null_default")]
     pub done: bool,
-    /// Why the body is not complete, at its end.
+    /// Only in the last notification: why the body is incomplete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// Params of `http/request/ack`.
+/// Params of the notification `http/request/ack`, sent by a client that set `window`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AckParams {
-    /// The request.
+    /// Name of the request.
     pub request_id: String,
-    /// Everything up to this piece was taken.
+    /// The client has consumed every piece up to and including this number.
     pub seq: u64,
 }
 
@@ -126,7 +126,7 @@ pub struct AckParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CancelParams {
-    /// The request of this connection that nobody waits for any more.
+    /// Name of the request to cancel, which must be one of this connection.
     pub request_id: String,
 }
 
@@ -135,6 +135,6 @@ pub struct CancelParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CancelResult {
-    /// Whether there was one under way.
+    /// Whether such a request was in progress.
     pub cancelled: bool,
 }

@@ -1,4 +1,4 @@
-//! The ids that travel on the wire. It must not know how ids are made or what they name.
+//! Newtypes for the ids on the wire.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -12,12 +12,12 @@ macro_rules! text_id {
         pub struct $name(#[cfg_attr(feature = "schema", schemars(with = "String"))] Arc<str>);
 
         impl $name {
-            /// Takes any text; the wire allows even the empty one.
+            /// Wraps any text. The protocol allows even an empty id.
             pub fn new(text: impl Into<Arc<str>>) -> Self {
                 Self(text.into())
             }
 
-            /// The text as it travels.
+            /// The id as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -75,11 +75,11 @@ macro_rules! text_id {
 }
 
 text_id! {
-    /// A process's name, chosen by the caller, unique within its session; cheap to clone.
+    /// Name of a process. The client chooses it; it is unique within its session. Cheap to clone.
     ProcessId
 }
 
 text_id! {
-    /// A session's name, chosen by the server; cheap to clone.
+    /// Name of a session, chosen by the server. Cheap to clone.
     SessionId
 }

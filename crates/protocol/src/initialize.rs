@@ -1,4 +1,4 @@
-//! The handshake: params and result of `initialize`. It must not know what a session is made of.
+//! The handshake: params and result of `initialize`.
 
 use std::{borrow::Cow, fmt};
 
@@ -13,7 +13,7 @@ use crate::{
     tolerant::{is_false, null_default},
 };
 
-/// The `protocolVersion` of V0, which every generation may read.
+/// Value of `protocolVersion`. V0 defined it; clients of later generations may read it too.
 pub const PROTOCOL_VERSION: &str = "exec-server.v0";
 
 /// Params of `initialize`.
@@ -21,46 +21,46 @@ pub const PROTOCOL_VERSION: &str = "exec-server.v0";
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeParams {
-    /// Who connects, for the log.
+    /// Name of the client. It appears in the server's log.
     pub client_name: String,
-    /// The session to return to; absent makes a new one.
+    /// The session to resume. Absent: the server creates a new session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume_session_id: Option<SessionId>,
-    /// What the client can take; absent means a reference client.
+    /// Capabilities of the client. Absent: the client is treated like a client of the reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<ClientCapabilities>,
-    /// How long the session waits for the client's return.
+    /// How long the session stays alive while no connection is attached and nothing uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<Ttl>,
-    /// Takes the session from a connection that is still attached.
+    /// Take the session over immediately if another connection is attached to it.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub takeover: bool,
 }
 
-/// Result of `initialize`; older peers send only a part of it.
+/// Result of `initialize`. Servers of older generations send only some of its members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeResult {
-    /// The session this connection is attached to; V0 has none.
+    /// The session that this connection is attached to. V0 has no sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Always `exec-server.v0`; S and H do not send it.
+    /// Always `exec-server.v0`. Servers of generations S and H omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol_version: Option<String>,
-    /// Who answers.
+    /// Name and version of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerInfo>,
-    /// What the server adds to the reference.
+    /// Features that the server adds to the reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<ServerCapabilities>,
-    /// How long the session waits without use, as it was granted; absent for a reference client.
+    /// The granted time-to-live of the session. Absent if the client neither asked for `ttlMs` nor announced capabilities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<Ttl>,
 }
 
 impl InitializeResult {
-    /// The whole answer of this server.
+    /// The complete result of this server, without `ttlMs`.
     #[must_use]
     pub fn new(session_id: SessionId, server: ServerInfo) -> Self {
         Self {
@@ -78,18 +78,18 @@ impl InitializeResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ServerInfo {
-    /// The program, `exec-server`.
+    /// Name of the program: `exec-server`.
     pub name: Cow<'static, str>,
-    /// Its version.
+    /// Version of the program.
     pub version: Cow<'static, str>,
 }
 
-/// How long a detached session lives: a number of milliseconds, or the word `none`.
+/// How long a detached session stays alive: a number of milliseconds, or the string `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ttl {
-    /// This many milliseconds.
+    /// Expires after this many milliseconds.
     Ms(u64),
-    /// As long as the server allows.
+    /// As long as the server allows. On the wire: `none`.
     Unlimited,
 }
 

@@ -1,8 +1,8 @@
-//! The wire's vocabulary: messages, methods, params, results, limits and failure kinds.
+//! Wire types of the exec-server protocol: messages, methods, params, results, limits and error kinds.
 //!
-//! Everything that derives serde for the wire lives here, for the generations V0, S and H of the reference and for
-//! the additions of this server. It must not know sockets, sessions, processes or who calls it; it reads no clock
-//! and does no input or output.
+//! All types that derive serde for the wire are in this crate. They cover the three older generations of the protocol that the reference
+//! implementation speaks (V0, S and H) and the additions of this server. The crate does no I/O and reads no clock. It does not depend on
+//! sockets, sessions or processes.
 
 #![warn(missing_docs)]
 
@@ -36,5 +36,6 @@ pub use message::{Incoming, RequestId, decode};
 pub use schema::schema;
 pub use tolerant::Empty;
 
-/// JSON Schema of the whole wire: what `schema` makes of the types, made beforehand, since the code that makes it is larger.
+/// JSON Schema of all messages, as text. It is generated from the types by `schema` (feature `schema`) and checked in, because the
+/// generator code would make the binary larger than this text does.
 pub const SCHEMA: &str = include_str!("../schema.json");

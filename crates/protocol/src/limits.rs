@@ -1,271 +1,277 @@
-//! Every bound of the wire in one place. It must not know who enforces them.
+//! All limits of the protocol and of the server's queues.
 
 use std::time::Duration;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Bytes of one incoming message or WebSocket frame: 64 MiB of raw bytes are 85.4 MiB of base64, and some room for
-/// the envelope. Growing it grows the largest buffer a connection may hold.
+/// Largest incoming message or WebSocket frame, in bytes. 64 MiB of raw bytes are 85.4 MiB of base64; the rest is room for the envelope. A
+/// larger value increases the largest buffer that a connection may hold.
 pub const MESSAGE_BYTES: usize = 96 * MIB;
 
-/// Bytes of incoming messages that all connections of a server together may hold: five of the largest. Less than two would
-/// close whoever sends one.
+/// Bytes of incoming messages that all connections of a server may hold together: five messages of the largest size. With less than two, a
+/// single client that sends one such message would be disconnected.
 pub const INCOMING_BYTES: usize = 512 * MIB;
 
-/// Nesting of one message, the outermost object counted. The params then nest at most 127 deep, which is as deep as
-/// the typed decoder goes; growing it makes valid messages fail there.
+/// Maximum nesting depth of a message, including the outermost object. Params are then at most 127 levels deep, which is the limit of the
+/// typed decoder. With a larger value, messages that pass this check would fail in the decoder.
 pub const DEPTH: usize = 128;
 
-/// JSON values in one message (every scalar, array and object counts one): 2^18, as the reference head has it. It
-/// bounds the memory of decoding at about 20 MiB whatever the message's size.
+/// Maximum number of JSON values in a message: every scalar, array and object counts as one. 2^18, as in the reference. It limits the
+/// memory of decoding to about 20 MiB for a message of any size.
 pub const VALUES: usize = 1 << 18;
 
-/// Raw bytes in one `process/output`: one log record. In base64 that is 87,384 bytes of text.
+/// Maximum raw bytes in one `process/output`, which is one log record. In base64 these are 87,384 bytes of text.
 pub const CHUNK_BYTES: usize = 64 * KIB;
 
-/// Raw bytes in one answer to `process/read`: 8 MiB, in base64 10.7 MiB, below the 16 MiB frame at which a reference
-/// client gives up.
+/// Maximum raw bytes of output in one result of `process/read`: 8 MiB, in base64 10.7 MiB. This is below 16 MiB, the largest frame that a
+/// client of the reference accepts.
 pub const READ_BYTES: usize = 8 * MIB;
 
-/// Bytes of one outgoing WebSocket frame; longer messages leave in fragments of this size.
+/// Maximum bytes of an outgoing WebSocket frame. A longer message is sent in fragments of this size.
 pub const FRAME_OUT_BYTES: usize = 8 * MIB;
 
-/// Unacknowledged output bytes after which a client that announced `ack` should send `process/ack`: four log
-/// segments. The log of a process is let go by whole segments, so that less would not free more.
+/// Flow-control window of a client with the capability `ack`: unacknowledged output bytes per process. Four log segments. The server frees
+/// a log by whole segments, so a smaller window would not free memory any earlier.
 pub const ACK_WINDOW_BYTES: u64 = 4 * MIB as u64;
 
-/// Starts of one connection that run at once.
+/// Starts of one connection that run at the same time.
 pub const STARTS_RUNNING: usize = 64;
 
-/// Starts of one connection that wait for others; beyond it the answer is `overloaded`.
+/// Starts of one connection that wait for a running one to finish. Further starts get the error `overloaded`.
 pub const STARTS_WAITING: usize = 1024;
 
-/// Bytes of the requests of one connection that wait: for a slot, a full stdin, a slow disk. Beyond it the answer is `overloaded`.
+/// Bytes of the requests of one connection that wait: for a slot, a full stdin or a slow disk. Further requests get the error `overloaded`.
 pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
 
-/// Write ids remembered per process.
+/// Number of write ids that the server remembers per process.
 pub const REMEMBERED_WRITES: usize = 4096;
 
-/// Sessions of one server; each that has processes is a small process of its own.
+/// Sessions of one server. Each session with processes has its own holder process.
 pub const SESSIONS: usize = 4096;
 
-/// Running processes of one session: with the closed ones that are kept they fit a holder's table.
+/// Running processes of one session. Together with the closed processes that are kept, they fit the process table of a holder.
 pub const RUNNING_PROCESSES: usize = 2048;
 
-/// Closed processes kept per session; those whose output was not taken are never counted out.
+/// Closed processes kept per session. A process whose output was not taken is never removed to meet this limit.
 pub const CLOSED_PROCESSES: usize = 1024;
 
-/// Bytes of the name of a process, which every message about it carries.
+/// Maximum bytes of a process id. Every message about the process carries it.
 pub const PROCESS_ID_BYTES: usize = KIB;
 
-/// Bytes of program and arguments that are kept of a process for `process/list` and for the next server, each argument counted with 4
-/// more. Of what is longer the beginning is kept; the program itself gets all of it.
+/// Bytes of program and arguments that the server keeps per process for `process/list` and for the next server. Each argument counts 4
+/// bytes extra. Of a longer command line only the beginning is kept; the program itself gets all of it.
 pub const KEPT_ARGV_BYTES: usize = 32 * KIB;
 
-/// Bytes of text in one answer to `process/list`: below the 16 MiB frame at which a reference client gives up.
+/// Maximum bytes of text in one result of `process/list`. Below 16 MiB, the largest frame that a client of the reference accepts.
 pub const LIST_BYTES: usize = 8 * MIB;
 
 /// How long a closed process stays readable.
 pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long after `process/closed` a reference client's process id stays taken.
+/// For a client without capabilities: how long a process id stays in use after `process/closed`.
 pub const CLOSED_ID_TAKEN: Duration = Duration::from_secs(30);
 
-/// How long the session of a client that announced nothing waits for its return.
+/// Default time-to-live of a detached session whose client announced no capability.
 pub const REFERENCE_TTL: Duration = Duration::from_secs(10 * 60);
 
-/// How long the session of a client with our capabilities waits for its return.
+/// Default time-to-live of a detached session whose client announced capabilities.
 pub const SESSION_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The most that `ttlMs` can ask for, unless the server is told otherwise.
+/// Default maximum of `ttlMs`. The server's operator can change it.
 pub const SESSION_TTL_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Silence of the old connection after which a resume is granted without `takeover`.
+/// A resume without `takeover` succeeds if the connection that is attached stays silent for this long.
 pub const TAKEOVER_SILENCE: Duration = Duration::from_secs(2);
 
-/// How long pushes to a resumed client that announced nothing wait for its first `process/read`.
+/// After a resume without capabilities: how long the server waits for the client's first `process/read` of a process before it pushes
+/// events.
 pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 
-/// Length at which an error text that quotes the peer's input is cut, in bytes: a refused 90 MiB string must not
-/// come back as a 90 MiB answer.
+/// Error texts that quote the peer's input are cut to this many bytes. Otherwise a refused string of 90 MiB would come back as an answer of
+/// 90 MiB.
 pub const ERROR_TEXT_BYTES: usize = 512;
 
-/// Output bytes that stay readable behind what was taken, whoever took it: one segment.
+/// Taken output that stays readable, in bytes: one log segment.
 pub const READABLE_BYTES: u64 = MIB as u64;
 
-/// Output bytes that a peer without `ack` may still have to read: kept behind what was sent to it for a resume, and the most
-/// that is pushed beyond its last `process/read`.
+/// For a client without `ack`, in bytes. Output that was already sent is kept up to this size for a resume. A polling client is pushed at
+/// most this much beyond its last `process/read`.
 pub const UNREAD_BYTES: u64 = 16 * MIB as u64;
 
-/// The longest a `process/read` waits, whatever it asks for: a day.
+/// Maximum of `waitMs` of `process/read`: one day.
 pub const READ_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Reads of one connection that wait for output.
+/// Requests `process/read` of one connection that wait for output.
 pub const READS_WAITING: usize = 1024;
 
-/// Answers that wait for a peer that does not read them; beyond it the peer is not read either.
+/// Answers queued for a peer that does not read them. At this limit the server stops reading from the peer.
 pub const ANSWERS_WAITING: usize = 8192;
 
-/// Bytes of answers that wait for a peer that does not read them.
+/// Bytes of answers queued for a peer that does not read them.
 pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;
 
-/// Requests of one connection that have not been answered; beyond it the answer is `overloaded`. Those that steer (terminate,
-/// signal, close, status) have as many again.
+/// Unanswered requests of one connection. Further requests get the error `overloaded`. Control requests (terminate, signal, close, status)
+/// are refused only at twice this number.
 pub const REQUESTS_UNANSWERED: usize = 8 * STARTS_WAITING;
 
-/// Raw bytes of a file that one `fs/readFile` or `fs/writeFile` carries: what fits a message of [`MESSAGE_BYTES`] in base64.
+/// Maximum raw bytes of a file in one `fs/readFile` or `fs/writeFile`: as much as fits into [`MESSAGE_BYTES`] in base64.
 pub const FILE_BYTES: usize = 64 * MIB;
 
-/// Raw bytes of one `fs/readBlock` or `fs/writeBlock`, as the reference has it.
+/// Maximum raw bytes of one `fs/readBlock` or `fs/writeBlock`, as in the reference.
 pub const BLOCK_BYTES: usize = MIB;
 
-/// Files of one session that are open for reading, and as many drafts again; the reference has it for a connection.
+/// Files that one session may have open for reading, and separately the drafts that it may have open. The reference has this limit per
+/// connection.
 pub const OPEN_FILES: usize = 128;
 
-/// Bytes of the name of an open file.
+/// Maximum bytes of a `handleId`.
 pub const HANDLE_ID_BYTES: usize = 32;
 
-/// Entries of a directory in one answer, and of a walk.
+/// Maximum entries in one result of `fs/readDirectory` or `fs/walk`.
 pub const DIRECTORY_ENTRIES: usize = 50_000;
 
-/// File operations of all sessions that run at once, each on a thread; others wait.
+/// File operations of all sessions that run at the same time, each on its own thread. Others wait.
 pub const FILE_JOBS: usize = 64;
 
-/// The same of one session, so that a disk that hangs for one leaves threads to the others.
+/// File operations of one session that run at the same time. With less than [`FILE_JOBS`], a hanging disk in one session leaves threads for
+/// the others.
 pub const FILE_JOBS_OF_SESSION: usize = 16;
 
-/// Bytes of files that all requests together hold between disk and answer, as bytes and as text: seven of the largest.
+/// Bytes of files that all requests hold between disk and answer, as raw bytes and as base64: seven files of the largest size.
 pub const FILE_READING_BYTES: usize = 1024 * MIB;
 
-/// The same of one session: one of the largest and some, so that one that reads slowly leaves room to the others.
+/// Bytes of files that the requests of one session hold between disk and answer: a little more than one file of the largest size. A session
+/// that reads slowly leaves room for the others.
 pub const FILE_READING_BYTES_OF_SESSION: usize = 192 * MIB;
 
-/// Levels that a walk goes down.
+/// Maximum `maxDepth` of `fs/walk`.
 pub const WALK_DEPTH: u64 = 64;
 
-/// Directories that a walk looks into.
+/// Maximum `maxDirectories` of `fs/walk`.
 pub const WALK_DIRECTORIES: u64 = 10_000;
 
-/// Bytes of a walk's answer, counted as 64 and its text for each item.
+/// Maximum size of the result of `fs/walk`: each item counts 64 bytes plus its text.
 pub const WALK_BYTES: usize = 4 * MIB;
 
-/// Searches and globs of one connection that are under way, each a thread; beyond it the answer is `tooManyHandles`.
+/// Searches and globs in progress on one connection, each on its own thread. Further ones get the error `tooManyHandles`.
 pub const SEARCHES: usize = 8;
 
-/// Watches of one connection, each a thread.
+/// Watches of one connection, each on its own thread.
 pub const WATCHES: usize = 16;
 
-/// Searches of all connections of a server, and as many watches: they bound its threads.
+/// Searches of all connections of a server, and separately the watches. It limits the number of threads.
 pub const SEARCHES_OF_SERVER: usize = 128;
 
-/// Matching lines of a search, where it does not say how many.
+/// Default of `maxMatches` of `fs/search`.
 pub const SEARCH_MATCHES: u64 = 1000;
 
-/// Matching lines that a search may ask for.
+/// Maximum of `maxMatches` of `fs/search`.
 pub const SEARCH_MATCHES_MAX: u64 = 1_000_000;
 
-/// Bytes of a line that are told, where a search does not say how many.
+/// Default of `maxLineBytes` of `fs/search`.
 pub const SEARCH_LINE_BYTES: u64 = KIB as u64;
 
-/// Bytes of a line that a search may ask for.
+/// Maximum of `maxLineBytes` of `fs/search`.
 pub const SEARCH_LINE_BYTES_MAX: u64 = 64 * KIB as u64;
 
-/// Files that are larger are passed over, where a search does not say which.
+/// Default of `maxFileBytes` of `fs/search`. Larger files are skipped.
 pub const SEARCH_FILE_BYTES: u64 = 1024 * MIB as u64;
 
-/// Lines of context on either side.
+/// Maximum of `before` and `after` of `fs/search`: lines of context on each side of a match.
 pub const SEARCH_CONTEXT: u64 = 100;
 
-/// Bytes of the results of one `fs/search` or `fs/glob`, counted as 64 and its text for each.
+/// Maximum bytes of results in one answer of `fs/search` or `fs/glob`: each result counts 64 bytes plus its text.
 pub const SEARCH_BYTES: usize = 4 * MIB;
 
-/// Bytes of the results of a search that is told in pages.
+/// Maximum bytes of results of a search with `pages`, over all pages.
 pub const SEARCH_PAGED_BYTES: usize = 256 * MIB;
 
-/// Bytes of one page, or a line more. Two of them and what is being sent is all that a search keeps for a slow reader.
+/// Size of one page of a search in bytes; the last line may exceed it. For a slow reader a search keeps at most two pages and the one that
+/// is being sent.
 pub const SEARCH_PAGE_BYTES: usize = 128 * KIB;
 
-/// Paths of one `fs/glob`, where it does not say how many.
+/// Default of `maxResults` of `fs/glob`.
 pub const GLOB_RESULTS: u64 = 1000;
 
-/// Entries that a search or a glob looks at.
+/// Maximum of `maxEntries` of a search or a glob.
 pub const SCAN_ENTRIES: u64 = 1_000_000;
 
-/// Levels that a search or a glob goes down, where it does not say how many.
+/// Default of `maxDepth` of a search or a glob.
 pub const SCAN_DEPTH: u64 = 64;
 
-/// Levels that it may ask for: each holds a descriptor.
+/// Maximum of `maxDepth` of a search or a glob. Each level holds an open file descriptor.
 pub const SCAN_DEPTH_MAX: u64 = 256;
 
-/// How long a search or a glob may take, where it does not say how long.
+/// Default of `timeoutMs` of a search or a glob.
 pub const SCAN_TIME: Duration = Duration::from_secs(60);
 
-/// How long it may ask for.
+/// Maximum of `timeoutMs` of a search or a glob.
 pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
 
-/// Directories of one watch, where it does not say how many.
+/// Default of `maxDirectories` of `fs/watch`.
 pub const WATCHED_DIRECTORIES: u64 = 8192;
 
-/// Directories that a watch may ask for; the host has a bound of its own for all.
+/// Maximum of `maxDirectories` of `fs/watch`. The host has its own limit for all watches together.
 pub const WATCHED_DIRECTORIES_MAX: u64 = 65_536;
 
-/// Changes in one answer.
+/// Maximum of `maxChanges` of `fs/watchNext`.
 pub const WATCH_CHANGES: u64 = 4096;
 
-/// How long changes are gathered after the first one, where it is not said.
+/// Default of `settleMs` of `fs/watchNext`: how long changes are collected after the first one.
 pub const WATCH_SETTLE: Duration = Duration::from_millis(50);
 
-/// How long may be asked for.
+/// Maximum of `settleMs` of `fs/watchNext`.
 pub const WATCH_SETTLE_MAX: Duration = Duration::from_secs(10);
 
-/// Entries of a sandbox: each costs a look at its path, some a mount.
+/// Maximum entries of a sandbox. Each entry costs a lookup of its path, and some cost a mount.
 pub const SANDBOX_ENTRIES: usize = 2000;
 
-/// Patterns among them: each is a search.
+/// Maximum glob patterns among the entries of a sandbox. Each pattern costs a directory scan.
 pub const SANDBOX_PATTERNS: usize = 64;
 
-/// Project roots of a sandbox: an entry about them is one for each.
+/// Maximum `workspaceRoots` of a sandbox. An entry about the project roots is expanded to one entry for each root.
 pub const SANDBOX_ROOTS: usize = 64;
 
-/// HTTP requests of one connection that are under way, streams included; beyond it the answer is `overloaded`.
+/// HTTP requests in progress on one connection, including streams. Further ones get the error `overloaded`.
 pub const HTTP_REQUESTS: usize = 64;
 
-/// The same of all connections of a server: each holds a descriptor or more.
+/// HTTP requests in progress on all connections of a server. Each holds at least one file descriptor.
 pub const HTTP_REQUESTS_OF_SERVER: usize = 512;
 
-/// Raw bytes of a body in the answer to `http/request`: in base64 21.4 MiB. Larger ones are streamed.
+/// Maximum raw bytes of a body in the result of `http/request`: in base64 21.4 MiB. A larger body must be streamed.
 pub const HTTP_BODY_BYTES: usize = 16 * MIB;
 
-/// Bytes of bodies that the requests of one connection hold on their way into an answer, as bytes and as text: two of the largest and some.
+/// Bytes of bodies that the requests of one connection hold until their answer is sent, as raw bytes and as base64: a little more than two
+/// bodies of the largest size.
 pub const HTTP_READING_BYTES: usize = 96 * MIB;
 
-/// The same of all connections.
+/// Bytes of bodies that the requests of all connections hold until their answer is sent.
 pub const HTTP_READING_BYTES_OF_SERVER: usize = 512 * MIB;
 
-/// Raw bytes of a body in one `http/request/bodyDelta`, as the reference has it. This server sends less, [`CHUNK_BYTES`].
+/// Maximum raw bytes in one `http/request/bodyDelta`, as in the reference. This server sends at most [`CHUNK_BYTES`].
 pub const HTTP_DELTA_BYTES: usize = MIB;
 
-/// Pieces of streamed bodies of one connection that wait for its socket: 1 MiB. Beyond it bodies are not read.
+/// Pieces of streamed bodies of one connection that wait for its socket, 1 MiB in total. At this limit the server stops reading bodies.
 pub const HTTP_DELTAS_WAITING: usize = 16;
 
-/// Headers of one HTTP request, and of its answer.
+/// Maximum headers of an HTTP request, and of its response.
 pub const HTTP_HEADERS: usize = 256;
 
-/// Bytes of their names and values.
+/// Maximum bytes of the names and values of these headers.
 pub const HTTP_HEADER_BYTES: usize = 64 * KIB;
 
-/// Bytes of the URL of an HTTP request.
+/// Maximum bytes of the URL of an HTTP request.
 pub const HTTP_URL_BYTES: usize = 16 * KIB;
 
-/// Bytes of the name of an HTTP request.
+/// Maximum bytes of the `requestId` of an HTTP request.
 pub const HTTP_REQUEST_ID_BYTES: usize = 256;
 
-/// Redirects that one HTTP request follows.
+/// Maximum redirects that one HTTP request follows.
 pub const HTTP_REDIRECTS: usize = 10;
 
-/// Pieces of one streamed body that a client keeps for a reader that does not take them; beyond it the stream fails.
+/// Pieces of one streamed body that a client buffers for a reader that does not consume them. Beyond this limit the stream fails.
 pub const HTTP_PIECES_KEPT: usize = 256;
 
-/// Bytes of all streamed bodies that a client keeps so.
+/// Bytes of all streamed bodies that a client buffers for such readers.
 pub const HTTP_BYTES_KEPT: usize = 16 * MIB;

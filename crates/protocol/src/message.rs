@@ -1,7 +1,9 @@
-//! The envelope: reading and writing messages of "JSON-RPC lite". It must not know any method.
+//! The message envelope ("JSON-RPC lite"): encoding and decoding of requests, notifications, results and errors. Does not depend on any
+//! method.
 //!
-//! Classification is the strict one of H: `method` and `id` make a request, `method` alone a notification, `result`
-//! a response, anything else must be an error. A member of a wrong type makes the message malformed, never another kind.
+//! Messages are classified strictly, as in generation H. `method` with `id` is a request, and `method` without `id` is a notification. A
+//! message with `result` is a response. Every other message must be an error. A member with a wrong type makes the message malformed; it
+//! never turns it into another kind of message.
 
 use std::{borrow::Cow, fmt};
 
@@ -15,15 +17,15 @@ use crate::{
 
 pub use scan::ScanError;
 
-/// The id that answers a message whose own id could not be read.
+/// Id of the error that answers a message whose own id cannot be read.
 pub const MALFORMED_ID: RequestId = RequestId::Number(-1);
 
-/// A request's id, echoed unchanged.
+/// Id of a request. The answer carries it unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum RequestId {
-    /// An integer.
+    /// A signed 64-bit integer.
     Number(i64),
     /// A string.
     Text(String),
@@ -38,29 +40,29 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// The W3C context of a request.
+/// W3C trace context of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trace {
-    /// The header of this name.
+    /// Value of the header `traceparent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-    /// The header of this name.
+    /// Value of the header `tracestate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracestate: Option<String>,
 }
 
-/// The caller's place in a trace.
+/// Trace and span of the caller, parsed from `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceParent<'a> {
-    /// The trace, 32 hexadecimal digits.
+    /// Id of the trace, 32 hexadecimal digits.
     pub trace_id: &'a str,
-    /// The caller's span, 16 of them.
+    /// Id of the caller's span, 16 hexadecimal digits.
     pub span_id: &'a str,
 }
 
 impl Trace {
-    /// What `traceparent` says, by the rules of W3C Trace Context; `None` for one that is not valid, which is to be ignored.
+    /// Parses `traceparent` by the rules of W3C Trace Context. Returns `None` if it is not valid; the caller should then ignore it.
     #[must_use]
     pub fn parent(&self) -> Option<TraceParent<'_>> {
         let mut parts = self.traceparent.as_deref()?.split('-');
@@ -70,64 +72,64 @@ impl Trace {
         };
         let (version, trace_id, span_id, _flags) = (hex(2)?, hex(32)?, hex(16)?, hex(2)?);
         let is_zero = |id: &str| id.bytes().all(|byte| byte == b'0');
-        // Later versions may have more parts; this one has not.
+        // Version 00 has exactly four parts. Later versions may append more.
         let is_valid = version != "ff" && (version != "00" || parts.next().is_none());
         (is_valid && !is_zero(trace_id) && !is_zero(span_id)).then_some(TraceParent { trace_id, span_id })
     }
 }
 
-/// A message that came in; params borrow from it. Missing and null params are both `None`.
+/// A decoded message. Its params borrow from the message text. Missing params and null params are both `None`.
 #[derive(Debug, Clone)]
 pub enum Incoming<'a> {
-    /// Wants an answer.
+    /// A request, which expects an answer.
     Request {
-        /// To be echoed.
+        /// Id to repeat in the answer.
         id: RequestId,
-        /// The method's name.
+        /// Name of the method.
         method: Cow<'a, str>,
-        /// Its params.
+        /// Params of the method.
         params: Option<&'a RawValue>,
-        /// The caller's trace.
+        /// Trace context of the caller.
         trace: Option<Trace>,
     },
-    /// Wants none.
+    /// A notification, which gets no answer.
     Notification {
-        /// The notification's name.
+        /// Name of the notification.
         method: Cow<'a, str>,
-        /// Its params.
+        /// Params of the notification.
         params: Option<&'a RawValue>,
     },
-    /// An answer.
+    /// The result of a request.
     Response {
-        /// The request's.
+        /// Id of the request.
         id: RequestId,
-        /// The result, perhaps null.
+        /// The result. It may be null.
         result: &'a RawValue,
     },
-    /// An answer that says what went wrong.
+    /// The error of a request.
     Error {
-        /// The request's.
+        /// Id of the request.
         id: RequestId,
-        /// What went wrong.
+        /// The error.
         error: ErrorObject<'a>,
     },
 }
 
-/// The `error` member of a message that came in.
+/// The `error` member of a received message.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ErrorObject<'a> {
-    /// The code.
+    /// Error code.
     pub code: i64,
-    /// The text for people.
+    /// Text for people.
     #[serde(borrow)]
     pub message: Cow<'a, str>,
-    /// Whatever the peer adds.
+    /// Additional data. Servers of this project send `{"kind": …}`.
     #[serde(borrow, default)]
     pub data: Option<&'a RawValue>,
 }
 
 impl ErrorObject<'_> {
-    /// The failure kind in `data`, where the peer is one of ours and the kind is known here.
+    /// The error kind in `data`. `None` if the peer sends no kind or one that this release does not know.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         let data: ErrorData = serde_json::from_str(self.data?.get()).ok()?;
@@ -135,49 +137,49 @@ impl ErrorObject<'_> {
     }
 }
 
-/// Why bytes are not a message.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Not UTF-8.
+    /// The message is not UTF-8.
     #[error("the message is not UTF-8 at byte {at}")]
     Utf8 {
-        /// The first byte that is not.
+        /// Position of the first invalid byte.
         at: usize,
     },
-    /// Not JSON within the bounds.
+    /// The message is not a JSON object, or exceeds a limit.
     #[error(transparent)]
     Scan(#[from] ScanError),
     /// A member of the envelope has a wrong type.
     #[error("the member `{member}` has a wrong type")]
     Member {
-        /// Its name.
+        /// Name of the member.
         member: &'static str,
     },
-    /// Neither request nor notification nor answer.
+    /// The message is neither a request, a notification, a result nor an error.
     #[error("the message lacks the member `{member}`")]
     Missing {
-        /// The name of the member without which it is nothing.
+        /// Name of the missing member.
         member: &'static str,
     },
 }
 
-/// Params that do not fit their method; the text is cut where it quotes much input.
+/// The params do not fit the method. The text is cut to a maximum length, because it may quote the input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ParamsError {
     text: String,
 }
 
-/// The dialect in which a message may have bytes attached.
+/// Name of the dialect in which raw bytes can be attached to a message.
 pub const ATTACHED: &str = "attached";
 
-/// How a message with bytes attached begins; no JSON does.
+/// First byte of a message with attached bytes. No JSON text begins with it.
 const ATTACHED_MARK: u8 = 0x80;
 
-/// The mark, and the length of the JSON in four bytes, the lowest first.
+/// Length of the header: the mark and the length of the JSON as a little-endian `u32`.
 const ATTACHED_HEAD: usize = 5;
 
-/// Appends what comes before attached bytes: the mark, and a message, which `write` appends.
+/// Appends the header and the JSON message that `write` produces. The caller appends the attached bytes.
 pub fn attach(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let begin = out.len();
     out.push(ATTACHED_MARK);
@@ -187,19 +189,19 @@ pub fn attach(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out[begin + 1..begin + ATTACHED_HEAD].copy_from_slice(&json.to_le_bytes());
 }
 
-/// Takes a message apart: its JSON, and the bytes attached to it.
+/// Splits a message into its JSON and its attached bytes.
 #[must_use]
 pub fn detach(message: &[u8]) -> (&[u8], Option<&[u8]>) {
     let Some((head, rest)) = message.split_first_chunk::<ATTACHED_HEAD>() else { return (message, None) };
     let [ATTACHED_MARK, a, b, c, d] = *head else { return (message, None) };
-    // One that says more than there is has no JSON, which is what its reader will say.
+    // If the length exceeds the message, return all of it as JSON: it starts with the mark, so the decoder refuses it.
     let json = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
     rest.split_at_checked(json).map_or((message, None), |(json, attached)| (json, Some(attached)))
 }
 
-/// Reads one message.
+/// Decodes one message.
 pub fn decode(bytes: &[u8]) -> Result<Incoming<'_>, DecodeError> {
-    // Before the pass over the whole message: what cannot be an object is refused by its first byte.
+    // Check the first byte before the pass over the whole message: a message that cannot be an object is refused at once.
     match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(b'{') => {}
         Some(_) => return Err(ScanError::NotAnObject.into()),
@@ -241,7 +243,7 @@ pub fn decode(bytes: &[u8]) -> Result<Incoming<'_>, DecodeError> {
     }
 }
 
-/// Reads the params of a method: missing ones count as `{}`, and they are an object or null.
+/// Decodes the params of a method. Missing or null params count as `{}`. All other params must be an object.
 pub fn params<'a, T: Deserialize<'a>>(params: Option<&'a RawValue>) -> Result<T, ParamsError> {
     let text = params.map_or("{}", RawValue::get);
     if !text.starts_with('{') {
@@ -254,26 +256,26 @@ pub fn params<'a, T: Deserialize<'a>>(params: Option<&'a RawValue>) -> Result<T,
     })
 }
 
-/// Appends `{"id":…,"result":`; the result follows, then [`end_result`].
+/// Appends `{"id":…,"result":`. The caller appends the result, then calls [`end_result`].
 pub fn begin_result(out: &mut Vec<u8>, id: &RequestId) {
     out.extend_from_slice(b"{\"id\":");
     write_json(out, id);
     out.extend_from_slice(b",\"result\":");
 }
 
-/// Appends what closes a result.
+/// Appends the end of a message that [`begin_result`] began.
 pub fn end_result(out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// Appends a whole answer.
+/// Appends a complete answer with a result.
 pub fn encode_result<T: Serialize + ?Sized>(out: &mut Vec<u8>, id: &RequestId, result: &T) {
     begin_result(out, id);
     write_json(out, result);
     end_result(out);
 }
 
-/// Appends an error answer; `code` is [`Kind::code`] unless a rule of an older generation says otherwise.
+/// Appends an answer with an error. `code` is [`Kind::code`], except where an older generation requires another code.
 pub fn encode_error(out: &mut Vec<u8>, id: &RequestId, code: i64, kind: Kind, message: &str) {
     #[derive(Serialize)]
     struct Wire<'a> {
@@ -311,7 +313,7 @@ pub fn encode_request<T: Serialize + ?Sized>(out: &mut Vec<u8>, id: &RequestId, 
     write_json(out, &Wire { id, method, params });
 }
 
-/// Appends any of our values as JSON.
+/// Appends a wire type as JSON.
 pub(crate) fn write_json<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
     serde_json::to_writer(out, value).expect("wire types have string keys and a vector takes every byte");
 }
@@ -324,13 +326,13 @@ fn request_id(text: &str) -> Result<RequestId, DecodeError> {
     let wrong = DecodeError::Member { member: "id" };
     match text.as_bytes().first() {
         Some(b'"') => string(text).map(|text| RequestId::Text(text.into_owned())).ok_or(wrong),
-        // `-0` would come back as `0`; an id is echoed unchanged or not taken.
+        // An id is echoed unchanged. `-0` would be echoed as `0`, so refuse it.
         _ if text == "-0" => Err(wrong),
         _ => text.parse().map(RequestId::Number).map_err(|_| wrong),
     }
 }
 
-/// The string that a JSON text is; a copy only where it has escapes.
+/// Decodes a JSON string. Copies it only if it contains escapes.
 fn string(text: &str) -> Option<Cow<'_, str>> {
     let inside = text.strip_prefix('"')?.strip_suffix('"')?;
     if inside.contains('\\') { serde_json::from_str(text).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inside)) }

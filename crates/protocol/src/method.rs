@@ -1,26 +1,26 @@
-//! The one table of methods and notifications. It must not know handlers; the dispatcher asks it by name.
+//! The table of all methods and notifications. The server's dispatcher looks methods up in it by name.
 
-/// One request method.
+/// A request method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Method {
-    /// Its name on the wire.
+    /// Name on the wire.
     pub name: &'static str,
-    /// What must have happened before it.
+    /// The family of the method, which decides what must happen before the method can be called.
     pub family: Family,
-    /// How it runs beside other requests of its connection.
+    /// How the request is ordered relative to other requests of its connection.
     pub class: Class,
-    /// What a principal must have been granted to call it; none where being let in is enough.
+    /// The scope that the principal needs. `None`: every authenticated principal may call the method.
     pub scope: Option<Scope>,
-    /// Whether the reference does not have it.
+    /// Whether the method is an addition that the reference does not have.
     pub addition: bool,
 }
 
-/// A right that a principal has or has not. The server's own record says which; a client's word counts for nothing.
+/// A permission of a principal. The server's own configuration grants scopes; nothing that a client declares adds to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// Start processes, and read, list and give up one's own.
+    /// Start processes, and read, list and forget the processes of the principal's own sessions.
     Exec,
-    /// Write to a process: its stdin, the size of its terminal.
+    /// Write to the stdin of a process, and resize its terminal.
     Stdin,
     /// Signal and terminate processes.
     Signal,
@@ -28,18 +28,18 @@ pub enum Scope {
     FsRead,
     /// Change files and directories.
     FsWrite,
-    /// Have the server make HTTP requests; without `exec` to public addresses alone.
+    /// Let the server make HTTP requests. Without `exec`, only to public addresses.
     Http,
-    /// Read the page of metrics. No method needs it; the door asks.
+    /// Read the metrics page. No method needs this scope; the HTTP listener checks it.
     Metrics,
 }
 
 impl Scope {
-    /// Every scope, in the order of their declaration.
+    /// All scopes, in the order of their declaration.
     pub const ALL: &'static [Scope] =
         &[Self::Exec, Self::Stdin, Self::Signal, Self::FsRead, Self::FsWrite, Self::Http, Self::Metrics];
 
-    /// Its word in token files, on the command line and in error texts.
+    /// Name of the scope in token files, on the command line and in error texts.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,19 +53,20 @@ impl Scope {
         }
     }
 
-    /// The scope with this word.
+    /// Looks up a scope by its name.
     #[must_use]
     pub fn find(word: &str) -> Option<Scope> {
         Self::ALL.iter().copied().find(|scope| scope.as_str() == word)
     }
 }
 
-/// Groups of methods with one precondition.
+/// Groups of methods with the same precondition and the same error texts. Except for `Handshake` and `Command`, the client must have called
+/// `initialize` and sent `initialized`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// `initialize` itself; needs nothing.
+    /// `initialize` itself. It has no precondition.
     Handshake,
-    /// V0; needs nothing, an implicit session is made.
+    /// `command/*` of V0. It has no precondition: the server creates an implicit session.
     Command,
     /// `process/*`.
     Exec,
@@ -82,7 +83,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The family's word in the gate texts; none where there is no gate.
+    /// The word for the family in the error texts below. `None` if the family has no precondition.
     #[must_use]
     pub const fn gate_word(self) -> Option<&'static str> {
         match self {
@@ -96,7 +97,7 @@ impl Family {
         }
     }
 
-    /// The text of the error before `initialize`, which peers compare.
+    /// Text of the error before `initialize`. Older peers compare it, so it must not change.
     #[must_use]
     pub const fn not_initialized_text(self) -> Option<&'static str> {
         match self {
@@ -110,7 +111,7 @@ impl Family {
         }
     }
 
-    /// The text of the error before `initialized`, which peers compare.
+    /// Text of the error before `initialized`. Older peers compare it, so it must not change.
     #[must_use]
     pub const fn not_confirmed_text(self) -> Option<&'static str> {
         match self {
@@ -125,21 +126,22 @@ impl Family {
     }
 }
 
-/// How a request runs beside others of its connection.
+/// How a request is ordered relative to other requests of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// Before the next message is looked at.
+    /// Handled before the server reads the next message.
     Inline,
-    /// Its effect begins in arrival order unless the client announced `concurrent`; what it then waits for holds up no other.
+    /// Takes effect in order of arrival, unless the client announced `concurrent`. Once its effect has begun, it does not delay other
+    /// requests while it waits.
     Ordered,
-    /// At once; never behind others, and refused only where nobody could bear more.
+    /// Handled at once, never behind other requests. Refused only at twice the limit of unanswered requests.
     Control,
 }
 
-/// The method that a frame of input stands for.
+/// The method that an input frame of the dialect `binary` stands for.
 pub const PROCESS_WRITE: Method = reference("process/write", Family::Exec, Class::Ordered, Some(Scope::Stdin));
 
-/// Every method this server serves. A new one is not written without saying which scope it needs.
+/// All methods that this server implements. Every entry must name its scope.
 pub const METHODS: &[Method] = &[
     reference("initialize", Family::Handshake, Class::Inline, None),
     reference("process/start", Family::Exec, Class::Ordered, Some(Scope::Exec)),
@@ -185,29 +187,29 @@ pub const METHODS: &[Method] = &[
     reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
 ];
 
-/// Methods under this prefix are V0's: an unknown one is -32600 there.
+/// Prefix of the methods of V0. An unknown method with this prefix gets the code -32600.
 pub const COMMAND_PREFIX: &str = "command/";
 
 impl Method {
-    /// The method of this name.
+    /// Looks up a method by its name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Method> {
         METHODS.iter().find(|method| method.name == name)
     }
 }
 
-/// One notification.
+/// A notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
-    /// Its name on the wire.
+    /// Name on the wire.
     pub name: &'static str,
-    /// Who sends it.
+    /// Which side sends it.
     pub sender: Sender,
-    /// Whether the reference does not have it.
+    /// Whether the notification is an addition that the reference does not have.
     pub addition: bool,
 }
 
-/// Who sends a notification.
+/// The side that sends a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sender {
     /// The client.
@@ -216,30 +218,30 @@ pub enum Sender {
     Server,
 }
 
-/// The client accepts the result of `initialize`.
+/// From the client: it accepts the result of `initialize`.
 pub const INITIALIZED: &str = "initialized";
-/// The client has taken output.
+/// From the client: it has consumed output.
 pub const PROCESS_ACK: &str = "process/ack";
-/// Output of a process.
+/// From the server: output of a process.
 pub const PROCESS_OUTPUT: &str = "process/output";
-/// A process ended.
+/// From the server: a process has exited.
 pub const PROCESS_EXITED: &str = "process/exited";
-/// A process ended and all of its output was told.
+/// From the server: a process has exited and all of its output has been sent.
 pub const PROCESS_CLOSED: &str = "process/closed";
-/// Output that can no longer be told.
+/// From the server: events of a process that can no longer be read.
 pub const PROCESS_GAP: &str = "process/gap";
-/// The number of a process in the binary frames of this connection.
+/// From the server: the channel number of a process in the binary frames of this connection.
 pub const PROCESS_CHANNEL: &str = "process/channel";
-/// The client has taken pieces of a streamed HTTP body.
+/// From the client: it has consumed pieces of a streamed HTTP body.
 pub const HTTP_ACK: &str = "http/request/ack";
-/// A piece of a streamed HTTP body.
+/// From the server: a piece of a streamed HTTP body.
 pub const HTTP_BODY_DELTA: &str = "http/request/bodyDelta";
-/// Output of a V0 process.
+/// From the server: output of a V0 process.
 pub const COMMAND_OUTPUT_DELTA: &str = "command/exec/outputDelta";
-/// A V0 process ended and all of its output was told.
+/// From the server: a V0 process has exited and all of its output has been sent.
 pub const COMMAND_EXITED: &str = "command/exec/exited";
 
-/// Every notification, both ways.
+/// All notifications, in both directions.
 pub const NOTIFICATIONS: &[Notification] = &[
     Notification { name: INITIALIZED, sender: Sender::Client, addition: false },
     Notification { name: PROCESS_ACK, sender: Sender::Client, addition: true },
