@@ -1,5 +1,6 @@
-//! A reader's picture of one process's log: which segments there are, and walking through them. Loads nothing itself and does
-//! not know who lent the memory.
+//! A reader's view of the log of one process: the list of segments and the walk through their records.
+//!
+//! A chain does no I/O: the caller loads disk segments and maps memory segments.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,25 +13,27 @@ use crate::{
     segment::{Place, SegmentInfo},
 };
 
-/// What a read gives.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// The next event; the cursor is past it.
+    /// The next event. The cursor is now after it.
     Record(Record<'a>),
-    /// Events that are not retained any more; the cursor is past them.
+    /// Events that are no longer retained. The cursor is now after them.
     Gap {
-        /// First missing number.
+        /// First missing sequence number.
         from_seq: u64,
-        /// Last missing number.
+        /// Last missing sequence number.
         to_seq: u64,
-        /// Output bytes missing. Where the cursor does not know its offset, the most that it can be.
+        /// Missing output bytes. An upper bound if the cursor does not know its offset.
         bytes: u64,
     },
-    /// Nothing more at the moment.
+    /// There are no more events at the moment.
     End,
-    /// The next event is in this disk segment: give it to [`Chain::set_loaded`], or [`Chain::remove`] it, and read again.
+    /// The next event is in this disk segment. Pass its contents to [`Chain::set_loaded`] or call [`Chain::remove`],
+    /// then read again.
     NeedsLoad(u64),
-    /// The last segment, this one, does not hold together from here on; the cursor stays. Treat the log as lost at this place.
+    /// The last segment, which has this id, is corrupt from here on. The cursor does not move. Treat the rest of the
+    /// log as lost.
     Damaged(u64),
 }
 
@@ -45,7 +48,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The committed records; none while the segment is on disk only.
+    /// The committed records. `None` while a disk segment is not loaded.
     fn records(&self) -> Option<&[u8]> {
         match &self.body {
             Body::Memory(lent) => Some((**lent).as_ref().records()),
@@ -60,7 +63,7 @@ impl Entry {
         }
     }
 
-    /// Number after its last event and output bytes up to there, as far as it can tell by itself.
+    /// Sequence number after the last event, and output bytes up to there. `None` while a disk segment is not loaded.
     fn end(&self) -> Option<(u64, u64)> {
         let (records, output) = match &self.body {
             Body::Memory(lent) => (**lent).as_ref().totals(),
@@ -70,24 +73,24 @@ impl Entry {
     }
 }
 
-/// The segments of a log that a reader knows of, in order.
+/// The segments of a log that a reader knows, in order.
 #[derive(Default)]
 pub struct Chain {
     entries: VecDeque<Entry>,
-    /// Segments taken from the front so far, so that a cursor's hint survives it.
+    /// Number of segments removed from the front so far. A cursor's hint counts from the first segment ever, so it
+    /// stays valid.
     shifted: u64,
-    /// Number and output offset of the end of the newest segment that was removed; matters where no later one is known.
+    /// Sequence number and output offset at the end of the newest removed segment. Used when no later segment is known.
     gone: (u64, u64),
 }
 
 impl Chain {
-    /// A chain without segments.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a segment in memory. The chain keeps `lent` until the segment is taken, removed or moved to disk; dropping the last
-    /// clone of it is how its owner learns that the memory can be given back.
+    /// Adds a segment in memory. The chain keeps `lent` until the segment is taken, removed or moved to disk. When the
+    /// last clone of `lent` is dropped, its owner knows that it can return the memory to the holder.
     pub fn push_memory<L>(&mut self, info: SegmentInfo, lent: Arc<L>)
     where
         L: AsRef<Mapping> + Send + Sync + 'static,
@@ -95,13 +98,12 @@ impl Chain {
         self.push(SegmentInfo { place: Place::Memory, ..info }, Body::Memory(lent));
     }
 
-    /// Adds a segment that is on disk.
     pub fn push_disk(&mut self, info: SegmentInfo) {
         let info = SegmentInfo { place: Place::Disk, sealed: true, ..info };
         self.push(info, Body::Disk(None));
     }
 
-    /// Moves a segment from memory to disk, because the holder has spilled it.
+    /// Moves a segment from memory to disk after the holder has spilled it.
     pub fn set_on_disk(&mut self, id: u64) {
         if let Some(entry) = self.find_mut(id).filter(|entry| entry.info.place == Place::Memory) {
             entry.info.place = Place::Disk;
@@ -110,7 +112,8 @@ impl Chain {
         }
     }
 
-    /// Gives the contents of a disk segment; false means that the chain has no such disk segment, or that they are of another.
+    /// Attaches the contents of disk segment `id`. Returns false if the chain has no such disk segment, or if `loaded`
+    /// belongs to another segment.
     pub fn set_loaded(&mut self, id: u64, loaded: Arc<Loaded>) -> bool {
         let from_file = loaded.info();
         match self.find_mut(id) {
@@ -126,14 +129,14 @@ impl Chain {
         }
     }
 
-    /// Drops the contents of a disk segment; reading there needs them again.
+    /// Drops the contents of a disk segment. The next read there returns [`Step::NeedsLoad`].
     pub fn unload(&mut self, id: u64) {
         if let Some(Body::Disk(loaded)) = self.find_mut(id).map(|entry| &mut entry.body) {
             *loaded = None;
         }
     }
 
-    /// Removes a segment that the holder has dropped, or whose file cannot be read; readers get a gap.
+    /// Removes a segment that the holder has dropped or whose file cannot be read. Readers get a gap.
     pub fn remove(&mut self, id: u64) {
         let Some(index) = self.entries.iter().position(|entry| entry.info.id == id) else {
             return;
@@ -144,21 +147,22 @@ impl Chain {
             if let Some((seq, offset)) = entry.end() {
                 self.forget_below(seq, offset);
             }
-            // Hints into the others stay true only if all of them move up by one; else they are found anew by number.
+            // Removing the first segment moves all others up by one, which `shifted` compensates. After any other
+            // removal, the hints into later segments fail their check and the segment is searched by sequence number.
             self.shifted += u64::from(index == 0);
         }
     }
 
-    /// Notes that everything below `seq`, which is `offset` output bytes, is gone: what a reader of an adopted log must be told
-    /// although no segment is left that shows it.
+    /// Records that everything below `seq`, in total `offset` output bytes, is gone. A reader of an adopted log needs
+    /// this to report the gap if no segment is left that shows it.
     pub fn forget_below(&mut self, seq: u64, offset: u64) {
         if seq > self.gone.0 {
             self.gone = (seq, offset);
         }
     }
 
-    /// Removes the sealed segments that lie wholly at or below `seq` and are not needed for the last `keep_bytes` of output.
-    /// Gives their ids, oldest first, to be released.
+    /// Removes the sealed segments whose events are all at or below `seq` and that are not needed for the last
+    /// `keep_bytes` of output. Returns their ids, oldest first, so that the caller can release them.
     pub fn take_up_to(&mut self, seq: u64, keep_bytes: u64) -> Vec<u64> {
         let limit = self.end_offset().saturating_sub(keep_bytes);
         let mut taken = Vec::new();
@@ -178,27 +182,26 @@ impl Chain {
         taken
     }
 
-    /// Number of the first retained event and the output bytes before it.
+    /// Sequence number of the first retained event, and output bytes before it.
     pub fn first(&self) -> Option<(u64, u64)> {
         self.entries.front().map(|entry| (entry.info.base_seq, entry.info.base_offset))
     }
 
-    /// The segments in order.
     pub fn segments(&self) -> impl Iterator<Item = SegmentInfo> + '_ {
         self.entries.iter().map(|entry| entry.info)
     }
 
-    /// Output bytes that can still be read of a log with `written` bytes.
+    /// Output bytes that can still be read, of a log with `written` bytes in total.
     pub fn retained_bytes(&self, written: u64) -> u64 {
         self.first().map_or(0, |(_, offset)| written.saturating_sub(offset))
     }
 
-    /// Output bytes of the log, as far as its segments show.
+    /// Output bytes of the log, as far as its segments are known.
     pub fn end_offset(&self) -> u64 {
         self.entries.back().map_or(self.gone.1, |entry| entry.end().map_or(entry.info.base_offset, |end| end.1))
     }
 
-    /// Reads at the cursor and moves it past what is returned.
+    /// Reads at the cursor and moves the cursor past the result.
     pub fn read<'a>(&'a self, cursor: &mut Cursor) -> Step<'a> {
         match self.seek(cursor) {
             Sought::Record(found, record) => {
@@ -222,7 +225,10 @@ impl Chain {
         }
     }
 
-    /// The place before the gap that follows event `seq`, reached from `cursor` on; none where no gap follows, or the way is not in memory.
+    /// Searches from `cursor` on for the gap that contains event `seq` and the event after it. Returns the position
+    /// before the gap.
+    ///
+    /// Returns `None` if there is no such gap, or if the search reaches a disk segment that is not loaded.
     pub fn before_gap(&self, cursor: Cursor, seq: u64) -> Option<Cursor> {
         if !matches!(self.read(&mut Cursor::after(seq)), Step::Gap { .. }) {
             return None;
@@ -239,7 +245,7 @@ impl Chain {
         }
     }
 
-    /// Output bytes of the event that the next read gives; none where it would give something else.
+    /// Output bytes of the event that the next read returns. `None` if the next read does not return an event.
     pub fn peek_len(&self, cursor: &Cursor) -> Option<usize> {
         let mut cursor = *cursor;
         match self.seek(&mut cursor) {
@@ -248,7 +254,8 @@ impl Chain {
         }
     }
 
-    /// Finds what is at the cursor, without moving it; only its hint, and its offset once that is known, are brought up to date.
+    /// Finds what is at the cursor without moving it. Updates only the cursor's hint, and its offset as soon as that is
+    /// known.
     fn seek<'a>(&'a self, cursor: &mut Cursor) -> Sought<'a> {
         let Some(mut index) = self.index_of(cursor) else {
             return self.after_last(cursor, 0);
@@ -273,7 +280,7 @@ impl Chain {
         }
     }
 
-    /// What a cursor finds that stands before the base of entry `index`, or behind the last one.
+    /// The result for a cursor that is before the base of entry `index`, or after the last entry.
     fn after_last<'a>(&self, cursor: &Cursor, index: usize) -> Sought<'a> {
         let (seq, offset) = match self.entries.get(index) {
             Some(next) => (next.info.base_seq, next.info.base_offset),
@@ -282,7 +289,7 @@ impl Chain {
         if seq > cursor.next_seq { Sought::Hole { seq, offset } } else { Sought::End }
     }
 
-    /// Goes on from the hint, or from the start of the segment, to the cursor's event.
+    /// Walks from the hint, or from the start of the segment, to the cursor's event.
     fn walk<'a>(&self, cursor: &mut Cursor, index: usize, region: &'a [u8]) -> Walked<'a> {
         let info = self.entries[index].info;
         let mut hint = match cursor.hint {
@@ -315,7 +322,7 @@ impl Chain {
         walked
     }
 
-    /// The last segment that begins at or before the cursor.
+    /// Index of the last segment that begins at or before the cursor.
     fn index_of(&self, cursor: &Cursor) -> Option<usize> {
         let hinted = cursor.hint.and_then(|hint| {
             let index = usize::try_from(hint.index.checked_sub(self.shifted)?).ok()?;
@@ -351,7 +358,7 @@ enum Walked<'a> {
 
 enum Sought<'a> {
     Record(Found<'a>, Record<'a>),
-    /// Nothing up to this number, which has so many output bytes before it.
+    /// No event exists below `seq`, which has `offset` output bytes before it.
     Hole {
         seq: u64,
         offset: u64,

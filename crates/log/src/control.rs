@@ -1,7 +1,8 @@
-//! The control block of a session: counters of every log and the flags of the wake-up protocol. Knows no segment.
+//! The control block of a session: the counters of every log and the flags of the wake-up protocol.
 //!
-//! The holder writes everything but the waiting flags, which readers raise and the holder takes. Both map it read-write, so
-//! the holder never reads back what it wrote: a damaged block can mislead a reader, not the writer.
+//! The holder writes everything except the waiting flags. Readers set these flags, and the holder clears them. Both
+//! sides map the block read-write, so the holder never reads back a value that it wrote: a damaged block can mislead a
+//! reader, but not the writer.
 
 use std::{
     io,
@@ -25,7 +26,7 @@ const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;
 const DIRTY_WORDS: usize = SLOTS as usize / 64;
 
-/// Header page 4096 + 4096 slots x 128 = 516 KiB, of which only touched pages exist.
+/// One header page (4096 bytes) and 4096 slots of 128 bytes: 516 KiB, of which only touched pages use memory.
 const CONTROL_BYTES: usize = HEADER_BYTES + SLOTS as usize * SLOT_BYTES;
 
 #[repr(C)]
@@ -34,10 +35,10 @@ struct Header {
     layout: AtomicU32,
     slots: AtomicU32,
     pad_to_line: [u64; 6],
-    /// Raised by the session's reader before it waits for the eventfd.
+    /// Set by the session's reader before it waits for the eventfd.
     waiting: AtomicU32,
     pad_to_dirty: [u32; 15],
-    /// One bit a slot: a reader waited at the end of this log and there is news.
+    /// One bit per slot: the log has new events, and a reader was waiting at its end.
     dirty: [AtomicU64; DIRTY_WORDS],
 }
 
@@ -51,7 +52,7 @@ struct Slot {
     dropped: AtomicU64,
     exited_seq: AtomicU64,
     closed_seq: AtomicU64,
-    /// The only field of a slot that readers write; on the second cache line, apart from the counters.
+    /// The only field of a slot that readers write. It is on the second cache line, away from the counters.
     waiting: AtomicU32,
     code: AtomicI32,
     signal: AtomicU32,
@@ -60,7 +61,7 @@ struct Slot {
     system_ms: AtomicU64,
     max_rss_bytes: AtomicU64,
     blocked: AtomicU32,
-    /// Zero from a holder that does not know it.
+    /// The flags of `Exit`. Zero from an older holder that does not set them.
     hit: AtomicU32,
     pad: [u32; 4],
 }
@@ -68,37 +69,36 @@ struct Slot {
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
 
-/// Where a log stands.
+/// The state of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Number that the next event gets; all below are committed. Zero: the slot was never used.
+    /// Sequence number of the next event. All events below are committed. Zero: the slot was never used.
     pub next_seq: u64,
-    /// Lowest number that is retained.
+    /// Lowest retained sequence number.
     pub first_seq: u64,
-    /// Highest number let go because the server said that it was taken.
+    /// Highest sequence number that was released because the server reported it as taken.
     pub released_seq: u64,
     /// Output bytes up to and including `released_seq`.
     pub released_offset: u64,
-    /// Output bytes of the whole log, dropped ones included.
+    /// Output bytes of the whole log, including dropped ones.
     pub written: u64,
     /// Output bytes dropped by policy.
     pub dropped: u64,
-    /// Number and content of the exit event.
+    /// Sequence number and content of the exit event.
     pub exited: Option<(u64, Exit)>,
-    /// Number of the last event.
+    /// Sequence number of the `Closed` event, which is the last one.
     pub closed_seq: Option<u64>,
-    /// Whether and why output is not read.
+    /// Whether, and why, the holder does not read the output.
     pub blocked: Blocked,
 }
 
-/// The shared counters and flags of a session's logs.
 pub struct Control {
     fd: Arc<OwnedFd>,
     map: Map,
 }
 
 impl Control {
-    /// Makes the block of a new session.
+    /// Creates the block of a new session.
     pub fn create() -> io::Result<Self> {
         let (fd, map) = Map::create("exec-server-control", CONTROL_BYTES, Writers::All)?;
         let control = Self { fd: Arc::new(fd), map };
@@ -109,7 +109,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Maps the block that a holder made.
+    /// Maps the block that a holder has created.
     pub fn open(fd: OwnedFd) -> Result<Self, OpenError> {
         let map = Map::open(&fd, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
         let control = Self { fd: Arc::new(fd), map };
@@ -125,24 +125,25 @@ impl Control {
         Ok(control)
     }
 
-    /// The memfd, to be handed to a reader.
+    /// The memfd to pass to a reader.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The same to be kept until it can be handed over: a copy of its own might not be had.
+    /// The memfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }
 
-    /// Where the log of `slot` stands. What an event changed is there as soon as `next_seq` is past it.
+    /// The state of the log in `slot`. It includes the effects of every event below `next_seq`.
     ///
     /// A slot beyond [`SLOTS`] reads as never used.
     pub fn status(&self, slot: u32) -> Status {
         let Some(shared) = self.slot(slot) else {
             return Status::default();
         };
-        // The writer stores this last; what is loaded after it is at least as new.
+        // The writer stores `next_seq` last, so the values loaded after it are at least as new.
         let next_seq = shared.next_seq.load(Ordering::Acquire);
         let exited_seq = shared.exited_seq.load(Ordering::Acquire);
         let closed_seq = shared.closed_seq.load(Ordering::Acquire);
@@ -154,26 +155,27 @@ impl Control {
             released_offset: shared.released_offset.load(Ordering::Relaxed),
             written: shared.written.load(Ordering::Relaxed),
             dropped: shared.dropped.load(Ordering::Relaxed),
-            // An end that was stored after `next_seq` was loaded is not part of this picture yet.
+            // Ignore an exit or close that was stored after `next_seq` was loaded.
             exited: (exited_seq != 0 && exited_seq < next_seq).then(|| (exited_seq, shared.exit())),
             closed_seq: (closed_seq != 0 && closed_seq < next_seq).then_some(closed_seq),
             blocked: Blocked::from_word(shared.blocked.load(Ordering::Relaxed)),
         }
     }
 
-    /// Number that the next event of `slot` gets; all below are committed.
+    /// Sequence number of the next event of `slot`. All events below are committed.
     pub fn next_seq(&self, slot: u32) -> u64 {
         self.slot(slot).map_or(0, |shared| shared.next_seq.load(Ordering::Acquire))
     }
 
-    /// Asks to be told of the next event of `slot`. True means that `next_seq` is not `seen_next_seq` any more: do not sleep.
+    /// Requests a wake-up for the next event of `slot`. True means that `next_seq` already differs from
+    /// `seen_next_seq`, so the caller must not sleep.
     pub fn arm_slot(&self, slot: u32, seen_next_seq: u64) -> bool {
         self.slot(slot).is_some_and(|shared| {
             wake::arm(&shared.waiting, || shared.next_seq.load(Ordering::Acquire) != seen_next_seq)
         })
     }
 
-    /// Calls `f` with every slot that has news since its reader armed it, and forgets them.
+    /// Calls `f` for every slot that got new events since its reader armed it, and clears the dirty bits.
     pub fn take_dirty(&self, mut f: impl FnMut(u32)) {
         for (word, dirty) in (0_u32..).zip(&self.header().dirty) {
             let mut bits = wake::take_bits(dirty);
@@ -184,7 +186,8 @@ impl Control {
         }
     }
 
-    /// Asks for the eventfd to be written at the next news. True means that dirty bits are set already: go round again.
+    /// Requests that the holder writes the eventfd when the next dirty bit is set. True means that a dirty bit is
+    /// already set: do not sleep, call `take_dirty` again.
     pub fn arm(&self) -> bool {
         let header = self.header();
         wake::arm(&header.waiting, || {
@@ -193,7 +196,7 @@ impl Control {
         })
     }
 
-    /// Tells the reader of `slot`, if it waits; true means that the caller must write the eventfd.
+    /// Marks `slot` as dirty if its reader waits. True means that the caller must write the eventfd.
     pub fn notify(&self, slot: u32) -> bool {
         let Some(shared) = self.slot(slot) else {
             return false;
@@ -203,7 +206,7 @@ impl Control {
         wake::notify(&shared.waiting, dirty, slot % 64, &header.waiting)
     }
 
-    /// Begins a new log in `slot`. The reader of the old one must be gone.
+    /// Resets `slot` for a new log. The reader of the old log must be gone.
     pub fn reset_slot(&self, slot: u32) {
         let Some(shared) = self.slot(slot) else {
             return;
@@ -220,7 +223,7 @@ impl Control {
         shared.next_seq.store(1, Ordering::Release);
     }
 
-    /// Puts the state of a log that an earlier holder completed into `slot`.
+    /// Restores the state of a log that an earlier holder completed.
     pub(crate) fn restore_slot(&self, slot: u32, status: &Status) {
         self.reset_slot(slot);
         if let Some((seq, exit)) = &status.exited {
@@ -234,14 +237,14 @@ impl Control {
         self.publish(slot, status.next_seq, status.written);
     }
 
-    /// Says whether and why the output of `slot` is not read.
+    /// Sets whether, and why, the output of `slot` is not read.
     pub fn set_blocked(&self, slot: u32, blocked: Blocked) {
         if let Some(shared) = self.slot(slot) {
             shared.blocked.store(blocked.to_word(), Ordering::Relaxed);
         }
     }
 
-    /// Publishes `next_seq` after everything that belongs to the events below it.
+    /// Publishes `next_seq`. Call it after storing everything that belongs to the events below `next_seq`.
     pub(crate) fn publish(&self, slot: u32, next_seq: u64, written: u64) {
         if let Some(shared) = self.slot(slot) {
             shared.written.store(written, Ordering::Relaxed);
@@ -249,7 +252,7 @@ impl Control {
         }
     }
 
-    /// Stores the exit; `publish` makes it visible.
+    /// Stores the exit. It becomes visible with the next `publish`.
     pub(crate) fn set_exited(&self, slot: u32, seq: u64, exit: &Exit) {
         let Some(shared) = self.slot(slot) else {
             return;
@@ -264,11 +267,11 @@ impl Control {
         shared.system_ms.store(exit.system_ms, Ordering::Relaxed);
         let max_rss = exit.max_rss_bytes;
         shared.max_rss_bytes.store(max_rss, Ordering::Relaxed);
-        // Last: a reader that sees the number sees the fields above.
+        // Store the number last: a reader that sees it also sees the fields above.
         shared.exited_seq.store(seq, Ordering::Release);
     }
 
-    /// Stores the number of the last event; `publish` makes it visible.
+    /// Stores the sequence number of the last event. It becomes visible with the next `publish`.
     pub(crate) fn set_closed(&self, slot: u32, seq: u64) {
         if let Some(shared) = self.slot(slot) {
             shared.closed_seq.store(seq, Ordering::Release);
@@ -284,7 +287,8 @@ impl Control {
 
     pub(crate) fn set_released(&self, slot: u32, seq: u64, offset: u64) {
         if let Some(shared) = self.slot(slot) {
-            // The offset first: a reader may see it ahead of its number, never behind.
+            // Store the offset first: a reader may then see an offset that is newer than `released_seq`, but never an
+            // older one.
             shared.released_offset.store(offset, Ordering::Relaxed);
             shared.released_seq.store(seq, Ordering::Release);
         }
@@ -292,8 +296,8 @@ impl Control {
 
     fn header(&self) -> &Header {
         debug_assert_eq!(self.map.len(), CONTROL_BYTES);
-        // SAFETY: the mapping is page-aligned, lives as long as `self` and is larger than `Header`, whose used fields are all
-        // atomics, so that writes by the other process are no data race.
+        // SAFETY: the mapping is page-aligned, lives as long as `self` and is larger than `Header`. All used fields of
+        // `Header` are atomics, so writes by the other process are not a data race.
         unsafe { self.map.start().cast().as_ref() }
     }
 
@@ -302,8 +306,8 @@ impl Control {
             return None;
         }
         let at = HEADER_BYTES + slot as usize * SLOT_BYTES;
-        // SAFETY: `slot` is below `SLOTS`, so `at` plus a slot is inside the mapping; `at` is a multiple of 128; the used fields
-        // are all atomics.
+        // SAFETY: `slot` is below `SLOTS`, so `at` plus the size of a slot is inside the mapping. `at` is a multiple of
+        // 128. All used fields are atomics.
         Some(unsafe { self.map.start().add(at).cast().as_ref() })
     }
 }

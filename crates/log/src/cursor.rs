@@ -1,53 +1,55 @@
-//! A reader's place in a log. Moved only by the chain that it reads.
+//! A reader's position in a log. Only `Chain` moves it.
 
-/// A place in a log: between two events, also where the log is not retained any more or does not reach yet.
+/// A position between two events of a log. It can also be before the first retained event or beyond the newest one.
 ///
-/// It may be used with any chain of the same log; what it remembers of segments is a hint that the chain verifies.
+/// A cursor works with any chain of the same log. The segment position that it remembers is only a hint, which the
+/// chain verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    /// Number of the event to read next.
+    /// Sequence number of the event to read next.
     pub(crate) next_seq: u64,
-    /// Output bytes before `next_seq`, where known.
+    /// Output bytes before `next_seq`, if known.
     pub(crate) offset: Option<u64>,
     pub(crate) hint: Option<Hint>,
 }
 
-/// Where the chain looked last: at or before the event to read next.
+/// Where the chain found the cursor last: at or before the event to read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hint {
     pub(crate) segment: u64,
-    /// Index of the segment, counted from the first one that the chain ever had.
+    /// Index of the segment, counted from the first segment that the chain ever had.
     pub(crate) index: u64,
-    /// Position in the records of the segment.
+    /// Byte position in the records of the segment.
     pub(crate) pos: usize,
-    /// Number of the event at `pos`.
+    /// Sequence number of the event at `pos`.
     pub(crate) seq: u64,
     /// Output bytes before `pos`.
     pub(crate) offset: u64,
 }
 
 impl Cursor {
-    /// Before the first event.
+    /// A cursor before the first event.
     pub fn start() -> Self {
         Self::after_with_offset(0, 0)
     }
 
-    /// After event `seq`; how many output bytes lie before it is found out by the first read.
+    /// A cursor after event `seq`. The first read determines the output offset.
     pub fn after(seq: u64) -> Self {
         Self { next_seq: seq.saturating_add(1), offset: (seq == 0).then_some(0), hint: None }
     }
 
-    /// After event `seq`, which ends at output byte `offset`; so a gap is exact although the events before it are gone.
+    /// A cursor after event `seq`, which ends at output byte `offset`. With the offset known, the size of a gap is
+    /// exact even if the events before the gap are gone.
     pub fn after_with_offset(seq: u64, offset: u64) -> Self {
         Self { next_seq: seq.saturating_add(1), offset: Some(offset), hint: None }
     }
 
-    /// Number of the event to read next.
+    /// Sequence number of the event to read next.
     pub fn next_seq(&self) -> u64 {
         self.next_seq
     }
 
-    /// Output bytes before the event to read next, where known.
+    /// Output bytes before the event to read next, if known.
     pub fn offset(&self) -> Option<u64> {
         self.offset
     }

@@ -1,13 +1,11 @@
-//! The events of a log and their payload bytes. Knows no segment and no position.
+//! The events of a log and the encoding of their payloads. Segments and positions are in other modules.
 
-/// Which stream of the process an output record came from.
+/// The stream of the process that an output record came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Standard output, a pipe.
     Stdout,
-    /// Standard error, a pipe.
     Stderr,
-    /// The terminal, where both are one.
+    /// The terminal, which carries both stdout and stderr.
     Pty,
 }
 
@@ -33,18 +31,18 @@ impl Stream {
 /// Why a process ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// It returned.
+    /// The process exited by itself.
     #[default]
     Exit,
-    /// A signal that was not ours killed it.
+    /// A signal killed the process, and none of the causes below applies. Includes signals that a client sent.
     Signal,
-    /// Its total time was over.
+    /// The total time limit was reached.
     Timeout,
-    /// It was silent for too long.
+    /// The process produced no output for the idle time limit.
     IdleTimeout,
-    /// It was terminated by request.
+    /// A client asked to terminate the process.
     Terminated,
-    /// The kernel ran out of memory for it.
+    /// The kernel's OOM killer ended the process.
     OutOfMemory,
 }
 
@@ -73,12 +71,12 @@ impl Cause {
     }
 }
 
-/// The limits of its control group that a process, or something that it started, has run into.
+/// The cgroup limits that a process or one of its descendants has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hit {
-    /// A fork or a thread was refused, for there were as many as allowed.
+    /// A fork or thread creation was refused because the pids limit was reached.
     pub pids: bool,
-    /// Somebody was killed for want of memory.
+    /// The OOM killer killed a process of the group.
     pub memory: bool,
 }
 
@@ -87,41 +85,41 @@ impl Hit {
         u8::from(self.pids) | u8::from(self.memory) << 1
     }
 
-    /// Bits that a later release sets mean nothing here.
+    /// Ignores bits that only a later release knows.
     pub(crate) fn from_byte(byte: u8) -> Self {
         Self { pids: byte & 1 != 0, memory: byte & 2 != 0 }
     }
 }
 
-/// How a process ended and what it used.
+/// How a process ended and the resources that it used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// Exit code; 128 + n for signal n.
+    /// Exit code, or 128 + n for signal n.
     pub code: i32,
-    /// The signal that killed it; never zero.
+    /// The signal that killed the process. Never `Some(0)`.
     pub signal: Option<u8>,
-    /// Why it ended.
     pub cause: Cause,
-    /// Processor time in user mode.
+    /// CPU time in user mode.
     pub user_ms: u64,
-    /// Processor time in the kernel.
+    /// CPU time in kernel mode.
     pub system_ms: u64,
-    /// Largest resident set.
+    /// Largest resident set size.
     pub max_rss_bytes: u64,
-    /// Limits that were reached on the way.
+    /// The cgroup limits that the process reached.
     pub hit: Hit,
-    /// It was confined and seems to have failed for that.
+    /// The process ran in a sandbox, and the sandbox seems to be the reason that it failed.
     pub is_denied: bool,
 }
 
-/// The bit beside the limits that were hit.
+/// Bit for `is_denied`, in the byte that also has the bits of `Hit`.
 const DENIED: u8 = 1 << 7;
 
-/// code 4, signal 1 (0 none), cause 1, limits hit and denial 1, zero 1, user 8, system 8, resident set 8.
+/// Size of an encoded `Exit`: code 4, signal 1 (0 = none), cause 1, limits and denial 1, zero 1, user 8, system 8,
+/// max RSS 8.
 pub(crate) const EXIT_BYTES: usize = 32;
 
 impl Exit {
-    /// Its bytes in a log.
+    /// Encodes the exit as the payload of its record.
     pub fn encode(&self) -> [u8; EXIT_BYTES] {
         let mut out = [0; EXIT_BYTES];
         out[..4].copy_from_slice(&self.code.to_le_bytes());
@@ -134,7 +132,7 @@ impl Exit {
         out
     }
 
-    /// Reads its bytes; `None` where they are none.
+    /// Decodes a payload. Returns `None` if it is malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != EXIT_BYTES {
             return None;
@@ -151,7 +149,7 @@ impl Exit {
         })
     }
 
-    /// Limits and denial as one byte; a reader that knows less of them sees less.
+    /// Limits and denial in one byte. An older reader ignores the bits that it does not know.
     pub(crate) fn flags(&self) -> u8 {
         self.hit.to_byte() | if self.is_denied { DENIED } else { 0 }
     }
@@ -161,7 +159,7 @@ impl Exit {
     }
 }
 
-/// written 8, dropped 8.
+/// Size of an encoded `Closed` event: written 8, dropped 8.
 pub(crate) const CLOSED_BYTES: usize = 16;
 
 pub(crate) fn encode_closed(written: u64, dropped: u64) -> [u8; CLOSED_BYTES] {
@@ -182,17 +180,17 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|raw| u64::from_le_bytes(*raw))
 }
 
-/// Why the holder does not read a process's output at the moment.
+/// Why the holder currently does not read the output of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocked {
-    /// It does read it.
+    /// The holder reads the output.
     #[default]
     No,
-    /// Attached, and the memory of the log is full.
+    /// A client is attached, and the memory of the log is full.
     MemoryCap,
-    /// Detached, and the disk quota is used up.
+    /// No client is attached, and the disk quota is used up.
     Quota,
-    /// The disk refused a write.
+    /// A write to disk failed.
     DiskFull,
 }
 
@@ -206,7 +204,7 @@ impl Blocked {
         }
     }
 
-    /// An unknown word reads as not blocked: the other side is newer and this is a hint for people.
+    /// Treats an unknown value as not blocked. It comes from a newer holder, and the field is only shown to users.
     pub(crate) const fn from_word(word: u32) -> Self {
         match word {
             1 => Self::MemoryCap,
@@ -217,34 +215,31 @@ impl Blocked {
     }
 }
 
-/// One event with its place in the log.
+/// One event with its position in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Number of the event, from 1.
+    /// Sequence number of the event, starting at 1.
     pub seq: u64,
-    /// Output bytes before it.
+    /// Output bytes before the event.
     pub offset: u64,
-    /// What happened.
     pub event: Event<'a>,
 }
 
-/// What happened; output is borrowed from the segment.
+/// The content of an event. Output is borrowed from the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// The process wrote.
     Output {
-        /// Where it wrote to.
         stream: Stream,
-        /// What it wrote, 1 byte to 64 KiB.
+        /// From 1 byte to 64 KiB.
         bytes: &'a [u8],
     },
-    /// The process ended; its streams may still be open.
+    /// The process ended. Its streams may still be open.
     Exited(Exit),
-    /// All streams ended; the last event.
+    /// All streams reached EOF. This is the last event.
     Closed {
-        /// Output bytes of the whole log, dropped ones included.
+        /// Output bytes of the whole log, including dropped ones.
         written: u64,
-        /// Output bytes dropped by policy up to here.
+        /// Output bytes that were dropped by policy so far.
         dropped: u64,
     },
 }

@@ -1,8 +1,8 @@
-//! Named steps of the log and of its spilling, at which a test ends the process. Knows no step by name.
+//! Named steps of appending and spilling, at which a test can kill the process. The callers define the names.
 //!
-//! Without the feature `failpoints` a step is an empty function, which the compiler leaves out.
+//! Without the feature `failpoints`, `step` is an empty function that the compiler removes.
 
-/// A step is about to be taken.
+/// Marks that the named step is about to begin.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn step(_name: &'static str) {}
@@ -10,7 +10,7 @@ pub fn step(_name: &'static str) {}
 #[cfg(feature = "failpoints")]
 static HOOK: std::sync::OnceLock<fn(&'static str)> = std::sync::OnceLock::new();
 
-/// A step is about to be taken.
+/// Marks that the named step is about to begin.
 #[cfg(feature = "failpoints")]
 pub fn step(name: &'static str) {
     if let Some(hook) = HOOK.get() {
@@ -18,7 +18,7 @@ pub fn step(name: &'static str) {
     }
 }
 
-/// Sets what is called at every step, once for the whole process.
+/// Sets the function that is called at every step. Can be called once per process.
 #[cfg(feature = "failpoints")]
 pub fn install(hook: fn(&'static str)) {
     HOOK.set(hook).expect("one hook a process");

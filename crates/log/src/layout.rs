@@ -1,4 +1,4 @@
-//! Byte layout of segments and records, the same in memory and on disk, little-endian. Does no I/O.
+//! Byte layout of segments and records: little-endian, the same in memory and on disk. Does no I/O.
 //!
 //! ```text
 //! segment  0 magic u64 | 8 layout u32 | 12 slot u32 | 16 id u64 | 24 base_seq u64 | 32 base_offset u64
@@ -6,21 +6,24 @@
 //! record   0 len u32 | 4 kind u8 | 5 stream u8 | 6 zero u16 | 8 crc u32 | 12 zero u32 | 16 seq u64 | 24 payload, to a multiple of 8
 //! ```
 //!
-//! `commit` counts the bytes in use, header included; `output` and `records` what lies below it. Both checksums are zero in
-//! memory and set on disk; each covers its header with the checksum itself as zero, that of a record also its payload.
+//! `commit` counts the bytes in use, including the header. `output` and `records` count the output bytes and records
+//! below `commit`. Both checksums are zero in memory and set on disk. The checksum of a segment covers its header, the
+//! checksum of a record covers its header and its payload. Each is computed with the crc field set to zero.
 
 use crate::event::{self, Event, Exit, Stream};
 
-/// Size of a segment, 1 MiB. Larger ones are let go later and cost more at the end of a quiet log.
+/// Size of a segment, 1 MiB. With larger segments, memory would be released later, and the unsealed last segment of a
+/// quiet log would keep more of it.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
-/// Largest payload of a record, 64 KiB: one chunk on the wire.
+/// Largest payload of a record, 64 KiB. This is one chunk on the wire.
 pub const RECORD_MAX: usize = 64 << 10;
 
-/// Least room offered for a record, 4 KiB. A segment with less left is sealed, which wastes under 0.4 % of it.
+/// Smallest room offered for a record, 4 KiB. A segment with less space left is sealed, which wastes under 0.4 % of it.
 pub const ROOM_MIN: usize = 4 << 10;
 
-/// Processes of a session that can have a log at once. The control block takes 128 bytes each when used.
+/// Maximum number of processes of a session that have a log at the same time. Each used slot takes 128 bytes in the
+/// control block.
 pub const SLOTS: u32 = 4096;
 
 pub(crate) const LAYOUT: u32 = 1;
@@ -31,8 +34,8 @@ pub(crate) const SEGMENT_HEADER: usize = 64;
 pub(crate) const RECORD_HEADER: usize = 24;
 const CRC_AT: usize = 8;
 
-/// Bytes at the end of each segment that output leaves free: an exit and a close always fit the segment that a log has, whatever memory,
-/// descriptors and policies say.
+/// Bytes that output leaves free at the end of each segment. They guarantee that the exit and close events fit into the
+/// current segment, even if memory, fds or quotas are exhausted.
 pub(crate) const END_BYTES: usize = 2 * RECORD_HEADER + event::EXIT_BYTES + event::CLOSED_BYTES;
 const _: () = assert!(END_BYTES.is_multiple_of(8));
 
@@ -40,7 +43,7 @@ pub(crate) const KIND_OUTPUT: u8 = 1;
 pub(crate) const KIND_EXITED: u8 = 2;
 pub(crate) const KIND_CLOSED: u8 = 3;
 
-/// Header of a record, copied out of the segment so that what was checked is what is used.
+/// Header of a record, copied out of shared memory so that the values that were checked are the values that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordHeader {
     pub(crate) len: u32,
@@ -64,11 +67,10 @@ impl RecordHeader {
     pub(crate) fn decode(raw: &[u8; RECORD_HEADER]) -> Option<Self> {
         let header =
             Self { len: word(raw, 0), kind: raw[4], stream: raw[5], crc: word(raw, CRC_AT), seq: double(raw, 16) };
-        // The reserved bytes must be zero: a reader of this layout must not guess at a newer one.
+        // Reject nonzero reserved bytes: they come from a newer layout, which this code cannot interpret.
         (raw[6..8] == [0; 2] && raw[12..16] == [0; 4]).then_some(header)
     }
 
-    /// Output bytes in the record.
     pub(crate) fn output_bytes(&self) -> u64 {
         if self.kind == KIND_OUTPUT { u64::from(self.len) } else { 0 }
     }
@@ -85,7 +87,7 @@ impl RecordHeader {
     }
 }
 
-/// A record as it lies in a region, with the position of the one after it.
+/// A record within a region, and the position where the next record begins.
 pub(crate) struct Found<'a> {
     pub(crate) header: RecordHeader,
     pub(crate) payload: &'a [u8],
@@ -105,14 +107,15 @@ impl<'a> Found<'a> {
     }
 }
 
-/// What lies at a position of a region of committed records.
+/// The result of `record_at`: what is at a position of the committed records.
 pub(crate) enum At<'a> {
     Record(Found<'a>),
     End,
     Malformed,
 }
 
-/// Reads the record at `pos` of the committed `region` (which begins after the segment header). Never reads outside of it.
+/// Reads the record at `pos` of the committed `region`, which begins after the segment header. Never reads outside
+/// `region`.
 pub(crate) fn record_at(region: &[u8], pos: usize) -> At<'_> {
     if pos == region.len() {
         return At::End;
@@ -137,12 +140,11 @@ pub(crate) fn record_at(region: &[u8], pos: usize) -> At<'_> {
     At::Record(Found { header, payload, end })
 }
 
-/// Bytes that a record with a payload of `len` takes.
+/// Bytes that a record takes whose payload has `len` bytes, including header and padding.
 pub(crate) const fn record_bytes(len: usize) -> usize {
     RECORD_HEADER + len.next_multiple_of(8)
 }
 
-/// Header of a segment as it is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub(crate) slot: u32,
@@ -155,7 +157,7 @@ pub(crate) struct SegmentHeader {
     pub(crate) records: u32,
 }
 
-/// Why the first 64 bytes are no segment header of ours.
+/// Why 64 bytes are not a valid segment header.
 pub(crate) enum BadHeader {
     Magic,
     Layout(u32),
@@ -163,7 +165,7 @@ pub(crate) enum BadHeader {
 }
 
 impl SegmentHeader {
-    /// The header without its checksum, as it is in memory.
+    /// Encodes the header without its checksum, as it is stored in memory.
     pub(crate) fn encode(&self) -> [u8; SEGMENT_HEADER] {
         let mut out = [0; SEGMENT_HEADER];
         out[..8].copy_from_slice(&SEGMENT_MAGIC.to_le_bytes());

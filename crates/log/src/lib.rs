@@ -1,10 +1,12 @@
-//! The event log of a process: one writer (the holder), many readers, shared memory and disk segments.
+//! The event log of a process: one writer (the holder), many readers, segments in shared memory or on disk.
 //!
-//! A log is a chain of segments. A segment is a 1 MiB memfd, or a file with the same bytes and a checksum per record. The
-//! holder appends through [`Writer`]; a reader maps the same memory read-only and walks it with a [`Chain`] and a [`Cursor`].
-//! One [`Control`] block per session carries the counters of every log and the flags of the wake-up protocol.
+//! A log is a chain of segments. A segment is a 1 MiB memfd, or a file with the same bytes plus a checksum per record.
+//! The holder appends through [`Writer`]. A reader maps the same memory read-only and walks it with a [`Chain`] and a
+//! [`Cursor`]. One [`Control`] block per session carries the counters of every log and the flags of the wake-up
+//! protocol.
 //!
-//! This crate knows neither processes, sockets nor the wire. It makes no eventfd: where a wake-up is due it says so.
+//! This crate does not depend on processes, sockets or the wire protocol. It does not own the eventfd either: a
+//! function whose result is "wake the reader" returns `true`, and the caller writes the eventfd.
 //!
 //! ```text
 //! holder   Writer ── room, commit ──▶ Segment (memfd) ── encode_for_disk ──▶ SLOT-ID.seg
@@ -13,9 +15,12 @@
 //! server      └── status, arm ──▶ Chain: Mapping ─────────────────────────── Loaded
 //! ```
 //!
-//! Failure paths: a segment of the wrong size, seals or layout is an [`OpenError`]; a record that does not hold together ends
-//! what can be read of its segment (a gap up to the next segment, or [`Step::Damaged`] where there is none); a torn file is cut
-//! at its last whole record and the loss is counted.
+//! Failure paths:
+//!
+//! - A segment with the wrong size, seals or layout is an [`OpenError`].
+//! - A corrupt record ends the readable part of its segment. The reader gets a gap up to the next segment, or
+//!   [`Step::Damaged`] in the last segment.
+//! - A torn file is truncated after its last complete record, and the lost records are counted.
 
 #![expect(unsafe_code, reason = "the log lives in memory shared between two processes")]
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! A disk segment in the heap, checked record by record. Knows neither directory nor chain.
+//! A disk segment loaded into the heap, checked record by record.
 
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
@@ -7,41 +7,34 @@ use crate::{
     segment::{Place, SegmentInfo},
 };
 
-/// Why nothing of a disk segment can be used.
+/// Why a disk segment is completely unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
-    /// The disk or the kernel refused.
     #[error("read a segment file")]
     Os(#[from] io::Error),
     /// Not a regular file, or larger than a segment.
     #[error("a file of `{found}` bytes is no segment")]
-    Size {
-        /// Its size.
-        found: u64,
-    },
-    /// It ends within its header.
+    Size { found: u64 },
+    /// The file ends within its header.
     #[error("a segment file ends after `{found}` bytes, within its header")]
-    Short {
-        /// Its size.
-        found: u64,
-    },
-    /// It does not begin like a segment.
+    Short { found: u64 },
+    /// The magic number does not match.
     #[error("a file does not begin like a segment")]
     Magic,
     /// Written by another version.
     #[error("a segment file has layout `{found}` instead of `{expected}`")]
     Layout {
-        /// What this version reads.
+        /// The layout that this version reads.
         expected: u32,
-        /// What the file has.
+        /// The layout of the file.
         found: u32,
     },
-    /// Its header does not match its checksum.
+    /// The header does not match its checksum, or belongs to another segment.
     #[error("the header of a segment file is damaged")]
     Header,
 }
 
-/// The whole records of a disk segment, up to the first one that is cut or damaged.
+/// The intact records of a disk segment, up to the first one that is truncated or damaged.
 #[derive(Debug)]
 pub struct Loaded {
     header: SegmentHeader,
@@ -63,7 +56,7 @@ impl Loaded {
         Self::parse(bytes)
     }
 
-    /// Reads nothing but the header of a segment file, and how many bytes the file has.
+    /// Reads only the header of a segment file. Also returns the size of the file.
     pub(crate) fn read_header(file: &File) -> Result<(SegmentHeader, u64), RecoverError> {
         let meta = file.metadata()?;
         if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
@@ -80,7 +73,7 @@ impl Loaded {
     fn parse(mut bytes: Vec<u8>) -> Result<Arc<Self>, RecoverError> {
         let raw = bytes.first_chunk().ok_or(RecoverError::Short { found: bytes.len() as u64 })?;
         let header = decode_header(raw)?;
-        // What lies behind the commit was never part of the log.
+        // Bytes after the commit were never part of the log.
         bytes.truncate(header.commit as usize);
         bytes.drain(..SEGMENT_HEADER.min(bytes.len()));
         let mut loaded = Self { header, records: bytes, count: 0, output: 0 };
@@ -88,7 +81,7 @@ impl Loaded {
         Ok(Arc::new(loaded))
     }
 
-    /// Walks the records and cuts at the first that is not whole.
+    /// Truncates the records at the first one that is not intact.
     fn cut(&mut self) {
         let mut pos = 0;
         while let At::Record(found) = record_at(&self.records, pos) {
@@ -106,7 +99,7 @@ impl Loaded {
         self.records.truncate(pos);
     }
 
-    /// What the header says.
+    /// The description of the segment from its header.
     pub fn info(&self) -> SegmentInfo {
         SegmentInfo {
             id: self.header.id,
@@ -117,22 +110,22 @@ impl Loaded {
         }
     }
 
-    /// The slot of the log that it belongs to.
+    /// The slot of the log that the segment belongs to.
     pub fn slot(&self) -> u32 {
         self.header.slot
     }
 
-    /// Number after its last whole event.
+    /// Sequence number after the last intact event.
     pub fn next_seq(&self) -> u64 {
         self.header.base_seq.saturating_add(u64::from(self.count))
     }
 
-    /// Output bytes up to the end of its last whole event.
+    /// Output bytes up to the end of the last intact event.
     pub fn end_offset(&self) -> u64 {
         self.header.base_offset.saturating_add(self.output)
     }
 
-    /// Events that the file once had and that were cut off.
+    /// Events that were written to the file but cut off because they are damaged or missing.
     pub fn torn_records(&self) -> u64 {
         u64::from(self.header.records.saturating_sub(self.count))
     }
@@ -146,7 +139,7 @@ impl Loaded {
         &self.records
     }
 
-    /// Records and output bytes that are whole.
+    /// Number of intact records, and their output bytes.
     pub(crate) fn totals(&self) -> (u64, u64) {
         (u64::from(self.count), self.output)
     }

@@ -1,4 +1,4 @@
-//! A segment in shared memory as its reader sees it, and the header that both sides share. Knows neither chain nor cursor.
+//! A segment in shared memory as its reader sees it, and the header that both sides share.
 
 use std::{
     os::fd::OwnedFd,
@@ -15,7 +15,7 @@ use crate::{
     memory::{Map, OpenError},
 };
 
-/// The header of a segment in memory; the layout is that of `layout.rs`.
+/// The header of a segment in memory. See `layout.rs` for its layout.
 #[repr(C)]
 pub(crate) struct SharedHeader {
     pub(crate) magic: AtomicU64,
@@ -24,12 +24,12 @@ pub(crate) struct SharedHeader {
     pub(crate) id: AtomicU64,
     pub(crate) base_seq: AtomicU64,
     pub(crate) base_offset: AtomicU64,
-    /// Bytes in use, stored with release after the bytes themselves.
+    /// Bytes in use. Stored with release, after the bytes themselves.
     pub(crate) commit: AtomicU32,
     pub(crate) sealed: AtomicU32,
-    /// Output bytes below `commit`, stored before it.
+    /// Output bytes below `commit`. Stored before `commit`.
     pub(crate) output: AtomicU32,
-    /// Records below `commit`, stored before it.
+    /// Records below `commit`. Stored before `commit`.
     pub(crate) records: AtomicU32,
     pub(crate) reserved: [u32; 2],
 }
@@ -39,21 +39,21 @@ const _: () = assert!(size_of::<SharedHeader>() == SEGMENT_HEADER);
 impl SharedHeader {
     pub(crate) fn of(map: &Map) -> &Self {
         debug_assert_eq!(map.len(), SEGMENT_BYTES);
-        // SAFETY: the mapping is page-aligned, outlives the borrow and is larger than the header, whose used fields are all
-        // atomics, so that writes by the other process are no data race.
+        // SAFETY: the mapping is page-aligned, outlives the borrow and is larger than the header. All used fields of
+        // the header are atomics, so writes by the other process are not a data race.
         unsafe { map.start().cast().as_ref() }
     }
 }
 
 /// A segment of a holder, mapped read-only.
 ///
-/// The memory may be reused for another segment after it was given back, so nothing of the header is cached here.
+/// After the server returns the memory, the holder may reuse it for another segment. So no header field is cached here.
 pub struct Mapping {
     map: Map,
 }
 
 impl Mapping {
-    /// Maps a segment that a holder handed over, after checking size, seals, magic and layout.
+    /// Maps a segment that a holder passed over, after checking size, seals, magic and layout.
     pub fn map(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let map = Map::open(&fd, SEGMENT_BYTES, ProtFlags::READ)?;
         let header = SharedHeader::of(&map);
@@ -68,23 +68,23 @@ impl Mapping {
         Ok(Arc::new(Self { map }))
     }
 
-    /// Number of the segment that lies in this memory at the moment.
+    /// Id of the segment that is currently in this memory.
     pub fn id(&self) -> u64 {
         SharedHeader::of(&self.map).id.load(Ordering::Relaxed)
     }
 
-    /// The slot of the log that it belongs to at the moment.
+    /// Slot of the log that currently uses this memory.
     pub fn slot(&self) -> u32 {
         SharedHeader::of(&self.map).slot.load(Ordering::Relaxed)
     }
 
-    /// The committed records. A commit that makes no sense gives fewer bytes, never more than the mapping has.
+    /// The committed records. An invalid `commit` yields fewer bytes, but never more than the mapping has.
     pub(crate) fn records(&self) -> &[u8] {
         let header = SharedHeader::of(&self.map);
         let commit = header.commit.load(Ordering::Acquire) as usize;
         let len = commit.min(SEGMENT_BYTES).saturating_sub(SEGMENT_HEADER);
-        // SAFETY: header plus `len` is inside the mapping, which outlives the borrow; the writer does not touch bytes below a
-        // commit that it stored with release until the segment is given back, and they are initialised.
+        // SAFETY: header plus `len` is inside the mapping, which outlives the borrow. The bytes are initialised. The
+        // writer stored `commit` with release, and does not change the bytes below it until the segment is returned.
         unsafe {
             let start = self.map.start().add(SEGMENT_HEADER);
             std::slice::from_raw_parts(start.as_ptr(), len)
@@ -99,7 +99,7 @@ impl Mapping {
     /// Records and output bytes committed so far.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let header = SharedHeader::of(&self.map);
-        // Stored before the commit, so at least what the commit covers.
+        // The counters are stored before `commit`, so after this load they cover at least the committed records.
         header.commit.load(Ordering::Acquire);
         (u64::from(header.records.load(Ordering::Relaxed)), u64::from(header.output.load(Ordering::Relaxed)))
     }

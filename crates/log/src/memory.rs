@@ -1,4 +1,4 @@
-//! Sealed memfds and their mappings. Knows sizes and seals, not what the bytes mean.
+//! Sealed memfds and their mappings. Checks sizes and seals, and does not interpret the contents.
 
 use std::{
     io,
@@ -12,45 +12,39 @@ use rustix::{
     mm::{self, Advice, MapFlags, ProtFlags},
 };
 
-/// Why a descriptor was not accepted as shared memory of a log.
+/// Why an fd was not accepted as shared memory of a log.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The kernel refused.
     #[error("map shared memory of a log")]
     Os(#[from] io::Error),
-    /// Another size: reading it could run past its end.
+    /// Wrong size: reading could run past the end.
     #[error("shared memory of a log has `{found}` bytes instead of `{expected}`")]
-    Size {
-        /// What this layout has.
-        expected: u64,
-        /// What the descriptor has.
-        found: u64,
-    },
-    /// Not sealed against resizing: a shrunk file would be SIGBUS.
+    Size { expected: u64, found: u64 },
+    /// Not sealed against resizing: if the file shrank, reading it would raise SIGBUS.
     #[error("shared memory of a log is not sealed against resizing")]
     NotSealed,
-    /// Not one of ours.
+    /// The magic number does not match.
     #[error("shared memory begins with `{found:#018x}`, which is no log")]
     Magic {
         /// The first eight bytes.
         found: u64,
     },
-    /// Made by another version.
+    /// Created by another version.
     #[error("shared memory of a log has layout `{found}` instead of `{expected}`")]
     Layout {
-        /// What this version reads.
+        /// The layout that this version reads.
         expected: u32,
-        /// What the other side wrote.
+        /// The layout that the other side wrote.
         found: u32,
     },
 }
 
-/// Who may write to memory made by [`Map::create`].
+/// The processes that may write to memory made by [`Map::create`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Writers {
-    /// Everybody who maps it.
+    /// Every process that maps it.
     All,
-    /// Only the mapping that made it; later ones are read-only by seal.
+    /// Only the mapping of its creator. The seals make all later mappings read-only.
     Creator,
 }
 
@@ -60,18 +54,18 @@ pub(crate) struct Map {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory without thread affinity; all shared access goes through atomics or through bytes that the
-// commit protocol has made immutable, and `unmap` needs the only owner.
+// SAFETY: the mapping is plain memory without thread affinity. All shared access goes through atomics, or through bytes
+// that the commit protocol has made immutable. Only the owner unmaps it, in `drop`.
 unsafe impl Send for Map {}
-// SAFETY: as for `Send`: `&Map` gives out nothing but a pointer.
+// SAFETY: as for `Send`. `&Map` gives out only a pointer.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Makes a memfd of `len` bytes, sealed in size, and maps it for writing.
+    /// Creates a memfd of `len` bytes, seals its size and maps it for writing.
     pub(crate) fn create(name: &str, len: usize, writers: Writers) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = match fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-            // Kernels before 6.3 do not know the flag, later ones may demand it.
+            // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`. Later ones may require it.
             Err(rustix::io::Errno::INVAL) => fs::memfd_create(name, flags)?,
             other => other?,
         };
@@ -79,19 +73,19 @@ impl Map {
         let map = Self::of(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if writers == Writers::Creator {
-            // After the mapping above, which stays writable.
+            // Sealed after the mapping above, which therefore stays writable.
             seals |= SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         }
         fs::fcntl_add_seals(&fd, seals)?;
         Ok((fd, map))
     }
 
-    /// Maps a memfd of another process after checking that it cannot change its size.
+    /// Maps a memfd of another process, after checking that its size cannot change.
     pub(crate) fn open(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<Self, OpenError> {
         let needed = SealFlags::SHRINK | SealFlags::GROW;
         match fs::fcntl_get_seals(fd) {
             Ok(seals) if seals.contains(needed) => {}
-            // Not a memfd at all.
+            // EINVAL: not a memfd.
             Ok(_) | Err(rustix::io::Errno::INVAL) => return Err(OpenError::NotSealed),
             Err(errno) => return Err(OpenError::Os(errno.into())),
         }
@@ -103,13 +97,13 @@ impl Map {
     }
 
     fn of(fd: impl AsFd, len: usize, prot: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses does not touch existing memory.
         let start = unsafe { mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, len })
     }
 
-    /// First byte of the mapping; valid for its whole length as long as `self` lives.
+    /// First byte of the mapping. Valid for its whole length as long as `self` lives.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -119,11 +113,14 @@ impl Map {
     }
 }
 
-/// Makes sure that there are pages behind a part of a mapping, before something is read into it that cannot be read a second time. An older
-/// kernel than 5.14 cannot, and is believed.
+/// Allocates the pages behind a part of a mapping. Needed before reading from a source whose data cannot be read a
+/// second time if the copy fails.
+///
+/// Kernels before 5.14 do not have `MADV_POPULATE_WRITE` (EINVAL). There the pages are assumed to be available.
 pub(crate) fn populate(part: &mut [u8]) -> io::Result<()> {
     let beyond = part.as_ptr().addr() % rustix::param::page_size();
-    // SAFETY: the pages of the part belong to its mapping, which begins at a page; they get their frames, and keep what is in them.
+    // SAFETY: the mapping begins at a page boundary, so all these pages belong to it. `MADV_POPULATE_WRITE` keeps their
+    // contents.
     let populated = unsafe {
         let start = part.as_mut_ptr().wrapping_sub(beyond);
         mm::madvise(start.cast(), part.len() + beyond, Advice::LinuxPopulateWrite)
@@ -136,7 +133,7 @@ pub(crate) fn populate(part: &mut [u8]) -> io::Result<()> {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: `start` and `len` are those of the mapping made in `of`, which nobody else unmaps, and every borrow of its
+        // SAFETY: `start` and `len` describe the mapping made in `of`. Nothing else unmaps it, and every borrow of its
         // bytes is tied to `self`.
         let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping failed");

@@ -1,4 +1,4 @@
-//! The disk segments that a dead holder left behind: names, order and what of them holds together. Serves no reader.
+//! Finds the disk segments that a dead holder left behind, orders them and determines how much of them is intact.
 
 use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc};
 
@@ -11,25 +11,25 @@ use crate::{
     segment::{Place, SegmentInfo},
 };
 
-/// What is left of a log whose holder died.
+/// The part of a log that can be read after its holder died.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// The segments that follow on each other without a hole, in order. Load each with [`load`] when it is read: together they
-    /// may be larger than memory.
+    /// The consecutive segments without a hole between them, in order. Load each one with [`load`] only when it is
+    /// read: together they may be larger than memory.
     pub segments: Vec<SegmentInfo>,
-    /// Number after the last event that can be read.
+    /// Sequence number after the last readable event.
     pub next_seq: u64,
-    /// Output bytes up to there.
+    /// Output bytes before `next_seq`.
     pub end_offset: u64,
-    /// Events known to have been on disk beyond that.
+    /// Events beyond `next_seq` that are known to have been written to disk.
     pub torn_records: u64,
-    /// Output bytes known to have been on disk beyond that.
+    /// Output bytes of these events.
     pub torn_bytes: u64,
-    /// Files of this log of which nothing can be used: not even how much they had.
+    /// Files of this log that are completely unusable. How much they contained is unknown.
     pub lost_files: u64,
 }
 
-/// Name of the file of a segment in the session's directory.
+/// Name of a segment's file in the session's directory.
 pub fn disk_name(slot: u32, id: u64) -> String {
     format!("{slot}-{id}.seg")
 }
@@ -43,13 +43,15 @@ pub fn load(dir: BorrowedFd<'_>, slot: u32, id: u64) -> Result<Arc<Loaded>, Reco
     Ok(loaded)
 }
 
-/// Checks every record of the disk segments of `slot` and gives the longest run of whole events from the oldest one on.
+/// Checks every record of the disk segments of `slot`. Finds the longest run of intact events that starts at the oldest
+/// one.
 pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
     collect(dir, slot, |id| load(dir, slot, id).map(|loaded| Extent::of(&loaded)))
 }
 
-/// The same by headers and sizes, for logs that are too large to be read before they are asked for: records are checked only where a
-/// file is cut short. One that is damaged inside is noticed when it is loaded, and read as a gap.
+/// Like `recover`, but uses only headers and file sizes, for logs that are too large to read in advance. Checks
+/// records only in files that are truncated. Damage inside a file is noticed when the file is loaded, and read as a
+/// gap.
 pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
     collect(dir, slot, |id| {
         let (header, len) = Loaded::read_header(&open(dir, slot, id)?)?;
@@ -64,7 +66,7 @@ pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
 }
 
 fn open(dir: BorrowedFd<'_>, slot: u32, id: u64) -> io::Result<File> {
-    // No link is followed and no fifo waited for: the directory is ours, its contents are checked all the same.
+    // Do not follow symlinks or block on a FIFO. The directory is ours, but its contents are checked anyway.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(File::from(openat(dir, disk_name(slot, id), flags, Mode::empty())?))
 }
@@ -80,7 +82,7 @@ fn collect(
         let Some(id) = id_of(entry?.file_name().to_bytes(), slot) else {
             continue;
         };
-        // One at a time: only the measures are kept.
+        // Load one segment at a time and keep only its extent.
         match measure(id) {
             Ok(extent) => found.push(extent),
             Err(_) => recovered.lost_files += 1,
@@ -91,7 +93,7 @@ fn collect(
     Ok(recovered)
 }
 
-/// How far a segment reaches: in whole events, and as it was written.
+/// The extent of a segment: `next_seq` and `end_offset` cover the intact events, `written_*` all that were written.
 struct Extent {
     info: SegmentInfo,
     next_seq: u64,
@@ -133,8 +135,8 @@ impl Extent {
 }
 
 impl Recovered {
-    /// Whether everything that a closed log with this status retains can be read: no event is missing at its end. What is missing at
-    /// its beginning was taken or dropped, and counted then.
+    /// Whether everything that a closed log with this status retains can be read, up to its last event. Events missing
+    /// at the beginning were taken or dropped earlier, and were counted then.
     pub fn is_whole(&self, status: &Status) -> bool {
         let ends_there = self.next_seq == status.next_seq && self.end_offset == status.written;
         let is_empty = self.segments.is_empty() && status.first_seq == status.next_seq;
@@ -168,6 +170,6 @@ fn id_of(name: &[u8], slot: u32) -> Option<u64> {
     let name = std::str::from_utf8(name).ok()?;
     let (file_slot, id) = name.strip_suffix(".seg")?.split_once('-')?;
     let id = id.parse().ok()?;
-    // Compared as a whole: `+1` and `01` parse as well, and would name another file.
+    // Compare the whole name: `+1` and `01` also parse, but belong to another file name.
     (file_slot.parse() == Ok(slot) && disk_name(slot, id) == name).then_some(id)
 }

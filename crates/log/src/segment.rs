@@ -1,4 +1,4 @@
-//! Segments as the holder owns them, and the pool that makes and reuses them. Knows nothing of control blocks and policies.
+//! Segments as the holder owns them, and the pool that creates and reuses them.
 
 use std::{
     io,
@@ -16,52 +16,52 @@ use crate::{
     memory::{Map, Writers},
 };
 
-/// Whole segments that may be free: four are enough for the hand-over between one full log and its reader, many logs give back more at a
-/// time.
+/// Bounds of the free memory in the pool, in whole segments. Four are enough for the hand-over between one full log and
+/// its reader. Many logs return more segments at a time.
 const POOL_LEAST: usize = 4;
 const POOL_MOST: usize = 16;
 
-/// The share of the segments in use that may be free beside them.
+/// Divisor: the free memory in the pool may be this fraction of the segments in use (one half).
 const POOL_SHARE: usize = 2;
 
-/// Free segments kept for reuse. Most of many are small, those of short processes with little output, and a page or two each.
+/// Maximum number of free segments in the pool. When there are many, most belonged to short processes with little
+/// output and have only a page or two in memory.
 const POOL_MAX: usize = 32;
 
-/// Where the bytes of a segment are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// In a memfd of the holder.
     Memory,
-    /// In a file of the session's directory.
+    /// In a file in the session's directory.
     Disk,
 }
 
-/// What both sides know of a segment.
+/// The description of a segment that holder and server share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Never used twice in the life of a holder, although its memory may be; see [`memfd_of`].
+    /// Unique for the lifetime of a holder, even if the memory is reused; see [`memfd_of`].
     pub id: u64,
-    /// Number of its first event.
+    /// Sequence number of the first event.
     pub base_seq: u64,
-    /// Output bytes before it.
+    /// Output bytes of the log before this segment.
     pub base_offset: u64,
-    /// Where it is.
     pub place: Place,
-    /// Nothing is appended any more.
+    /// No more records will be appended.
     pub sealed: bool,
 }
 
-/// The memfd that a segment lies in, named by the upper half of the segment's id.
+/// The number of the memfd that holds a segment: the upper half of the segment's id.
 ///
-/// Memory is reused for later segments, under new ids with the same upper half, so that a reader may keep a mapping and a
-/// holder may save sending the descriptor again.
+/// The memory is reused for later segments, whose ids have the same upper half. A reader can therefore keep its
+/// mapping, and the holder does not have to send the fd again.
 pub const fn memfd_of(id: u64) -> u64 {
     id >> 32
 }
 
 /// A segment in the holder: memfd and writable mapping.
 ///
-/// Positions and counts live here and not in the shared header, which is only written: no reader can mislead the writer.
+/// Positions and counts are kept here. The holder only writes the shared header and never reads it back, so no reader
+/// can mislead the writer.
 pub struct Segment {
     fd: Arc<OwnedFd>,
     map: Map,
@@ -73,7 +73,8 @@ pub struct Segment {
     records: u32,
     output: u32,
     sealed: bool,
-    /// Bytes that were ever in use, in any life: what there is of it in memory.
+    /// Highest byte that was ever in use, also by earlier segments in the same memfd. Up to here the memfd has pages in
+    /// memory.
     touched: usize,
 }
 
@@ -95,7 +96,7 @@ impl Segment {
         })
     }
 
-    /// Begins a new life of the memory. No reader may still have it.
+    /// Starts a new segment, with a new id, in this memory. No reader may still have it mapped as the old segment.
     fn begin(&mut self, slot: u32, base_seq: u64, base_offset: u64) {
         self.id += 1;
         self.slot = slot;
@@ -119,53 +120,54 @@ impl Segment {
         shared.commit.store(used, Ordering::Release);
     }
 
-    /// Its number, never used twice; the upper half names the memfd.
+    /// Never used twice. The upper half is the number of the memfd.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The memfd, to be handed to a reader, who can map it for reading only.
+    /// The memfd to pass to a reader, which can map it read-only.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The same to be kept until it can be handed over: a copy of its own might not be had.
+    /// The memfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }
 
-    /// The log that it belongs to.
+    /// The slot of the log that the segment belongs to.
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// Number of its first event.
+    /// Sequence number of the first event.
     pub fn base_seq(&self) -> u64 {
         self.base_seq
     }
 
-    /// Output bytes before it.
+    /// Output bytes of the log before this segment.
     pub fn base_offset(&self) -> u64 {
         self.base_offset
     }
 
-    /// Number of its last event; `base_seq - 1` while it is empty.
+    /// Sequence number of the last event, or `base_seq - 1` if the segment is empty.
     pub fn last_seq(&self) -> u64 {
         self.next_seq() - 1
     }
 
-    /// Output bytes in it.
+    /// Output bytes in this segment.
     pub fn output_bytes(&self) -> u64 {
         u64::from(self.output)
     }
 
-    /// Whether nothing is appended any more.
+    /// Whether no more records will be appended.
     pub fn is_sealed(&self) -> bool {
         self.sealed
     }
 
-    /// Replaces `out` by the bytes of the segment's file, with a checksum per record. Allocates nothing if `out` has the
-    /// capacity of a segment.
+    /// Replaces `out` with the contents of the segment's file, including a checksum per record. Does not allocate if
+    /// `out` has the capacity of a segment.
     pub fn encode_for_disk(&self, out: &mut Vec<u8>) {
         let header = SegmentHeader {
             slot: self.slot,
@@ -183,7 +185,7 @@ impl Segment {
         layout::set_checksums(&mut out[SEGMENT_HEADER..]);
     }
 
-    /// The payloads of its output records of one stream.
+    /// The payloads of the output records of one stream.
     pub(crate) fn output(&self, stream: u8) -> impl Iterator<Item = &[u8]> {
         let mut left = self.committed();
         std::iter::from_fn(move || {
@@ -199,28 +201,28 @@ impl Segment {
         })
     }
 
-    /// Bytes that a payload at the end could have.
+    /// Largest payload that still fits.
     pub(crate) fn room(&self) -> usize {
         (SEGMENT_BYTES - self.used).saturating_sub(RECORD_HEADER).min(RECORD_MAX)
     }
 
-    /// The same for output, which leaves room for the end of the log.
+    /// Largest output payload that still fits. Leaves `END_BYTES` free for the exit and close events.
     pub(crate) fn output_room(&self) -> usize {
         (SEGMENT_BYTES - self.used).saturating_sub(RECORD_HEADER + END_BYTES).min(RECORD_MAX)
     }
 
-    /// The payload of the next record; readers do not look there before it is committed.
+    /// The payload buffer of the next record. Readers do not read it before the commit.
     pub(crate) fn payload_mut(&mut self) -> &mut [u8] {
         let len = self.room();
-        // SAFETY: `room` keeps header and payload inside the mapping; `&mut self` is the only writer, and readers look only
-        // below the commit. The bytes of a memfd are always initialised.
+        // SAFETY: `room` keeps header and payload inside the mapping. `&mut self` is the only writer, and readers read
+        // only below the commit. The bytes of a memfd are always initialised.
         unsafe {
             let start = self.map.start().add(self.used + RECORD_HEADER);
             std::slice::from_raw_parts_mut(start.as_ptr(), len)
         }
     }
 
-    /// Commits the record whose payload was put into [`Self::payload_mut`]; gives its number.
+    /// Commits the record whose payload is in [`Self::payload_mut`]. Returns its sequence number.
     pub(crate) fn commit(&mut self, kind: u8, stream: u8, len: usize) -> u64 {
         assert!(!self.sealed && len <= self.room(), "a record fits its segment");
         failpoint::step("append");
@@ -233,7 +235,8 @@ impl Segment {
         };
         let raw = header.encode();
         let end = self.used + record_bytes(len);
-        // SAFETY: `used` plus the header is inside the mapping as `room` was checked, and nobody reads above the commit.
+        // SAFETY: `room` was checked, so `used` plus the header is inside the mapping. No reader reads above the
+        // commit.
         unsafe {
             let start = self.map.start().add(self.used);
             start.copy_from_nonoverlapping(std::ptr::NonNull::from(&raw).cast(), RECORD_HEADER);
@@ -271,7 +274,7 @@ impl Segment {
     }
 
     fn committed(&self) -> &[u8] {
-        // SAFETY: `used` is inside the mapping, and bytes below it are written by nobody until the next `begin`, which needs
+        // SAFETY: `used` is inside the mapping. Bytes below `used` are not written until the next `begin`, which needs
         // `&mut self`.
         unsafe {
             let start = self.map.start().add(SEGMENT_HEADER);
@@ -286,7 +289,7 @@ impl std::fmt::Debug for Segment {
     }
 }
 
-/// Makes segments and keeps a few free ones for reuse.
+/// Creates segments and keeps some free ones for reuse.
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Vec<Segment>,
@@ -294,18 +297,19 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool.
     pub fn new() -> Self {
         Self { free: Vec::with_capacity(POOL_MAX), made: 0 }
     }
 
-    /// Whether the next segment is one that was there before, and costs neither memory nor a descriptor.
+    /// Whether the next segment can reuse free memory and needs neither new memory nor an fd.
     pub fn has_spare(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Takes back a segment that no reader has any more, beside so many that are in use. Where the pool is full the memory is freed
-    /// instead, and the id returned so that readers can be told to unmap it.
+    /// Takes back a segment that no reader has mapped. `in_use` is the number of segments that are in use.
+    ///
+    /// If the pool is full, the memory is freed and the segment's id is returned, so that the caller can tell readers
+    /// to unmap it.
     pub fn recycle(&mut self, segment: Segment, in_use: usize) -> Option<u64> {
         let touched: usize = self.free.iter().map(|free| free.touched).sum();
         let most = (in_use / POOL_SHARE).clamp(POOL_LEAST, POOL_MOST) * SEGMENT_BYTES;
@@ -316,14 +320,14 @@ impl Pool {
         Some(segment.id())
     }
 
-    /// Frees the spare segments and gives the last id of each, so that readers can be told to unmap them.
+    /// Frees all spare segments. Returns the last id of each, so that the caller can tell readers to unmap them.
     pub fn trim_idle(&mut self) -> Vec<u64> {
         self.free.drain(..).map(|segment| segment.id()).collect()
     }
 
     pub(crate) fn take(&mut self, slot: u32, base_seq: u64, base_offset: u64) -> io::Result<Segment> {
         let mut segment = match self.free.pop() {
-            // The lower half of an id counts the lives of a memfd; before it runs over the memory is replaced.
+            // The lower half of an id counts the reuses of a memfd. Before it overflows, replace the memfd.
             Some(segment) if segment.id as u32 != u32::MAX => segment,
             Some(_) | None => {
                 let segment = Segment::create(self.made)?;

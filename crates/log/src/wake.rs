@@ -1,40 +1,47 @@
-//! The wake-up protocol, both levels, and nothing else: it knows no layout, no log and no eventfd.
+//! The wake-up protocol, which never loses a wake-up. Independent of the layout of a log and of the eventfd.
 //!
-//! Level one, per log: a reader at the end raises the log's flag, then looks again; the writer commits, then takes the flag.
-//! Level two, per session: the writer that took a log's flag sets its dirty bit, then takes the session's flag; whoever takes
-//! that one owes the eventfd a write. A reader that is behind has raised nothing and costs the writer one load.
+//! Level one, per log: a reader at the end sets the log's waiting flag, then checks for events again. The writer
+//! commits, then clears the flag.
 //!
-//! Each side stores, fences, then loads what the other stores. The two SeqCst fences are ordered one way or the other, so at
-//! least one side sees the other's store; with release and acquire alone both may miss, which is the lost wake-up.
+//! Level two, per session: a writer that cleared a log's flag sets the log's dirty bit, then clears the session's
+//! waiting flag. If that flag was set, the writer must write the eventfd.
+//!
+//! A reader that is behind has not set its flag, so it costs the writer only one load.
+//!
+//! Each side stores, executes a fence, then loads what the other side stores. The two SeqCst fences have a total order,
+//! so at least one side sees the store of the other. With release and acquire alone, both sides could miss it: a lost
+//! wake-up.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Raises `waiting` and asks once more; true means that there is news and the caller must not sleep.
+/// Sets `waiting` and checks again. True means that there is news and the caller must not sleep.
 pub(crate) fn arm(waiting: &AtomicU32, has_news: impl FnOnce() -> bool) -> bool {
-    // Swaps on both sides, no plain store: so the changes of the flag form one chain that the model checker can follow.
+    // Both sides use swaps, not plain stores: then all changes of the flag form one chain of read-modify-writes, which
+    // the model checker can follow.
     waiting.swap(1, Ordering::AcqRel);
     fence(Ordering::SeqCst);
     let news = has_news();
     if news {
-        // Not going to sleep: spare the writer a wake-up. If it took the flag in between, its wake-up is merely idle.
+        // The reader will not sleep: clear the flag to save the writer a wake-up. If the writer cleared it first, its
+        // wake-up is only spurious.
         waiting.swap(0, Ordering::AcqRel);
     }
     news
 }
 
-/// Takes the flag of a reader after something was stored for it; true means that it must be told.
+/// Clears the flag of a reader after something was stored for it. True means that the reader must be woken.
 pub(crate) fn take(waiting: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
-    // The load keeps the cache line shared while nobody waits; the fence has ordered it already.
+    // The load keeps the cache line shared while no reader waits. The fence above already orders it.
     waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
 }
 
-/// Passes news of log `bit` up to the session; true means that the eventfd must be written.
+/// Marks log `bit` as dirty if its reader waits. True means that the caller must write the eventfd.
 ///
-/// Call after the commit was stored.
+/// Call it after storing the commit.
 pub(crate) fn notify(log_waiting: &AtomicU32, dirty: &AtomicU64, bit: u32, session_waiting: &AtomicU32) -> bool {
     if !take(log_waiting) {
         return false;
@@ -43,7 +50,7 @@ pub(crate) fn notify(log_waiting: &AtomicU32, dirty: &AtomicU64, bit: u32, sessi
     take(session_waiting)
 }
 
-/// Takes all dirty bits of one word.
+/// Returns and clears all dirty bits of one word.
 pub(crate) fn take_bits(dirty: &AtomicU64) -> u64 {
     if dirty.load(Ordering::Relaxed) == 0 {
         return 0;
@@ -63,7 +70,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Stands for the eventfd: a counter to wait on. Loom reports a reader that waits for ever as a deadlock.
+    /// Stands in for the eventfd: a counter to wait on. Loom reports a reader that never wakes as a deadlock.
     #[derive(Default)]
     struct Bell {
         rung: Mutex<u64>,
@@ -145,7 +152,7 @@ mod loom_tests {
     #[test]
     fn loom_both_levels_never_sleep_on_news() {
         let mut model = loom::model::Builder::new();
-        // Three preemptions reach every pairing of the two fences on each level; unbounded takes hours.
+        // Three preemptions reach every pairing of the two fences on each level. An unbounded search takes hours.
         model.preemption_bound = Some(3);
         model.check(|| {
             let session = Session::new();

@@ -1,5 +1,7 @@
-//! The writing end of one process's log. Decides where a record goes and keeps the shared counters true; which segment is
-//! spilled, dropped or lent is its owner's policy.
+//! The writing end of the log of one process.
+//!
+//! It decides where a record goes and keeps the shared counters up to date. The owner of the writer decides which
+//! segments are spilled, dropped or lent to a reader.
 
 use std::{collections::VecDeque, io};
 
@@ -16,14 +18,15 @@ use crate::{
 /// Space for one output record.
 #[derive(Debug)]
 pub struct Room<'a> {
-    /// Where to read into, 4 to 64 KiB; the contents are what was there before.
+    /// Buffer to read into, 4 to 64 KiB. It contains old data.
     pub buf: &'a mut [u8],
-    /// A new segment began, which readers must be told of: see [`Writer::take_fresh`].
+    /// A new segment was started. The caller must announce it to readers: see [`Writer::take_fresh`].
     pub fresh: bool,
 }
 
 impl Room<'_> {
-    /// The first `len` bytes of it, with memory behind them: for a source that forgets what it could not hand over, as a terminal does.
+    /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal,
+    /// which discards data that it could not copy out.
     pub fn backed(&mut self, len: usize) -> io::Result<&mut [u8]> {
         let len = len.min(self.buf.len());
         let part = &mut self.buf[..len];
@@ -32,31 +35,29 @@ impl Room<'_> {
     }
 }
 
-/// What became of a segment that the server had taken.
+/// The result of `Writer::release`.
 #[derive(Debug)]
 pub enum Released {
-    /// It was in memory; reuse it once no reader has it.
+    /// The segment was in memory. Reuse it when no reader has it mapped.
     Memory(Segment),
-    /// It was on disk; its file can go.
+    /// The segment was on disk. Its file can be removed.
     Disk,
-    /// No such segment, or it is still appended to.
+    /// There is no such segment, or it is not sealed yet.
     Unknown,
 }
 
 /// A segment dropped by policy.
 #[derive(Debug)]
 pub struct Dropped {
-    /// Its number.
     pub id: u64,
-    /// Where it was.
     pub place: Place,
-    /// Its memory; reuse it once no reader has it.
+    /// The memory, if it was in memory. Reuse it when no reader has it mapped.
     pub segment: Option<Segment>,
-    /// Output bytes lost with it.
     pub bytes: u64,
 }
 
-/// One retained segment. `last_seq` and `output` are filled when it is sealed, so that it can be accounted for on disk.
+/// One retained segment. `last_seq` and `output` are set when it is sealed, so that they are known after it moves to
+/// disk.
 struct Held {
     info: SegmentInfo,
     memory: Option<Segment>,
@@ -66,7 +67,7 @@ struct Held {
 
 /// The log of one process in the holder.
 ///
-/// Segments are ordered; only the last can be unsealed, and that one is always in memory.
+/// The segments are in order. Only the last one can be unsealed, and an unsealed segment is always in memory.
 pub struct Writer {
     slot: u32,
     next_seq: u64,
@@ -80,7 +81,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// An empty log in `slot`; the owner has called [`Control::reset_slot`]. No memory is taken before the first record.
+    /// An empty log in `slot`. The owner must have called [`Control::reset_slot`]. Uses no memory before the first
+    /// record.
     pub fn new(slot: u32) -> Self {
         Self {
             slot,
@@ -95,7 +97,7 @@ impl Writer {
         }
     }
 
-    /// The log of a closed process whose segments are all on disk, as an earlier holder left it. `None` where a part of it is missing.
+    /// Restores the log of a closed process from the disk segments of an earlier holder. `None` if a part is missing.
     pub fn restore(control: &Control, slot: u32, status: &Status, recovered: &Recovered) -> Option<Self> {
         if !recovered.is_whole(status) {
             return None;
@@ -123,13 +125,13 @@ impl Writer {
         Some(writer)
     }
 
-    /// Whether the current segment takes one more output record.
+    /// Whether the current segment has room for one more output record.
     pub fn has_room(&self) -> bool {
         let last = self.segments.back().and_then(|held| held.memory.as_ref());
         last.is_some_and(|segment| !segment.is_sealed() && segment.output_room() >= ROOM_MIN)
     }
 
-    /// Space for one output record, in a new segment where the current one has too little. Never blocks.
+    /// Returns space for one output record. Starts a new segment if the current one has too little. Never blocks.
     pub fn room(&mut self, pool: &mut Pool) -> io::Result<Room<'_>> {
         let fresh = self.make_room(pool, ROOM_MIN + END_BYTES)?;
         let segment = self.current().expect("room was just made");
@@ -137,9 +139,10 @@ impl Writer {
         Ok(Room { buf: &mut segment.payload_mut()[..len], fresh })
     }
 
-    /// Commits the first `len` bytes of the room as one record; true means that the caller must write the eventfd.
+    /// Commits the first `len` bytes of the room as one record. True means that the caller must write the eventfd.
     ///
-    /// Nothing is committed for zero bytes. Without room asked for before, or with more bytes than it had, it panics.
+    /// Does nothing for zero bytes. Panics if [`Writer::room`] was not called before, or if `len` is larger than the
+    /// room.
     pub fn commit(&mut self, control: &Control, stream: Stream, len: usize) -> bool {
         if len == 0 {
             return false;
@@ -150,61 +153,62 @@ impl Writer {
         self.publish(control)
     }
 
-    /// Appends the exit, for which the current segment always has room; true means that the caller must write the eventfd.
+    /// Appends the exit event. An existing current segment always has room for it. True means that the caller must
+    /// write the eventfd.
     pub fn append_exited(&mut self, control: &Control, pool: &mut Pool, exit: Exit) -> io::Result<bool> {
         let seq = self.append(pool, KIND_EXITED, &exit.encode())?;
         control.set_exited(self.slot, seq, &exit);
         Ok(self.publish(control))
     }
 
-    /// Appends the last event, likewise, and seals the log; true means that the caller must write the eventfd.
+    /// Appends the `Closed` event and seals the log. An existing current segment always has room for it. True means
+    /// that the caller must write the eventfd.
     pub fn append_closed(&mut self, control: &Control, pool: &mut Pool) -> io::Result<bool> {
         let totals = event::encode_closed(self.written, self.dropped);
         let seq = self.append(pool, KIND_CLOSED, &totals)?;
-        // So that the tail, too, can be let go or spilled.
+        // Only a sealed segment can be released or spilled, so seal the last one, too.
         self.seal_current();
         control.set_closed(self.slot, seq);
         Ok(self.publish(control))
     }
 
-    /// Number that the next event gets.
+    /// Sequence number of the next event.
     pub fn next_seq(&self) -> u64 {
         self.next_seq
     }
 
-    /// Output bytes so far, dropped ones included.
+    /// Output bytes so far, including dropped ones.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// The retained segments in order.
     pub fn segments(&self) -> impl Iterator<Item = SegmentInfo> + '_ {
         self.segments.iter().map(|held| held.info)
     }
 
-    /// The memory of a retained segment.
+    /// The memory of a retained segment. `None` if it is on disk.
     pub fn segment(&self, id: u64) -> Option<&Segment> {
         self.find(id).and_then(|index| self.segments[index].memory.as_ref())
     }
 
-    /// The last output of one stream that is in memory: what the current segment holds, and the one before it.
+    /// The recent output of one stream: the part that is in the last two segments and still in memory.
     pub fn recent_output(&self, stream: Stream) -> Vec<u8> {
         let last = self.segments.len().saturating_sub(2);
         let segments = self.segments.range(last..).filter_map(|held| held.memory.as_ref());
         segments.flat_map(|segment| segment.output(stream.to_byte())).flatten().copied().collect()
     }
 
-    /// Retained segments in memory, the current one included.
+    /// Number of retained segments in memory, including the current one.
     pub fn memory_segments(&self) -> usize {
         self.in_memory
     }
 
-    /// Retained segments on disk.
+    /// Number of retained segments on disk.
     pub fn disk_segments(&self) -> usize {
         self.segments.len() - self.in_memory
     }
 
-    /// The next segment begun since last asked, in order.
+    /// Returns new segments in order, each once.
     pub fn take_fresh(&mut self) -> Option<SegmentInfo> {
         self.fresh.pop_front()
     }
@@ -215,7 +219,8 @@ impl Writer {
         memory.find(|segment| segment.is_sealed())
     }
 
-    /// Notes that the file of a sealed segment is written, and hands back its memory: to be reused once no reader has it.
+    /// Records that the file of a sealed segment is written. Returns its memory, which can be reused when no reader has
+    /// it mapped.
     pub fn set_on_disk(&mut self, id: u64) -> Option<Segment> {
         let index = self.find(id)?;
         let held = &mut self.segments[index];
@@ -228,7 +233,7 @@ impl Writer {
         Some(memory)
     }
 
-    /// Lets go of a sealed segment that the server has taken.
+    /// Removes a sealed segment that the server has taken.
     pub fn release(&mut self, control: &Control, id: u64) -> Released {
         let Some(held) = self.remove_sealed(id) else {
             return Released::Unknown;
@@ -241,12 +246,12 @@ impl Writer {
         held.memory.map_or(Released::Disk, Released::Memory)
     }
 
-    /// The last number of the segment that [`Writer::drop_oldest`] would drop.
+    /// The last sequence number of the segment that [`Writer::drop_oldest`] would drop.
     pub fn oldest_sealed_seq(&self) -> Option<u64> {
         self.segments.front().filter(|held| held.info.sealed).map(|held| held.last_seq)
     }
 
-    /// Drops the oldest sealed segment, by policy, and counts its output as lost.
+    /// Drops the oldest segment by policy, if it is sealed, and counts its output as dropped.
     pub fn drop_oldest(&mut self, control: &Control) -> Option<Dropped> {
         let id = self.segments.front()?.info.id;
         let held = self.remove_sealed(id)?;
@@ -255,7 +260,7 @@ impl Writer {
         Some(Dropped { id, place: held.info.place, segment: held.memory, bytes: held.output })
     }
 
-    /// Everything that is retained, the current segment included, when the process is forgotten.
+    /// All retained segments, including the current one. Called when the process is forgotten.
     pub fn into_segments(self) -> impl Iterator<Item = (SegmentInfo, Option<Segment>)> {
         self.segments.into_iter().map(|held| (held.info, held.memory))
     }
@@ -273,13 +278,14 @@ impl Writer {
         Ok(segment.commit(kind, 0, payload.len()))
     }
 
-    /// Makes sure that the last segment takes a payload of `least` bytes; true means that it is a new one.
+    /// Makes sure that the last segment has room for a payload of `least` bytes. True means that it started a new
+    /// segment.
     fn make_room(&mut self, pool: &mut Pool, least: usize) -> io::Result<bool> {
         if self.current().is_some_and(|segment| segment.room() >= least) {
             return Ok(false);
         }
         failpoint::step("rotate");
-        // Taken before the old one is sealed: where it fails, the log stays as it was.
+        // Take the new segment before sealing the old one: if this fails, the log is unchanged.
         let segment = pool.take(self.slot, self.next_seq, self.written)?;
         self.seal_current();
         failpoint::step("sealed");
@@ -322,7 +328,7 @@ impl Writer {
         Some(held)
     }
 
-    /// Lowest retained number; the next one where nothing is retained.
+    /// Lowest retained sequence number, or the next one if nothing is retained.
     fn first_seq(&self) -> u64 {
         self.segments.front().map_or(self.next_seq, |held| held.info.base_seq)
     }

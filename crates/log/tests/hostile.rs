@@ -1,5 +1,5 @@
-//! Memory that is not what it claims to be: a typed error at the door, and no panic, no endless loop and no read outside of the
-//! mapping behind it.
+//! Invalid shared memory: opening it is a typed error. If it is opened anyway, reading it does not panic, does not loop
+//! forever and stays inside the mapping.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -68,7 +68,7 @@ fn a_descriptor_that_is_no_control_block_is_a_typed_error() {
     assert!(matches!(open(len, SIZE_SEALS), Some(OpenError::Magic { found: 0 })));
     let mut header = [0_u8; 16];
     rustix::io::pread(control.fd(), &mut header, 0).unwrap();
-    // Layout and slot count.
+    // Bytes of the layout and of the slot count.
     for at in [8, 12, 15] {
         let mut other = header;
         other[at] ^= 4;
@@ -110,7 +110,7 @@ fn a_slot_out_of_range_reads_as_never_used() {
 #[test]
 fn a_damaged_segment_is_a_gap_to_the_next_and_damaged_at_the_end() {
     let (mut bytes, info) = segment(10, 100);
-    // The number of the fourth record: 24 bytes of header and 104 of payload each.
+    // The sequence number of the fourth record. Each record has 24 bytes of header and 104 of payload.
     bytes[64 + 3 * 128 + 16] ^= 0x40;
     let mapping = Mapping::map(memfd(&bytes, SEGMENT_BYTES, SIZE_SEALS)).unwrap();
     let mut chain = Chain::new();
@@ -140,7 +140,7 @@ proptest! {
     ) {
         let (mut bytes, info) = segment(12, len);
         for (at, value) in writes {
-            // The first 16 bytes are checked when it is mapped.
+            // Leave the first 16 bytes intact: they are checked when the segment is mapped.
             let at = 16 + at % (bytes.len() - 20);
             bytes[at..at + 4].copy_from_slice(&value);
         }
@@ -160,7 +160,7 @@ proptest! {
                 Step::End | Step::Damaged(_) => break,
                 Step::NeedsLoad(_) => prop_assert!(false, "nothing is on disk"),
             }
-            // Two segments of 1 MiB have at most 2 x 43,688 records, and a gap before each.
+            // Two segments of 1 MiB have at most 2 x 43,688 records, plus a gap before each segment.
             prop_assert!(steps < 100_000);
         }
         chain.retained_bytes(u64::MAX);

@@ -1,5 +1,7 @@
-//! Writer and chain against a list of events: whatever is appended, spilled, released or dropped, every cursor sees exactly what
-//! is retained, in order, and every gap to the byte. Over 400 lines because the model and the world it judges are read together.
+//! Checks writer and chain against a list of events. After any sequence of appends, spills, releases and drops, every
+//! cursor reads exactly the retained events in order, and every gap has the exact number of bytes.
+//!
+//! The file has over 400 lines because the model and the world that it checks are read together.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -53,7 +55,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..80)
 }
 
-/// An event as the model keeps it.
+/// An event as the model stores it.
 #[derive(Clone, Debug, PartialEq)]
 enum Kept {
     Output(Stream, Vec<u8>),
@@ -78,7 +80,7 @@ impl Kept {
     }
 }
 
-/// The log as a list: event n is at index n - 1, with the segment it went to.
+/// The log as a list. Event n is at index n - 1, together with the id of its segment.
 #[derive(Default)]
 struct Model {
     events: Vec<(u64, Kept)>,
@@ -248,7 +250,8 @@ impl World {
         self.note(Kept::Closed { written, dropped });
     }
 
-    /// The end of a log that has a segment needs no other: it has room in it, however full of output it is.
+    /// A log with an unsealed segment needs no other segment for its end: exit and close always fit, even if it is full
+    /// of output.
     fn append_end(&mut self, append: impl FnOnce(&mut Writer, &Control, &mut Pool) -> bool) {
         let before = self.writer.segments().last().filter(|info| !info.sealed).map(|info| info.id);
         append(&mut self.writer, &self.control, &mut self.pool);
@@ -302,7 +305,7 @@ impl World {
         assert_eq!(dropped.segment.is_some(), dropped.place == Place::Memory);
         self.model.dropped += dropped.bytes;
         self.model.gone.push(dropped.id);
-        // A reader that has not loaded the last segment of a closed log learns where it ended from the status.
+        // If the reader has not loaded the last segment of a closed log, it learns from the status where the log ended.
         self.chain.remove(dropped.id);
         if self.chain.first().is_none() {
             let status = self.server.status(SLOT);
@@ -410,7 +413,7 @@ fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
         }
         world.apply(&Op::TakeUpTo { cursor: 0, keep_bytes: 1 << 20 });
         if round % 50 == 0 {
-            // The model keeps every byte: start afresh before it grows.
+            // The model keeps every byte, so start with a new world before it grows too large.
             world.finish();
             world = World::new();
         }

@@ -1,4 +1,5 @@
-//! Files of a dead holder: whatever was cut or flipped, what is given is a contiguous prefix and the loss is counted.
+//! Recovery of the files of a dead holder. After any truncation or bit flip, the result is a contiguous prefix of the
+//! log, and the loss is counted.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +21,7 @@ use tempfile::TempDir;
 
 const SLOT: u32 = 3;
 
-/// A closed log of several segments, all on disk: the shape that a dead holder leaves.
+/// A closed log of several segments that are all on disk, as a dead holder leaves it.
 struct Disk {
     dir: TempDir,
     segments: Vec<SegmentInfo>,
@@ -63,7 +64,7 @@ impl Disk {
         recover(dir.as_fd(), SLOT).unwrap()
     }
 
-    /// Reads what was recovered through a chain; gives the number and offset after the last event.
+    /// Reads the recovered segments through a chain. Returns the sequence number and offset after the last event.
     fn read(&self, recovered: &Recovered) -> (u64, u64) {
         let dir = File::open(self.dir.path()).unwrap();
         let mut chain = Chain::new();
@@ -89,7 +90,7 @@ impl Disk {
         }
     }
 
-    /// Checks that what is recovered is a prefix and that prefix and loss together are the log.
+    /// Checks that the recovered part is a prefix, and that prefix and loss add up to the whole log.
     fn check(&self, recovered: &Recovered) {
         assert_eq!(self.read(recovered), (recovered.next_seq.max(1), recovered.end_offset));
         assert_eq!(recovered.next_seq + recovered.torn_records, self.next_seq, "{recovered:?}");
@@ -188,7 +189,7 @@ proptest! {
         prop_assert!(disk.segments.len() >= 3);
         let file = File::options().write(true).open(disk.path(index)).unwrap();
         let len = file.metadata().unwrap().len();
-        // Beyond the header: what a lost header costs is a test of its own.
+        // Truncate after the header only. Another test covers a damaged header.
         file.set_len(64 + (len - 64) * permille / 1000).unwrap();
         let recovered = disk.recover();
         prop_assert!(recovered.torn_records > 0);
@@ -205,7 +206,7 @@ proptest! {
         bytes[at] ^= 1 << bit;
         fs::write(&path, &bytes).unwrap();
         let recovered = disk.recover();
-        // 6000 is a multiple of 8, so there is no padding, and every bit counts.
+        // 6000 is a multiple of 8, so records have no padding and every bit matters.
         prop_assert!(recovered.torn_records > 0);
         disk.check(&recovered);
     }

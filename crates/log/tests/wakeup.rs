@@ -1,4 +1,4 @@
-//! Two threads, two mappings of the same memory: no wake-up is lost and nothing is read before it is there.
+//! Two threads with two mappings of the same memory: no wake-up is lost, and nothing is read before it is committed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use exec_server_log::{
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// How long a reader waits for a wake-up before the test calls it lost.
+/// If a reader waits longer than this for a wake-up, the test considers it lost.
 const LOST_AFTER_S: u64 = 20;
 
 fn bell() -> OwnedFd {
@@ -25,7 +25,7 @@ fn ring(bell: BorrowedFd<'_>) {
     rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// Waits for the eventfd and empties it; panics if nobody rings.
+/// Waits for the eventfd and resets it. Panics if it is not written in time.
 fn wait(bell: BorrowedFd<'_>) {
     let timeout = Timespec { tv_sec: LOST_AFTER_S.cast_signed(), tv_nsec: 0 };
     let mut fds = [PollFd::new(&bell, PollFlags::IN)];
@@ -38,7 +38,7 @@ fn second_mapping(control: &Control) -> Control {
     Control::open(control.fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
-/// Waits until a slot that the reader had armed has news, and gives the slots.
+/// Waits until a slot that the reader armed has new events. Returns these slots.
 fn wait_for_news(control: &Control, bell: BorrowedFd<'_>, sleeps: &mut u64) -> Vec<u32> {
     loop {
         let mut slots = Vec::new();
@@ -86,7 +86,7 @@ fn no_wake_up_is_lost_over_many_events_of_many_logs() {
     assert!(rung <= EVENTS, "at most one wake-up an event");
 }
 
-/// Appends `events` one-byte records, spread over the slots in turn; gives the number of wake-ups.
+/// Appends `events` one-byte records, alternating between the slots. Returns the number of wake-ups.
 fn write_events(control: &Control, bell: BorrowedFd<'_>, slots: &[u32], events: u64) -> u64 {
     let mut pool = Pool::new();
     let mut writers: Vec<_> = slots.iter().map(|slot| Writer::new(*slot)).collect();
@@ -102,7 +102,7 @@ fn write_events(control: &Control, bell: BorrowedFd<'_>, slots: &[u32], events: 
         if let Some(dropped) = writer.drop_oldest(control) {
             pool.recycle(dropped.segment.unwrap(), 0);
         }
-        // Now and then let the reader run dry, so that both fall asleep and race on waking.
+        // Let the reader catch up now and then, so that it goes to sleep and races with the writer on waking.
         if event % 64 == 0 {
             thread::yield_now();
         }
@@ -194,7 +194,7 @@ fn read_log(control: &Control, bell: BorrowedFd<'_>, segments_rx: &mpsc::Receive
                         return written;
                     }
                 },
-                // Committed, so it is in a segment that is being announced.
+                // The event is committed, so the announcement of its segment is on its way.
                 Step::End => {
                     let patience = Duration::from_secs(LOST_AFTER_S);
                     let (info, fd) = segments_rx.recv_timeout(patience).unwrap();
