@@ -1,7 +1,7 @@
-//! Telling a new controller everything: each process, each segment in order, then `Ready`.
+//! Sends the whole state of the session to a new controller: each process with its segments in order, then `Ready`.
 //!
-//! Owns the place it has come to. Nothing else of the session moves meanwhile, so that the picture is one; the socket's pace
-//! decides, and a controller that stops reading is given up after a while.
+//! [`Adoption`] keeps the position in this list. Nothing else in the session changes until `Ready`, so the controller
+//! gets a consistent snapshot. The socket sets the pace. A controller that stops reading is dropped after a timeout.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::context::Context;
 use crate::process::{self, Process};
 use crate::wire::FromHolder;
 
-/// How long a controller may take no message: children wait for it.
+/// How long the controller may accept no message. Children are not read during this time.
 const STALL_NS: u64 = 10_000_000_000;
 
 pub(crate) struct Adoption {
     slot: u32,
-    /// Segments of `slot` that were told; `None` before the process itself was.
+    /// Number of segments of `slot` already sent. `None` until the process itself is sent.
     segments: Option<usize>,
     stalls_at: u64,
 }
@@ -30,7 +30,7 @@ impl Adoption {
         self.stalls_at
     }
 
-    /// Tells as much as the socket takes; true when all was told.
+    /// Sends as much as the socket accepts. Returns true when everything has been sent.
     pub(crate) fn turn(&mut self, processes: &BTreeMap<u32, Process>, cx: &mut Context) -> bool {
         if cx.controller.is_congested() {
             if cx.now_ns >= self.stalls_at {

@@ -1,9 +1,10 @@
-//! The file that a holder leaves when all processes of its detached session have closed and their logs are complete on disk: the
-//! session's clock, which the server runs from then on.
+//! The file `archived`: the lease's clock of a session that has no holder. The holder writes it when all processes of
+//! its detached session have closed and their logs are complete on disk. From then on the server runs the clock.
 //!
-//! Owns its text: the time to live in milliseconds (`-` = for ever) and when the session was detached, in nanoseconds of
-//! CLOCK_MONOTONIC (`-` = it is attached). Sessions do not outlive a boot, so the clock is the same for every reader. What the processes
-//! were is in the [`roll`](crate::roll). Knows neither holder nor server; both use it.
+//! Format: the time to live in milliseconds (`-` = no limit), then the time of the detach in nanoseconds of
+//! CLOCK_MONOTONIC (`-` = a client is attached). A session does not outlive a reboot, so the clock means the same for
+//! every reader. The processes themselves are in the manifest ([`roll`](crate::roll)). Used by the holder and the
+//! server.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,18 +14,18 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::wire::TTL_NONE;
 
-/// Its name in the session's directory.
+/// Name of the file in the session's directory.
 pub const ARCHIVE_NAME: &str = "archived";
 
-/// Name under which it is written before it is renamed, so that a reader finds all or nothing.
+/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
 const UNFINISHED_NAME: &str = "archived.new";
 
-/// The clock of a session without a holder.
+/// The lease's clock of a session without a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// Time to live while detached, [`TTL_NONE`] for ever.
+    /// Time to live of the detached session. [`TTL_NONE`]: no limit.
     pub ttl_ms: u64,
-    /// When it was detached; absent while a client is attached.
+    /// When the session was detached. `None` while a client is attached.
     pub detached_ns: Option<u64>,
 }
 
@@ -43,7 +44,7 @@ impl Clock {
         Some(Self { ttl_ms: number(ttl)?.unwrap_or(TTL_NONE), detached_ns: number(since)? })
     }
 
-    /// Writes the file into a session's directory.
+    /// Writes the file into the session's directory.
     pub fn write(self, dir: impl AsFd) -> io::Result<()> {
         let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         failpoint::step("archive create");
@@ -54,13 +55,13 @@ impl Clock {
             Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), ARCHIVE_NAME)?)
         });
         if renamed.is_err() {
-            // A reader ignores the unfinished file, so a failure to remove it changes nothing.
+            // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
             rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
         }
         renamed
     }
 
-    /// Reads the file of a session's directory; `None` where it is absent or has other text.
+    /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
     pub fn read(dir: impl AsFd) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match rustix::fs::openat(dir.as_fd(), ARCHIVE_NAME, flags, Mode::empty()) {

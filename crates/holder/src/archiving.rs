@@ -1,20 +1,25 @@
-//! Leaving the session to its files: when every process of a detached session has closed, the rest of their logs goes to disk and the
-//! holder ends. The server serves the files, and makes another holder when a process is started in the session.
+//! Archives a session: when every process of a detached session has closed, the holder writes the rest of their logs to
+//! disk and exits. The server then serves the files, and creates another holder when a process is started in the
+//! session.
 //!
 //! ```text
-//!            all closed, detached              on disk               roll and clock written        no server, or it said `Leave`
+//!            all closed, detached              on disk               manifest, clock written       no server, or it said `Leave`
 //!  Waiting ───────── after a while ──▶ Spilling ──────▶ Writing ───────────────────────▶ Told ──────────────▶ the holder ends
 //!     ▲                                   │                │                             │
 //!     └───────── attached, a start, a server that does not know archives ────────────────┘
 //! ```
 //!
-//! Owns the steps and their order; segments and files are written by [`spill`](crate::spill). Every step before the last can be given
-//! up: what is on disk then is a spilled log like any other.
+//! This module decides the steps and their order; [`spill`](crate::spill) writes the segments and files. Every step
+//! before the last can be cancelled: the files on disk are then spilled logs like any other.
 //!
-//! Failure paths: a full disk or quota keeps the holder, which tries again later. A kill before the last segment is written loses what
-//! any killed holder loses; a kill after it loses nothing, because the roll that came with the segments names every process as closed.
-//! A session with descendants that outlived their process keeps its holder, because they would die with it. So does one whose processes
-//! took writes with a `writeId`, because a repeated write is answered from the holder's ledger.
+//! Failure paths:
+//! - The disk or the quota is full: the holder stays and tries again later.
+//! - The holder is killed before the last segment is written: the session loses what any killed holder loses.
+//! - The holder is killed after that: nothing is lost, because the manifest on disk that was written with the segments
+//!   lists every process as closed.
+//!
+//! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
+//! a process took writes with a `writeId`, because the answer to a repeated write comes from the holder's ledger.
 
 use exec_server_session::{State, Ttl};
 
@@ -25,31 +30,31 @@ use crate::process::{Phase, Process};
 use crate::reap;
 use crate::wire::{FromHolder, TTL_NONE};
 
-/// Where the archive has come to.
+/// Progress of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Step {
-    /// Not long enough yet.
+    /// The session has not been idle for long enough.
     #[default]
     Waiting,
-    /// Segments are on their way to disk.
+    /// The spill thread is writing segments.
     Spilling,
-    /// Roll and clock are on their way to disk.
+    /// The spill thread is writing the manifest and the clock.
     Writing,
-    /// All is on disk. The server, if there is one, was told; it is told again at this time.
+    /// Everything is on disk and the server, if connected, has been informed. `again_at` is when to inform it again.
     Told { again_at: u64 },
 }
 
 #[derive(Default)]
 pub(crate) struct Archiving {
-    /// The last server serves sessions without holders.
+    /// The current or last server has sent `AllowArchive`, so it can serve a session without a holder.
     is_allowed: bool,
     step: Step,
-    /// When the next step may be taken, for those that wait for the clock.
+    /// When the archive may start. Used in `Step::Waiting` only.
     due_at: Option<u64>,
 }
 
 impl Archiving {
-    /// A server of its own age has taken over; it says itself whether it allows archives.
+    /// A new server has taken over. It may be of another release, so it must send `AllowArchive` itself.
     pub(crate) fn handle_new_controller(&mut self) {
         self.is_allowed = false;
     }
@@ -68,7 +73,8 @@ impl Archiving {
 }
 
 impl<S: Spawner> Holder<S> {
-    /// Takes the steps that are possible in this turn. True: everything is on disk and nobody needs this holder.
+    /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server needs this
+    /// holder.
     pub(crate) fn archive(&mut self) -> bool {
         if !self.may_archive() {
             self.give_up_archive();
@@ -92,7 +98,7 @@ impl<S: Spawner> Holder<S> {
                 false
             }
             Step::Writing => false,
-            // Connections that wait at the door come first: the next server may be among them.
+            // Wait while connections have not sent `Hello` yet: the next server may be among them.
             Step::Told { .. } if !self.cx.controller.is_connected() => !self.door.has_candidates(),
             Step::Told { again_at } => {
                 if now_ns >= again_at {
@@ -103,7 +109,8 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// The server has agreed: nothing that it sent before is left to do but what is under way to disk.
+    /// Handles `Leave`: the server has handled everything that the holder sent before. Only disk jobs may still be
+    /// under way. If the session has become busy since `Archived`, the holder answers `Staying`.
     pub(crate) fn handle_leave(&mut self) {
         self.is_leaving = matches!(self.archiving.step, Step::Told { .. }) && self.may_archive();
         if !self.is_leaving {
@@ -111,7 +118,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// Roll and clock are written, or could not be.
+    /// Handles the result of writing the manifest and the clock.
     pub(crate) fn handle_archive_written(&mut self, is_written: bool) {
         if self.archiving.step != Step::Writing {
             return;
@@ -129,7 +136,7 @@ impl<S: Spawner> Holder<S> {
         self.cx.send(&FromHolder::Archived);
     }
 
-    /// Whether nothing but its files is left of the session, for now.
+    /// Whether the session currently consists of nothing but its files.
     fn may_archive(&self) -> bool {
         self.archiving.is_allowed
             && self.limits.archive_after_ms != TTL_NONE
@@ -145,7 +152,8 @@ impl<S: Spawner> Holder<S> {
         self.limits.archive_after_ms.saturating_mul(1_000_000)
     }
 
-    /// Whether the quota of each process has room for what it has in memory, and no other holder has this session.
+    /// Whether every process has disk quota left for its segments in memory, and no other holder has taken over this
+    /// session.
     fn has_room_on_disk(&self) -> bool {
         let is_within = |process: &Process| {
             let (on_disk, in_memory) = (process.writer.disk_segments(), process.writer.memory_segments());
@@ -154,7 +162,7 @@ impl<S: Spawner> Holder<S> {
         self.processes.values().all(is_within) && self.door.is_secret_in(self.dir())
     }
 
-    /// Sends the next segment to disk, and the roll and the clock behind the last.
+    /// Spills the next segment. After the last segment, writes the manifest and the clock.
     fn spill_for_archive(&mut self) {
         if !self.cx.spill.is_idle() {
             return;
@@ -187,5 +195,5 @@ impl<S: Spawner> Holder<S> {
     }
 }
 
-/// The shortest time between two tries, and between two messages about an archive that the server has not answered.
+/// Minimum time between two attempts, and between two `Archived` messages that the server has not answered.
 const RETRY_NS: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! What a holder is created with, and the seam where children come from.
+//! The configuration of a holder, and the [`Spawner`] trait, which lets a simulation replace real children.
 
 use std::os::fd::OwnedFd;
 
@@ -6,54 +6,53 @@ use exec_server_process::{Child, Spawn, SpawnError, User};
 
 use crate::cgroup::SessionGroup;
 
-/// Everything a holder is told at its creation.
+/// The configuration that a holder gets when it is created.
 #[derive(Debug)]
 pub struct Config {
-    /// The session's directory, 0700: path socket, disk segments, tombstone. It must exist.
+    /// The session's directory, mode 0700. Contains the path socket, disk segments and the tombstone. Must exist.
     pub dir: OwnedFd,
-    /// What a controller must know.
+    /// A controller must present this secret in `Hello`.
     pub secret: [u8; 32],
-    /// Opaque record of the session, given to every controller in `Welcome`.
+    /// Opaque record of the session. Every controller gets it in `Welcome`.
     pub info: Vec<u8>,
-    /// Bounds.
     pub limits: Limits,
-    /// Limits of open descriptors that children get (soft, hard); absent = those of the holder.
+    /// `RLIMIT_NOFILE` of the children (soft, hard). `None`: the children inherit the holder's limits.
     pub nofile: Option<(u64, u64)>,
-    /// What its children are confined to.
     pub confine: Confine,
-    /// This process is nothing but this holder: strays are reaped, and at the end every descendant dies. Must be false
-    /// where other children belong to the process, as in a test.
+    /// True if this process serves no other purpose than this holder. The holder then reaps strays, and kills every
+    /// descendant at the end of the session. Must be false if other code in the process has children, as in a test.
     pub exclusive: bool,
 }
 
-/// The bounds of a holder.
+/// Time and resource limits of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time to live while detached until a controller says otherwise; [`crate::wire::TTL_NONE`] for ever.
+    /// Time to live of a detached session, until a controller sets another. [`crate::wire::TTL_NONE`]: no limit.
     pub ttl_ms: u64,
-    /// Disk segments of one process, in bytes.
+    /// Maximum size of the disk segments of one process.
     pub disk_quota_bytes: u64,
-    /// Free space that is left on the disk in any case.
+    /// Free space that the holder always leaves on the disk.
     pub free_floor_bytes: u64,
-    /// The same as a share of the disk; the smaller of the two floors counts.
+    /// The same floor as a percentage of the disk's size. The smaller of the two floors applies.
     pub free_floor_percent: u64,
-    /// Processes and threads of one process and all that it starts, itself included.
+    /// Maximum number of processes and threads in one process tree, including its root.
     pub pids_max: Option<u64>,
-    /// Bytes of memory of the same.
+    /// Maximum memory of one process tree, in bytes.
     pub memory_max: Option<u64>,
-    /// How long a detached session whose processes have all closed keeps its holder: a client that comes back within it finds the logs
-    /// in memory. [`crate::wire::TTL_NONE`] for ever.
+    /// How long the holder keeps running after its session is detached and all processes have closed. A client that
+    /// reconnects within this time finds the logs in memory. [`crate::wire::TTL_NONE`]: the holder never leaves.
     pub archive_after_ms: u64,
 }
 
-/// What children are confined to.
+/// Restrictions that apply to all children.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confine {
-    /// The session's control group; empty where the host has none for us.
+    /// The session's control group. Empty if the host does not let us create one.
     pub group: SessionGroup,
-    /// The user that they run as; absent = the holder's own.
+    /// The user that children run as. `None`: the holder's own user.
     pub user: Option<User>,
-    /// Limits of each child where no group enforces them: a resource (`RLIMIT_…`) and its limit.
+    /// Resource limits of each child, for hosts without a control group that enforces them: resource (`RLIMIT_…`) and
+    /// limit.
     pub rlimits: Vec<(u32, u64)>,
 }
 
@@ -71,18 +70,18 @@ impl Default for Limits {
     }
 }
 
-/// Where children come from: the kernel, or a script in a simulation.
+/// Creates children: real ones ([`Forker`]) or scripted ones in a simulation.
 pub trait Spawner {
-    /// Makes a child as described.
+    /// Spawns one child.
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError>;
 
-    /// Makes several; the answers are in their order.
+    /// Spawns several children. The results are in the order of `spawns`.
     fn spawn_all(&mut self, spawns: Vec<Spawn>) -> Vec<Result<Child, SpawnError>> {
         spawns.into_iter().map(|spawn| self.spawn(spawn)).collect()
     }
 }
 
-/// Real children.
+/// Spawns real children.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Forker;
 

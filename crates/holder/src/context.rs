@@ -1,6 +1,7 @@
-//! What all processes of a session share: the control block, memory, disk, the way to the controller, the time of this turn.
+//! State that all processes of a session share: the control block, segment memory, the disk, the connection to the
+//! controller and the time of the current turn.
 //!
-//! Owns these parts and the small acts that need two of them. It does not know processes.
+//! Also contains the small operations that need two of these parts. Does not depend on `Process`.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -18,48 +19,49 @@ use crate::poller::Poller;
 use crate::spill::Spill;
 use crate::wire::{FromHolder, Status};
 
-/// How long free segments are kept for reuse after the last one came back.
+/// How long free segments are kept for reuse after the last one was returned.
 const TRIM_NS: u64 = 2_000_000_000;
 
-/// Descriptors that children and their output leave free: for a new controller, the disk and the reading of `/proc`. Less where the limit
-/// itself is small.
+/// File descriptors that children and their output must leave free, for a new controller, spill files and `/proc`
+/// reads. Smaller if `RLIMIT_NOFILE` itself is small.
 const FREE_FDS: u64 = 64;
 
-/// How many descriptors there are.
+/// How many fds are available.
 pub(crate) struct Fds {
-    /// From the lowest free number to the limit: the kernel gives out the lowest first, so that those at the top are free.
+    /// Number of fds from the lowest free one up to the limit. The kernel hands out the lowest number first, so the
+    /// numbers above it are taken to be free.
     pub(crate) free: u64,
-    /// Those of them that are kept for others than children.
+    /// How many of the free fds are reserved, that is, not for children and their output.
     pub(crate) kept: u64,
 }
 
 pub(crate) struct Context {
     pub(crate) control: Control,
-    /// Wakes the server's reader; written where the log says so.
+    /// Wakes the server's reader. Written only when the log says that a reader sleeps.
     pub(crate) eventfd: Arc<OwnedFd>,
     pub(crate) pool: Pool,
     pub(crate) lent: Lent,
     pub(crate) spill: Spill,
     pub(crate) controller: Controller,
-    /// Control groups of the processes.
     pub(crate) groups: Groups,
-    /// Groups of processes that closed in this turn; looked at when the reader has been woken.
+    /// Control groups of processes that closed in this turn. Handled after the reader is woken, to keep the wake-up
+    /// fast.
     pub(crate) left_groups: Vec<Group>,
-    /// The descriptors of all children, apart from the rest so that they can be left alone as a whole.
+    /// Watches the fds of all children. A separate epoll instance, so that the holder can ignore all of them at once.
     pub(crate) children: Poller,
-    /// A client is attached: a full log blocks instead of going to disk.
+    /// A client is attached: a full log blocks its child and does not spill to disk.
     pub(crate) is_attached: bool,
-    /// This process is nothing but a holder: every descendant belongs to the session.
+    /// This process serves only as a holder, so every descendant belongs to the session.
     pub(crate) is_exclusive: bool,
-    /// Time of this turn.
+    /// Time of the current turn.
     pub(crate) now_ns: u64,
-    /// A deadline of a process was set since deadlines were last collected.
+    /// A process deadline was set since the deadlines were last collected.
     pub(crate) has_new_deadline: bool,
-    /// A process is to be killed at the end of this turn.
+    /// At least one process is to be killed at the end of this turn.
     pub(crate) has_kills: bool,
-    /// A process came, ended or went since the roll was last written.
+    /// A process started, ended or was forgotten since the manifest was last written.
     pub(crate) is_roll_stale: bool,
-    /// The server's reader waits for something that this turn has appended.
+    /// The server's reader sleeps and waits for something that this turn has appended.
     is_wake_due: bool,
     trim_at: Option<u64>,
 }
@@ -92,38 +94,39 @@ impl Context {
     }
 
     pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<Arc<OwnedFd>>) {
-        // A message wakes the server as well, which looks at the logs after each.
+        // A message wakes the server too: the server reads the logs after each message.
         self.is_wake_due &= self.controller.send(message, fd.as_slice()) != Sending::Sent;
     }
 
-    /// Answers a request, if whoever asked is still there.
+    /// Answers a request, if the controller that sent it is still connected.
     pub(crate) fn done(&mut self, req: Option<u32>, status: Status) {
         if let Some(req) = req {
             self.send(&FromHolder::Done { req, status });
         }
     }
 
-    /// Notes that the server's reader is to be woken where the log asked for it.
+    /// Records that the server's reader must be woken, if the log reported that it sleeps.
     pub(crate) fn wake(&mut self, is_due: bool) {
         self.is_wake_due |= is_due;
     }
 
-    /// Wakes the server's reader, once for all that this turn has appended: an exit and its close then travel together.
+    /// Wakes the server's reader once for everything appended since the last call, so that an exit and its close travel
+    /// together.
     pub(crate) fn ring(&mut self) {
         if std::mem::take(&mut self.is_wake_due) {
-            // A full counter means that a wake-up is pending already.
+            // EAGAIN means that the counter is full, so a wake-up is already pending.
             rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
         }
     }
 
-    /// Takes back the groups of processes that have closed.
+    /// Takes back the control groups of processes that have closed.
     pub(crate) fn take_groups(&mut self) {
         for group in std::mem::take(&mut self.left_groups) {
             self.groups.give_back(group);
         }
     }
 
-    /// Takes the memory of a segment that has left its log.
+    /// Takes over the memory of a segment that has left its log.
     pub(crate) fn dispose(&mut self, segment: Segment) {
         let freed = self.lent.dispose(&mut self.pool, segment);
         self.retire(freed);
@@ -134,7 +137,7 @@ impl Context {
         self.retire(freed);
     }
 
-    /// Frees spare memory when it has not been needed for a while.
+    /// Frees spare memory that has not been needed for a while.
     pub(crate) fn trim(&mut self) {
         if self.trim_at.is_some_and(|at| self.now_ns >= at) {
             self.trim_at = None;
@@ -145,12 +148,12 @@ impl Context {
         }
     }
 
-    /// When something is due that is done in every turn, whatever else rests.
+    /// Deadline of the work that every turn does, even while other work is suspended.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         self.trim_at.into_iter().chain(self.controller.deadline_ns(self.now_ns)).min()
     }
 
-    /// How many descriptors are left; `None` where there is not one. Three system calls.
+    /// How many fds are left. `None` if none is left. Costs three system calls.
     pub(crate) fn free_fds(&self) -> Option<Fds> {
         let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let lowest = rustix::io::fcntl_dupfd_cloexec(&self.eventfd, 0).ok()?;
@@ -158,7 +161,7 @@ impl Context {
         Some(Fds { free: limit.saturating_sub(lowest), kept: FREE_FDS.min(limit / 4) })
     }
 
-    /// The two descriptors that go with `Welcome`.
+    /// The two fds that go with `Welcome`.
     pub(crate) fn shared_fds(&self) -> [Arc<OwnedFd>; 2] {
         [self.control.shared_fd(), Arc::clone(&self.eventfd)]
     }

@@ -1,12 +1,15 @@
-//! The one connection that commands this holder, and what is on its way to it.
+//! The connection to the controller, the server that commands this holder, and the messages queued for it.
 //!
-//! Owns the socket, the epoch and the bounded queue behind a full socket. It does not know what the messages do. Where the
-//! queue is at its bound the holder stops reading children and commands, so that it cannot grow further.
+//! Owns the socket, the epoch and the bounded queue for messages that the socket does not accept yet. When the queue is
+//! full, the holder stops reading children and commands, so the queue cannot grow further.
 //!
-//! Failure paths: end of file, a broken socket or a malformed message mark the link as lost; the holder takes notice once
-//! per turn with [`Controller::take_lost`]. What was queued for a lost controller is dropped: the next one gets the whole
-//! state afresh. What it had sent before it went can still be read. A want of descriptors or memory costs no link, for a server takes the
-//! end of its link for the holder's death: what could not be sent, heard or watched is tried again by the clock.
+//! Failure paths:
+//! - EOF, a socket error or a malformed message marks the link as lost. The holder handles the loss once per turn with
+//!   [`Controller::take_lost`].
+//! - Messages queued for a lost controller are dropped: the next controller gets the whole state again. Commands that
+//!   the lost controller sent can still be read.
+//! - A shortage of fds or memory does not close the link, because the server treats the end of its link as the death of
+//!   the holder. A send, receive or epoll call that failed is retried after a delay.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,18 +19,19 @@ use std::sync::Arc;
 use crate::poller::{EventFlags, Interest, Poller};
 use crate::wire::{self, Datagram, FromHolder};
 
-/// Messages that wait for room in the socket before everything that makes more is stopped. Each is small (a few hundred
-/// bytes) and may keep a descriptor open; a single turn adds a few more at most.
+/// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Each message
+/// is small (a few hundred bytes) and may keep an fd open. A single turn can exceed the bound by a few messages at
+/// most.
 const QUEUE_MAX: usize = 64;
 
-/// How soon is tried again what the kernel refused for want of descriptors or memory, or for too many descriptors in flight: nothing
-/// tells when it would be taken.
+/// Delay before a retry when the kernel was short of fds or memory, or had too many fds in flight. No event reports the
+/// end of such a shortage.
 const SHORT_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Default)]
 pub(crate) struct Controller {
     link: Option<Link>,
-    /// Of the last controller; a new one must be above it.
+    /// Epoch of the last controller. A new one must have a higher epoch.
     epoch: u64,
     is_lost: bool,
 }
@@ -36,26 +40,26 @@ struct Link {
     socket: OwnedFd,
     interest: Interest,
     queue: VecDeque<Outgoing>,
-    /// Nothing more is read: its end was seen, or it spoke nonsense.
+    /// Nothing more is read: the holder has seen EOF or an invalid message.
     is_read_out: bool,
-    /// The kernel was short of something that a send needs; try again by the clock.
+    /// A send failed because of a shortage in the kernel. Retry after a delay.
     is_unsent: bool,
-    /// The same for what is to be received, or watched.
+    /// A receive or an epoll registration failed because of a shortage. Retry after a delay.
     is_unheard: bool,
 }
 
 struct Outgoing {
     bytes: Vec<u8>,
-    /// Shared with those whose they are: where descriptors are short a copy could not be had.
+    /// Shared with their owners, because `dup` would fail when fds are short.
     fds: Vec<Arc<OwnedFd>>,
 }
 
-/// What became of a message.
+/// The result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sending {
-    /// It is in the controller's socket.
+    /// The message is in the controller's socket.
     Sent,
-    /// It waits for room, or nobody is there to have it.
+    /// The message is queued, or was dropped because no controller is connected.
     Not,
 }
 
@@ -68,7 +72,7 @@ impl Controller {
         self.link.is_some() && !self.is_lost
     }
 
-    /// Puts a new connection in the place of the old one, which is closed.
+    /// Replaces the connection and closes the old one.
     pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
         let link = Link {
             socket,
@@ -81,12 +85,11 @@ impl Controller {
         (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
     }
 
-    /// Marks the connection as lost.
     pub(crate) fn lose(&mut self) {
         self.is_lost = self.link.is_some();
     }
 
-    /// Marks the connection as lost for what it said; the rest of its words is not heard.
+    /// Marks the connection as lost because of an invalid message. Its remaining commands are ignored.
     pub(crate) fn refuse(&mut self) {
         if let Some(link) = &mut self.link {
             link.is_read_out = true;
@@ -98,7 +101,7 @@ impl Controller {
         self.is_lost
     }
 
-    /// Closes a lost connection; true once for each.
+    /// Closes a lost connection. Returns true once per loss.
     pub(crate) fn take_lost(&mut self) -> bool {
         let is_lost = std::mem::take(&mut self.is_lost);
         if is_lost {
@@ -107,12 +110,12 @@ impl Controller {
         is_lost
     }
 
-    /// Whether nothing that makes messages may run.
+    /// Whether the queue is full, so that nothing that produces messages may run.
     pub(crate) fn is_congested(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.queue.len() >= QUEUE_MAX)
     }
 
-    /// Sends a message now or queues it; without a controller it is dropped.
+    /// Sends a message now or queues it. Drops it if no controller is connected.
     pub(crate) fn send(&mut self, message: &FromHolder, fds: &[Arc<OwnedFd>]) -> Sending {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return Sending::Not };
         let mut bytes = Vec::new();
@@ -128,7 +131,7 @@ impl Controller {
         Sending::Not
     }
 
-    /// Sends what is queued as far as the socket takes it.
+    /// Sends queued messages until the socket is full.
     pub(crate) fn flush(&mut self) {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
         link.is_unsent = false;
@@ -141,12 +144,13 @@ impl Controller {
         }
     }
 
-    /// Whether a command could not be heard, and may be by now.
+    /// Whether a receive failed because of a shortage and should be retried.
     pub(crate) fn is_unheard(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.is_unheard)
     }
 
-    /// The next command; `None` when there is none. One whose descriptors find no room stays where it is.
+    /// Receives the next command, if there is one. A command whose fds do not fit into this process stays in the
+    /// socket.
     pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
         let link = self.link.as_mut().filter(|link| !link.is_read_out)?;
         link.is_unheard = false;
@@ -164,17 +168,17 @@ impl Controller {
         }
     }
 
-    /// Watches the socket for what can be done with it now.
+    /// Updates which events of the socket are watched.
     pub(crate) fn watch(&mut self, poller: &Poller, token: u64, may_read: bool) {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
         let mut want = EventFlags::empty();
         want.set(EventFlags::IN, may_read && !link.is_unheard);
         want.set(EventFlags::OUT, !link.queue.is_empty() && !link.is_unsent);
-        // What cannot be watched is asked by the clock.
+        // If the socket cannot be watched, poll it after a delay.
         link.is_unheard |= poller.set(&mut link.interest, link.socket.as_fd(), token, want).is_err();
     }
 
-    /// When to try again although no event will come.
+    /// When to retry after a shortage, which no event reports.
     pub(crate) fn deadline_ns(&self, now_ns: u64) -> Option<u64> {
         let waits = self.link.as_ref().is_some_and(|link| link.is_unsent || link.is_unheard);
         waits.then(|| now_ns.saturating_add(SHORT_RETRY_NS))

@@ -1,15 +1,17 @@
-//! Whether a confined process failed because of its sandbox, as far as can be told from outside. It must not know which sandbox.
+//! Guesses whether a confined process failed because of its sandbox.
 //!
-//! The kernel tells nobody but the process itself what it was refused, so this is a guess, by the rule of the reference: the process
-//! failed, and what it wrote has the system's words for a refusal; or the filter of system calls killed it. What the system says of
-//! things that are not there is no refusal: a file that the policy hides looks like that, and so does every misspelt name.
+//! The kernel reports a denied operation only to the process itself, so the holder can only guess. It uses the
+//! heuristic of the reference implementation. Either the process failed and its output contains the error text of a
+//! denied operation, or the seccomp filter killed it. `ENOENT` texts do not count: a file that the policy hides
+//! produces one, but so does every misspelt name.
 
 use exec_server_process::Exited;
 
-/// The texts of `EPERM`, `EACCES` and `EROFS`, in small letters.
+/// The error texts of `EPERM`, `EACCES` and `EROFS`, in lower case.
 const WORDS: [&[u8]; 3] = [b"operation not permitted", b"permission denied", b"read-only file system"];
 
-/// Looks at the end, and only at a failure asks for what was written.
+/// Checks the exit status first, and calls `written` for the output only if the process failed. `written` yields the
+/// last output of each stream.
 pub(crate) fn is_likely<W: Iterator<Item = Vec<u8>>>(exited: &Exited, written: impl FnOnce() -> W) -> bool {
     if exited.signal.map(i32::from) == Some(libc::SIGSYS) {
         return true;

@@ -1,10 +1,10 @@
-//! What each command of the controller does.
+//! Runs the commands of the controller.
 //!
-//! Owns the way from a message to the process it means. Starts that come one behind the other are gathered and made together
-//! ([`births`](crate::births)). It does not know sockets.
+//! Finds the process that a command names and calls it. Consecutive starts are collected and spawned together
+//! ([`births`](crate::births)).
 //!
-//! Failure paths: a message that is none, or one that has no place here, costs the controller its connection and the
-//! session nothing.
+//! Failure path: an invalid message, or one that is not allowed at this point, closes the controller's connection and
+//! does not affect the session.
 
 use std::os::fd::OwnedFd;
 
@@ -21,7 +21,7 @@ use crate::process::{Phase, Process};
 use crate::wire::{FromHolder, Status, ToHolder, WriteStatus};
 
 impl<S: Spawner> Holder<S> {
-    /// Obeys one message.
+    /// Runs one command.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let message = ToHolder::decode(message);
         if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. } | ToHolder::Withdraw { .. })) {
@@ -96,7 +96,7 @@ impl<S: Spawner> Holder<S> {
 
     pub(crate) fn attach(&mut self) {
         let epoch = self.cx.controller.epoch();
-        // Refused only where the session has expired, which this turn will find out too.
+        // Fails only if the session has expired, which this turn detects as well.
         self.lease.handle_attach(epoch, Attach::TakeOver, self.cx.now_ns).ok();
         self.handle_attachment();
     }

@@ -1,10 +1,14 @@
-//! Where controllers come from: the path socket of the session and the connections that have not said who they are.
+//! Accepts connections of controllers: owns the session's path socket and the connections that have not sent `Hello`
+//! yet.
 //!
-//! Owns the listener, the check of the peer's uid, and the secret. It does not know what a controller may do afterwards.
+//! Checks the peer's uid and the secret. What an accepted controller may do is decided elsewhere.
 //!
-//! Failure paths: a foreign uid, a wrong secret, a first message that is no `Hello`, or silence until the deadline all end
-//! in a closed connection and nothing else. Out of descriptors the listener rests for a moment instead of spinning. A door
-//! in a directory whose secret is another's does not open: the session has another holder, or wants none.
+//! Failure paths:
+//! - A foreign uid, a wrong secret, a first message other than `Hello`, or no message until the deadline: the
+//!   connection is closed. Nothing else happens.
+//! - No fd is free: the listener pauses briefly, so that the holder does not spin.
+//! - The secret in the directory is not this holder's: [`Door::open`] fails. The session has another holder, or wants
+//!   none.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,13 +21,13 @@ use crate::poller::{EventFlags, Interest, Poller};
 use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
 use crate::wire::{self, ToHolder};
 
-/// Connections without a `Hello` at a time; one more pushes out the oldest.
+/// Maximum number of connections without a `Hello`. One more closes the oldest.
 const CANDIDATES_MAX: usize = 8;
 
-/// How long a connection may say nothing: far above a server that maps and connects under load.
+/// How long a connection may wait before its `Hello`: far longer than a server needs to connect under load.
 const HELLO_NS: u64 = 30_000_000_000;
 
-/// How long the listener rests when a connection cannot be accepted.
+/// How long the listener pauses when `accept` fails.
 const REST_NS: u64 = 100_000_000;
 
 pub(crate) struct Door {
@@ -40,7 +44,7 @@ struct Candidate {
     until_ns: u64,
 }
 
-/// A connection that knows the secret.
+/// A connection that has presented the right secret.
 pub(crate) struct Known {
     pub(crate) socket: OwnedFd,
     pub(crate) version: u32,
@@ -48,35 +52,38 @@ pub(crate) struct Known {
 }
 
 impl Door {
-    /// Puts the path socket into `dir`; everything that happens at the door is reported under `token`.
+    /// Creates the path socket in `dir`. `poller` reports its events, and those of unauthenticated connections, under
+    /// `token`.
     pub(crate) fn open(dir: &OwnedFd, secret: [u8; 32], poller: &Poller, token: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut interest = Interest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
         let door = Self { listener, interest, token, rests_until: None, candidates: Vec::new(), secret };
-        // A name of its own, for another holder of the session may be at the same.
+        // The name contains our pid, because another holder of this session may do the same at this moment.
         let unfinished = format!("{SOCKET_NAME}.{}", std::process::id());
         let opened = door.listen(dir, &unfinished);
         if opened.is_err() {
-            // Nobody knows that name. Gone already is what is wanted.
+            // The holder fails, so this name is of no use. ENOENT is fine.
             rustix::fs::unlinkat(dir, &unfinished, AtFlags::empty()).ok();
         }
         opened.map(|()| door)
     }
 
-    /// Listens first and takes the place afterwards: whoever finds the socket can connect, and a newborn is not called dead.
+    /// Listens before it renames the socket into place: a server that finds the socket can connect at once, and does
+    /// not take a new holder for a dead one.
     fn listen(&self, dir: &OwnedFd, unfinished: &str) -> io::Result<()> {
-        // Left by one with the same number that was killed.
+        // Remove a socket left by a killed holder that had the same pid.
         rustix::fs::unlinkat(dir, unfinished, AtFlags::empty()).ok();
         rustix::net::bind(&self.listener, &spawner::address(dir.as_fd(), unfinished)?)?;
         rustix::fs::chmodat(dir, unfinished, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
         rustix::net::listen(&self.listener, 16)?;
-        // The secret of a holder is there before it is. Locked, so that between the look and the rename no other takes the place: it would
-        // be the later one, and be hidden by this. Where the file system has no locks the moment is short.
+        // The server writes a holder's secret before it creates the holder. Lock the directory, so that no other holder
+        // can take the name between the check of the secret and the rename: the other holder would be the newer one,
+        // and this rename would hide it. Errors are ignored: on a file system without locks, the race window is short.
         rustix::fs::flock(dir, FlockOperation::LockExclusive).ok();
         let renamed = if self.is_secret_in(dir) {
-            // What is in the place was left by a holder that was killed.
+            // The rename replaces a socket left by a killed holder.
             rustix::fs::renameat(dir, unfinished, dir, SOCKET_NAME)
         } else {
             Err(Errno::STALE)
@@ -85,30 +92,31 @@ impl Door {
         Ok(renamed?)
     }
 
-    /// Whether servers that look into the session's directory find what they must know.
+    /// Whether the secret file in the session's directory contains this holder's secret, so that servers can connect to
+    /// it.
     pub(crate) fn is_secret_in(&self, dir: &OwnedFd) -> bool {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut found = [0; 33];
         match rustix::fs::openat(dir, SECRET_NAME, flags, Mode::empty()) {
             Ok(file) => rustix::io::read(file, &mut found).is_ok_and(|len| found.get(..len) == Some(&self.secret)),
-            // Only a file that is not there says that it was taken away.
+            // Only a missing file means that the server has removed the secret.
             Err(error) => error != Errno::NOENT,
         }
     }
 
-    /// Lets a connection wait for its `Hello`.
+    /// Adds a connection that has not sent `Hello` yet.
     pub(crate) fn admit(&mut self, socket: OwnedFd, poller: &Poller, now_ns: u64) {
         if self.candidates.len() >= CANDIDATES_MAX {
             self.candidates.remove(0);
         }
         let mut interest = Interest::default();
-        // A socket that cannot be watched is dropped, which its peer sees.
+        // A socket that cannot be watched is dropped; its peer sees EOF.
         if poller.set(&mut interest, socket.as_fd(), self.token, EventFlags::IN).is_ok() {
             self.candidates.push(Candidate { socket, until_ns: now_ns.saturating_add(HELLO_NS) });
         }
     }
 
-    /// Accepts what is waiting and gives the connections that have said `Hello` with the right secret.
+    /// Accepts pending connections, and returns those that have sent `Hello` with the right secret.
     pub(crate) fn turn(&mut self, poller: &Poller, buf: &mut Vec<u8>, now_ns: u64) -> Vec<Known> {
         if self.rests_until.is_some_and(|until| now_ns >= until) {
             self.rests_until = None;
@@ -128,18 +136,19 @@ impl Door {
             }
         }
         for Known { socket, .. } in &known {
-            // It is watched under another token from now on. Not registered is what is wanted.
+            // From now on `Controller` watches this socket, under another token. An error means that it is not
+            // registered.
             poller.forget(socket.as_fd()).ok();
         }
         known
     }
 
-    /// Whether a connection has come that has not said `Hello`.
+    /// Whether a connection is open that has not sent `Hello` yet.
     pub(crate) fn has_candidates(&self) -> bool {
         !self.candidates.is_empty()
     }
 
-    /// When something at the door is due.
+    /// The next deadline: a `Hello` timeout, or the end of the listener's pause.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let silent = self.candidates.iter().map(|candidate| candidate.until_ns).min();
         silent.into_iter().chain(self.rests_until).min()
@@ -160,7 +169,7 @@ impl Door {
     }
 
     fn watch(&mut self, poller: &Poller, want: EventFlags) {
-        // A failure shows again at the next accept.
+        // An error is ignored: the next `accept` shows it again.
         poller.set(&mut self.interest, self.listener.as_fd(), self.token, want).ok();
     }
 
@@ -179,7 +188,7 @@ fn is_our_uid(socket: &OwnedFd) -> bool {
     rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == ours)
 }
 
-/// Compares in a time that does not depend on where the two differ.
+/// Compares in constant time.
 fn is_equal(left: &[u8; 32], right: &[u8; 32]) -> bool {
     let difference = left.iter().zip(right).fold(0, |all, (l, r)| std::hint::black_box(all | (l ^ r)));
     difference == 0

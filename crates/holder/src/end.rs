@@ -1,10 +1,14 @@
-//! The end of a process: exit, close, kill, and the deadlines that lead to it.
+//! The end of a process: exit, close, kill, and the deadlines that lead to them.
 //!
-//! Owns the order at the end: what the streams held when the leader died is in the log before `Exited`, and `Closed` is
-//! the last event. Both have room in every segment, and the tail has a reserve ([`output`](crate::output)), so that neither a quota nor a full disk delays them. It does not read streams itself and does not know the session.
+//! Guarantees the order of the last events: output that the streams held when the leader died is in the log before
+//! `Exited`, and `Closed` is the last event. Every segment keeps room for both events, and the tail of the output has a
+//! reserve ([`output`](crate::output)), so neither a quota nor a full disk delays them.
 //!
-//! Failure paths: a kill that did not reach everybody is repeated by the clock; an event that finds no memory likewise, and a dead
-//! leader that whoever traces it has not waited for. A leader that somebody else reaped is reported with code -1, not waited for.
+//! Failure paths:
+//! - A kill that did not reach all processes is repeated after a delay.
+//! - An event that cannot be appended for lack of memory is retried after a delay.
+//! - A dead leader that is being traced is retried until its tracer has waited for it.
+//! - A leader that other code has reaped is reported with code -1.
 
 use std::os::fd::BorrowedFd;
 
@@ -20,21 +24,23 @@ use crate::poller::EventFlags;
 use crate::process::{Phase, Process, Source, stream_fd};
 use crate::wire::Status;
 
-/// Above what a terminal can hold (64 KiB each way): reading ends earlier, when it is empty. A number is needed because
-/// what a terminal holds cannot be asked for, and a flooding grandchild must not hold up `Exited` for ever.
+/// Upper bound for the output read from a terminal after the leader's death: more than a terminal can hold (64 KiB each
+/// way). Reading stops earlier, when the terminal is empty. A bound is needed because the kernel does not report how
+/// much a terminal holds, and a grandchild that floods it must not delay `Exited` without limit.
 const PTY_TAIL_BYTES: u64 = 256 * 1024;
 
-/// When a kill is looked at again that found new processes to its last round, or others who held the streams.
+/// Delay before a kill is repeated because its last round found new processes, or processes that held the streams.
 const KILL_AGAIN_NS: u64 = 50_000_000;
 
-/// When a dead leader is asked for again that somebody traces: it is ours only when its tracer has waited for it.
+/// Delay before a dead leader that is being traced is waited for again. Its parent can reap it only after its tracer
+/// has.
 const REAP_AGAIN_NS: u64 = 50_000_000;
 
-/// When a kill is repeated that the system refused.
+/// Delay before a kill that the kernel refused is repeated.
 const KILL_RETRY_NS: u64 = 1_000_000_000;
 
 impl Process {
-    /// The leader's exit descriptor is ready.
+    /// Handles the leader's exit: its exit fd is ready.
     pub(crate) fn handle_exit(&mut self, cx: &mut Context) {
         if self.phase == Phase::Running {
             self.phase = Phase::Draining;
@@ -47,30 +53,30 @@ impl Process {
         self.settle(cx);
     }
 
-    /// A stream has ended.
+    /// Closes a stream that has ended.
     pub(crate) fn end_stream(&mut self, index: usize, cx: &mut Context) {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &mut self.child) else { return };
         (output.is_open, output.tail) = (false, 0);
         if let Some(fd) = stream_fd(child, output.stream) {
-            // Before it is closed: the poller must not name a descriptor that another stream may get. A failure means
-            // that it is out already.
+            // Unregister the fd before it is closed, because another stream may get its number. An error means that it
+            // is not registered.
             let token = Source::First.token(self.slot);
             cx.children.set(&mut output.interest, fd, token, EventFlags::empty()).ok();
         }
         match output.stream {
             Stream::Stdout => drop(child.take_stdout()),
             Stream::Stderr => drop(child.take_stderr()),
-            // Kept until the close: a size may still be set.
+            // Stays open until the close, so that the terminal can still be resized.
             Stream::Pty => {}
         }
     }
 
-    /// Whether the tail has been read and the exit can be told.
+    /// Whether the tail has been read, so that `Exited` can be appended.
     pub(crate) fn is_drained(&self) -> bool {
         self.phase == Phase::Draining && self.outputs.iter().all(|output| output.tail == 0)
     }
 
-    /// Takes every step of the end that is possible now, and watches what is left to watch.
+    /// Takes every step of the end that is possible now, and updates which events are watched.
     pub(crate) fn settle(&mut self, cx: &mut Context) {
         if self.is_drained() {
             self.finish_exit(cx);
@@ -78,19 +84,19 @@ impl Process {
         if self.phase == Phase::Exited && self.outputs.iter().all(|output| !output.is_open) {
             self.finish_close(cx);
         }
-        // When all is appended: whoever is told of the segment finds the exit and the close in it.
+        // Announce the segment after the events are appended, so that the server finds `Exited` and `Closed` in it.
         self.announce(cx);
         if self.watch(cx).is_err() {
             self.retry_later(cx);
         }
     }
 
-    /// Reaps the leader and appends `Exited`. Not bound by the cap: it is one small record.
+    /// Reaps the leader and appends `Exited`. The memory cap does not apply: the event is one small record.
     pub(crate) fn finish_exit(&mut self, cx: &mut Context) {
         let Some(child) = &mut self.child else { return };
         let exited = match child.try_wait() {
             Ok(Some(exited)) => exited,
-            // Not by its descriptor, which is ready all the time.
+            // Retry after a delay. Waiting for the exit fd would spin, because it stays ready.
             Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
             Err(_) => Exited { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
         };
@@ -106,14 +112,15 @@ impl Process {
             child.release_slave();
         }
         if self.killed.is_some() {
-            // Unless it closes before: somebody outside its tree holds the streams, and was meant too.
+            // If the process has not closed by then, a process outside its tree holds the streams. The kill was meant
+            // for that process as well, so kill again.
             self.timing.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
             cx.has_new_deadline = true;
         }
     }
 
     fn finish_close(&mut self, cx: &mut Context) {
-        // Before the close is published: whoever sees that must not see a closed process that waits.
+        // Clear the reason before `Closed` is published, so that no reader sees a closed process that is still blocked.
         cx.control.set_blocked(self.slot, Blocked::No);
         let Ok(is_due) = self.writer.append_closed(&cx.control, &mut cx.pool) else {
             return self.retry_later(cx);
@@ -126,7 +133,7 @@ impl Process {
         cx.left_groups.extend(self.group.take());
     }
 
-    /// Ends the process as asked; the answer says what was found.
+    /// Ends the process on request. Returns the state in which the request found it.
     pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut Context) -> Status {
         let found = match self.phase {
             Phase::Running => Status::Ok,
@@ -140,7 +147,7 @@ impl Process {
         found
     }
 
-    /// Signals the process group.
+    /// Sends a signal to the process group.
     pub(crate) fn signal(&mut self, signal: i32) -> Status {
         let Some(child) = self.child.as_ref().filter(|_| self.phase == Phase::Running) else {
             return Status::NotRunning;
@@ -154,25 +161,27 @@ impl Process {
         }
     }
 
-    /// Has everything that belongs to the process killed at the end of this turn, together with all others that are due: what a kill
-    /// costs is the walk over all processes of the host.
+    /// Marks the process for a kill of everything that belongs to it. The kill happens at the end of this turn,
+    /// together with all other due kills, because the expensive part is one walk over all processes of the host.
     pub(crate) fn kill(&mut self, cause: Cause, cx: &mut Context) {
         if self.phase == Phase::Running {
             self.killed.get_or_insert(cause);
         }
-        // One that has closed left nothing that holds its streams; what runs on in its group lives until the session ends.
+        // No process holds the streams of a closed process. Processes that still run in its control group live until
+        // the session ends.
         self.is_kill_due = self.child.is_some();
         cx.has_kills |= self.is_kill_due;
     }
 
-    /// The streams by which those are found that outlived the leader. A living tree is found without looking into every process.
+    /// Streams that identify processes which outlived the leader. Empty while the leader runs: a living tree is found
+    /// without searching the fds of every process.
     fn held_streams(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let is_wanted = self.phase != Phase::Running;
         let open = self.outputs.iter().filter(move |output| output.is_open && is_wanted);
         open.filter_map(|output| stream_fd(self.child.as_ref()?, output.stream))
     }
 
-    /// Does what is due by now.
+    /// Acts on the deadlines that have passed.
     pub(crate) fn handle_deadline(&mut self, cx: &mut Context) {
         let is_due = |at: u64| cx.now_ns >= at;
         if self.phase == Phase::Closed || !self.deadline_ns().is_some_and(is_due) {
@@ -197,7 +206,8 @@ impl Process {
         }
     }
 
-    /// SIGTERM now, the kill when the grace is over. Asking again changes nothing but can shorten the grace.
+    /// Sends SIGTERM now, and kills when the grace period is over. A repeated request can only shorten the grace
+    /// period.
     fn ask(&mut self, grace_ms: u32, cx: &mut Context) {
         let at = cx.now_ns.saturating_add(u64::from(grace_ms) * 1_000_000);
         self.timing.kill_at = Some(self.timing.kill_at.map_or(at, |before| before.min(at)));
@@ -206,7 +216,7 @@ impl Process {
         if !std::mem::replace(&mut self.was_asked, true)
             && let Some(child) = &self.child
         {
-            // A group that cannot be asked is killed when the grace is over.
+            // If SIGTERM cannot be sent, the kill at the end of the grace period still happens.
             child.signal_group(libc::SIGTERM).ok();
         }
     }
@@ -233,12 +243,12 @@ impl Process {
         }
     }
 
-    /// What it wrote last, a stream at a time.
+    /// The last output of each stream.
     fn last_words(&self) -> impl Iterator<Item = Vec<u8>> {
         self.outputs.iter().map(|output| self.writer.recent_output(output.stream))
     }
 
-    /// Notes what each stream holds at the leader's death.
+    /// Records how many bytes each stream holds at the leader's death.
     fn measure_tails(&mut self) {
         let Some(child) = &self.child else { return };
         for output in self.outputs.iter_mut().filter(|output| output.is_open) {
@@ -260,11 +270,13 @@ impl Process {
     }
 }
 
-/// Kills all processes that are due. A group dies in one step, with everybody who ever left the tree; where there is none, the
-/// trees, and whoever else holds their streams.
+/// Kills all processes that are marked. Where a process has a control group, one write kills everything in it,
+/// including processes that left the tree. Otherwise, kills the process trees and any other process that holds their
+/// streams.
 pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut Context) {
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
-    // A leader that is dead may have streams in the hands of somebody who was given them, in another group: look for those, too.
+    // Killing the control group is enough only while the leader runs. A dead leader's streams may be held by a process
+    // in another group that received them, so search for such processes too.
     let is_done =
         |process: &&mut Process| process.group.as_ref().is_some_and(Group::kill) && process.phase == Phase::Running;
     let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
@@ -272,7 +284,7 @@ pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx:
     let held =
         if cx.is_exclusive { grip::kill_holders(walked.iter().flat_map(|process| process.held_streams())) } else { 0 };
     let again_at = match killed {
-        // Whoever was found may have forked before it died: look again.
+        // The processes that were found may have forked before they died, so look again later.
         Ok(killed) if killed.complete && held == 0 => None,
         Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
         Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),

@@ -1,10 +1,10 @@
-//! The end of a session: everything is killed until nobody is left, then its files go.
+//! The end of a session: kills all processes until none is left, then removes the session's files.
 //!
-//! Owns the ways to end, by command, by the clock and abandoned at birth, and what each leaves: nothing, a tombstone, or all
-//! as it was. It does not know why the session ends.
+//! A session ends by command, by expiry, or because its holder was abandoned right after its creation. By command,
+//! nothing is left on disk; expiry leaves a tombstone; an abandoned holder leaves all files as they are.
 //!
-//! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive and killing, at growing
-//! intervals; a file that cannot be removed is left, and the server removes the directory later.
+//! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive, which repeats the kill at
+//! growing intervals. A file that cannot be removed stays, and the server removes the directory later.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,17 +21,17 @@ use crate::roll::ROLL_NAME;
 use crate::spawner::SOCKET_NAME;
 use crate::tombstone::{Ended, Tombstone};
 
-/// First and last pause between two looks at whether all are dead.
+/// First and longest pause between two checks whether all processes are dead.
 const PAUSE_NS: (u64, u64) = (1_000_000, 100_000_000);
 
 /// Why the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// By command; whom to answer.
+    /// The controller sent `End`. `req` names the answer.
     Command { req: u32 },
-    /// Its time to live has passed.
+    /// The time to live has passed.
     Expiry,
-    /// Made and never used. The session lives on without it, and may have another holder by now.
+    /// The holder was created and never used. The session continues without it, and may have another holder by now.
     Abandoned,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Ending {
 impl Ending {
     /// Kills every process of the session.
     pub(crate) fn begin(reason: Reason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
-        // What is missed here is found by the looks that follow.
+        // Errors are ignored: `is_over` finds the processes that this call missed.
         Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
         let ended = |process: &Process| Ended {
             pid: process.pid,
@@ -64,7 +64,7 @@ impl Ending {
         self.again_at
     }
 
-    /// Kills and reaps again; true when nobody is left alive.
+    /// Kills again (in an exclusive process) and reaps. Returns true when no process is left alive.
     pub(crate) fn is_over(&mut self, processes: &mut BTreeMap<u32, Process>, is_exclusive: bool, now_ns: u64) -> bool {
         if now_ns < self.again_at {
             return false;
@@ -75,21 +75,21 @@ impl Ending {
             return reap::kill_all();
         }
         let mut children = processes.values_mut().filter_map(|process| process.child.as_mut());
-        // A leader that cannot be waited for was reaped by somebody.
+        // If `try_wait` fails, other code has reaped the leader.
         children.all(|child| !matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Removes what the session has on disk.
+    /// Removes the session's files, depending on the reason.
     pub(crate) fn clean(&self, dir: &OwnedFd) {
         match self.reason {
             Reason::Command { .. } => {
                 remove_files(dir, |_| true);
-                // Left behind where something else is in it; the server looks after its state directory.
+                // Fails if the directory contains other entries. The server cleans up its state directory.
                 remove_directory(dir).ok();
             }
             Reason::Abandoned => {}
             Reason::Expiry => {
-                // Without it the server can only say that the session is gone.
+                // Without the tombstone, the server can only report that the session is gone.
                 self.tombstone.write(dir).ok();
                 remove_files(dir, |name| {
                     let names = [SOCKET_NAME, ROLL_NAME, ARCHIVE_NAME];
@@ -104,17 +104,17 @@ fn remove_files(dir: &OwnedFd, is_chosen: impl Fn(&[u8]) -> bool) {
     let Ok(entries) = rustix::fs::Dir::read_from(dir) else { return };
     for entry in entries.flatten() {
         if is_chosen(entry.file_name().to_bytes()) {
-            // Directories, `.` and `..` among them, are refused by the kernel and left.
+            // The kernel refuses to unlink directories, including `.` and `..`; they stay.
             rustix::fs::unlinkat(dir, entry.file_name(), AtFlags::empty()).ok();
         }
     }
 }
 
-/// Removes the directory itself, by the name that the kernel knows for it.
+/// Removes the directory itself, by the path that `/proc` reports for its fd.
 fn remove_directory(dir: &OwnedFd) -> io::Result<()> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))?;
     let (ours, named) = (rustix::fs::fstat(dir.as_fd())?, rustix::fs::lstat(&path)?);
-    // Somebody may have moved it and put another in its place.
+    // The directory may have been moved and replaced by another.
     if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino) {
         return Err(rustix::io::Errno::STALE.into());
     }

@@ -1,7 +1,9 @@
-//! The holder of one session, turned by its caller: what is ready is handled, what is due is done, nothing waits.
+//! The holder of one session as a state machine. Its caller runs it in turns: each turn handles ready events and due
+//! deadlines, and never blocks.
 //!
-//! Owns the order within a turn: the controller's commands first, then children, then deadlines. What a command does is in
-//! [`dispatch`](crate::dispatch), what a process does in [`process`](crate::process). It reads no clock.
+//! Defines the order within a turn: first the controller's commands, then children, then deadlines. The commands are in
+//! [`dispatch`](crate::dispatch), the life of one process in [`process`](crate::process). The caller passes the current
+//! time; this module reads no clock.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,13 +28,13 @@ use crate::roll::{self, Enrolled};
 use crate::wire::{ARCHIVES, FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
 use crate::{Config, Confine, Limits, Spawner, end};
 
-/// Commands in one turn, so that a flood of them does not starve the children.
+/// Maximum number of commands per turn, so that a flood of commands does not starve the children.
 const COMMANDS_MAX: usize = 64;
 
-/// Commands of a controller that went: more than a socket holds.
+/// Maximum number of commands read from a controller that has disconnected: more than a socket can hold.
 const LAST_COMMANDS_MAX: usize = 4096;
 
-/// Events of children after which a reader that waits is woken before the rest is handled.
+/// Number of child events after which a waiting reader is woken, before the rest of the events are handled.
 const RING_EVENTS: usize = 8;
 
 const CONTROLLER: u64 = 1;
@@ -41,63 +43,64 @@ const CHILDREN: u64 = 3;
 const SPILL: u64 = 4;
 const SIGNALS: u64 = 5;
 
-/// The state of one session's holder.
+/// All state of one session's holder.
 pub struct Holder<S: Spawner> {
     poller: Poller,
     pub(crate) cx: Context,
-    /// Whether `cx.children` is watched.
+    /// Registration of `cx.children` in `poller`.
     children: Interest,
-    /// Whether the end of a disk write is watched.
+    /// Registration of the spill thread's eventfd in `poller`.
     spill: Interest,
     pub(crate) door: Door,
-    /// A new controller is being told everything.
+    /// Present while the holder sends its whole state to a new controller.
     adoption: Option<Adoption>,
     pub(crate) lease: Lease,
     pub(crate) processes: BTreeMap<u32, Process>,
     pub(crate) spawner: S,
-    /// Starts that are gathered while commands are heard; none are left behind that.
+    /// Start requests collected while `hear` reads commands. Empty again when `hear` returns.
     pub(crate) wanted: Vec<Wanted>,
-    /// Earliest deadline of a process, as last collected; never too late.
+    /// Earliest deadline of a process when the deadlines were last collected. May be too early, never too late.
     next_process_deadline: Option<u64>,
     pub(crate) ending: Option<Ending>,
-    /// SIGCHLD, in an exclusive process.
+    /// A signalfd for SIGCHLD. Only in an exclusive process.
     signals: Option<OwnedFd>,
-    /// Somebody has died who may be a stray.
+    /// A child has died that may be a stray, that is, a descendant that is not a leader.
     has_deaths: bool,
     /// How long the session may outlive its server.
     pub(crate) orphan_ttl: Ttl,
-    /// When that time is over; only while there is no server.
+    /// When `orphan_ttl` runs out. Set only while no server is connected.
     orphan_ends_at: Option<u64>,
-    /// How far the session is on its way to do without a holder.
+    /// Progress towards an archived session, which needs no holder.
     pub(crate) archiving: Archiving,
-    /// The server serves the files; the holder ends with this turn.
+    /// The server now serves the session's files. The holder ends with this turn.
     pub(crate) is_leaving: bool,
     pub(crate) limits: Limits,
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
-    /// The signals that this process ignores, where it is nothing but a holder and changes none.
+    /// The signals that this process ignores. Read once, because an exclusive holder never changes them. `None` if the
+    /// process is not exclusive.
     pub(crate) ignored: Option<Ignored>,
     pub(crate) confine: Confine,
-    /// Receive buffer.
     buf: Vec<u8>,
-    /// Reused from turn to turn.
+    /// Kept between turns to avoid an allocation.
     ready: Vec<Ready>,
-    /// `ready` is what the wait before this turn has found.
+    /// `wait` has filled `ready`, so this turn need not poll again.
     has_waited: bool,
 }
 
-/// What one turn left to do.
+/// The result of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Turn again at this time at the latest.
+    /// The next turn must run at this time at the latest.
     pub next_deadline_ns: Option<u64>,
-    /// The session has ended; drop the holder.
+    /// The holder is done. Drop it.
     pub ended: bool,
 }
 
 impl<S: Spawner> Holder<S> {
-    /// Makes the holder of a new session. `controller` is a connected `SOCK_SEQPACKET` socket that may say `Hello`.
+    /// Creates the holder of a session. `controller` is a connected `SOCK_SEQPACKET` socket whose peer may send
+    /// `Hello`.
     pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
         let poller = Poller::new()?;
         let mut cx = Context::new(&config, now_ns)?;
@@ -139,23 +142,24 @@ impl<S: Spawner> Holder<S> {
         })
     }
 
-    /// Its epoll descriptor: readable when a turn has something to do.
+    /// The epoll fd. Readable when a turn has something to do.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()
     }
 
-    /// Blocks until a turn has something to do or the time is over, which may also be early.
+    /// Blocks until a turn has something to do or the timeout expires. May return early.
     pub fn wait(&mut self, timeout: Option<Duration>) {
         self.poller.wait(&mut self.ready, timeout);
         self.has_waited = true;
     }
 
-    /// Blocks until nothing is under way to the disk; for a caller whose clock stands still meanwhile.
+    /// Blocks until all disk jobs are done. For a simulation, whose clock does not advance while the spill thread
+    /// works.
     pub fn wait_for_disk(&self) {
         self.cx.spill.wait();
     }
 
-    /// One round: handles what is ready and due, without waiting. Time must not go backwards.
+    /// Runs one turn: handles ready events and due deadlines without blocking. `now_ns` must not go backwards.
     pub fn turn(&mut self, now_ns: u64) -> Turn {
         self.cx.now_ns = now_ns;
         if !std::mem::take(&mut self.has_waited) {
@@ -188,7 +192,8 @@ impl<S: Spawner> Holder<S> {
         self.finish(now_ns)
     }
 
-    /// The end of a turn: adoption, loss of the controller, the session's end, and what to watch until the next.
+    /// Ends a turn: handles expiry, adoption, a lost controller and the end of the session, then decides what to watch
+    /// next.
     fn finish(&mut self, now_ns: u64) -> Turn {
         if std::mem::take(&mut self.cx.has_kills) {
             end::kill_due(self.processes.values_mut(), &mut self.cx);
@@ -196,7 +201,8 @@ impl<S: Spawner> Holder<S> {
         let is_orphan_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
         if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_over) {
             if self.is_abandoned() {
-                // It never heard a word, so that its time ran: the session is not its own to end.
+                // No server ever took over this holder, so its lease ran out. It must not end the session, which may
+                // have another holder by now.
                 self.end(Reason::Abandoned);
             } else {
                 self.cx.send(&FromHolder::Expired);
@@ -239,11 +245,12 @@ impl<S: Spawner> Holder<S> {
         Turn { next_deadline_ns: self.deadline_ns(), ended: false }
     }
 
-    /// Begins the end of the session.
+    /// Starts to end the session.
     pub(crate) fn end(&mut self, reason: Reason) {
         if self.ending.is_none() {
-            // In one step where the host can: what is left then is only reaped. The group is the session's: one that was abandoned may share it
-            // with the holder that came after it, and ends nobody but its own.
+            // Kills all processes in one step where the host supports it; then the holder only has to reap them. The
+            // control group belongs to the session. An abandoned holder may share it with its successor, so it kills
+            // only its own processes.
             if reason != Reason::Abandoned {
                 self.cx.groups.kill_all();
             }
@@ -251,7 +258,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// Attached or detached has changed: every full log is judged anew.
+    /// Applies a change between attached and detached: every process applies its overflow policy again.
     pub(crate) fn handle_attachment(&mut self) {
         self.cx.is_attached = self.lease.is_attached() && self.cx.controller.is_connected();
         for process in self.processes.values_mut() {
@@ -263,7 +270,8 @@ impl<S: Spawner> Holder<S> {
         self.hear(COMMANDS_MAX, Self::may_work);
     }
 
-    /// What a controller sent before it went, whatever is still queued for it: the end of the session may be among it.
+    /// Handles what a lost controller sent before it disconnected, even if messages to it are still queued: its
+    /// commands may contain `End`.
     fn handle_last_commands(&mut self) {
         self.hear(LAST_COMMANDS_MAX, |_| true);
     }
@@ -282,8 +290,8 @@ impl<S: Spawner> Holder<S> {
         self.buf = buf;
     }
 
-    /// Whether nobody will ever come: the server that made this holder could not go on with it and took its secret away, and
-    /// nothing was started.
+    /// Whether no server will ever connect: the server that created this holder could not use it and removed its
+    /// secret, and nothing has been started.
     fn is_abandoned(&self) -> bool {
         self.processes.values().all(|process| process.is_restored) && !self.door.is_secret_in(&self.dir)
     }
@@ -295,7 +303,7 @@ impl<S: Spawner> Holder<S> {
                 let refused = FromHolder::Refused { version: VERSION, epoch: self.cx.controller.epoch() };
                 let mut message = Vec::new();
                 refused.encode(&mut message);
-                // A peer that does not read it sees the end of file just the same.
+                // An error does not matter: the peer also sees the EOF that follows.
                 crate::wire::send_raw(&socket, &message, &[]).ok();
                 continue;
             }
@@ -309,7 +317,8 @@ impl<S: Spawner> Holder<S> {
             self.cx.controller.replace(socket, epoch);
             self.welcome(epoch);
             if is_first {
-                // Whoever had it made is there: its time must not run out before the first word on it, however late that comes.
+                // The server that created this holder is connected. Attach now: otherwise the time to live would run
+                // until the server's first `Attach` or `Detach`, however late that comes.
                 self.attach();
             }
         }
@@ -325,7 +334,7 @@ impl<S: Spawner> Holder<S> {
             Ttl::None => TTL_NONE,
         };
         let welcome = FromHolder::Welcome {
-            // The newest of what it takes beyond the layout.
+            // Announces the newest optional feature of this holder. The message layout itself is still `VERSION`.
             version: ARCHIVES,
             epoch,
             ttl_ms,
@@ -336,10 +345,11 @@ impl<S: Spawner> Holder<S> {
         self.adoption = Some(Adoption::new(self.cx.now_ns));
     }
 
-    /// The controller is gone: detached, with the time to live in force.
+    /// Handles the loss of the controller: detaches the session, and the current time to live runs.
     fn handle_loss(&mut self) {
         self.adoption = None;
-        // Nobody but the next server will know by itself where the logs stood.
+        // The lost server knew where the logs stood. From now on, if this holder is killed, only the manifest on disk
+        // tells the next server.
         self.cx.is_roll_stale = true;
         self.cx.lent.taint();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
@@ -351,7 +361,7 @@ impl<S: Spawner> Holder<S> {
         }
         for process in self.processes.values_mut() {
             process.input.orphan();
-            // Its readers come back by way of the next one.
+            // Followers of this log reconnect through the next server, which reports their position again.
             process.followed_seq = 0;
         }
         self.handle_attachment();
@@ -365,10 +375,12 @@ impl<S: Spawner> Holder<S> {
         match (outcome.result, self.processes.get_mut(&outcome.slot)) {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
-            // The disk rests now; whoever waits for it learns why below.
+            // The disk rests until the retry time, and the `reconsider` calls below report the reason. The manifest
+            // that came with this segment may not have been written either, so it is due again.
             (Err(_), _) => self.cx.is_roll_stale = true,
         }
-        // After the one that was served, so that a single flood does not keep the disk from the others.
+        // Continue after the slot that was just served, so that one busy process does not keep the disk from the
+        // others.
         let (before, after): (Vec<u32>, Vec<u32>) = self.processes.keys().partition(|slot| **slot <= outcome.slot);
         for slot in after.into_iter().chain(before) {
             if let Some(process) = self.processes.get_mut(&slot) {
@@ -377,7 +389,8 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// Begins what this turn has decided to write or remove, with a roll of now where the last one is old.
+    /// Hands the disk jobs of this turn to the spill thread, with a new manifest of the processes if the last one is
+    /// stale.
     fn hand_to_disk(&mut self) {
         let is_due = self.cx.spill.needs_roll(self.cx.is_roll_stale);
         let roll = is_due.then(|| self.roll());
@@ -385,13 +398,13 @@ impl<S: Spawner> Holder<S> {
         self.cx.spill.hand_over(roll);
     }
 
-    /// The text of the roll of now.
+    /// Encodes the current manifest of the processes.
     pub(crate) fn roll(&self) -> String {
         let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
         roll::encode(&processes)
     }
 
-    /// Ends without ending the session: its files are all that is left of it.
+    /// Ends the holder but not the session, which from now on consists of its files only.
     fn leave(&mut self) {
         self.cx.groups.remove();
         self.cx.spill.shut_down();
@@ -409,7 +422,8 @@ impl<S: Spawner> Holder<S> {
             if self.cx.controller.is_congested() {
                 break;
             }
-            // Wake-ups are gathered over a few events, so that an exit and the ends of its streams make one; not over many floods.
+            // Collect wake-ups over a few events, so that an exit and the ends of its streams cause one. Do not collect
+            // over more: each event may be a large amount of output.
             if count % RING_EVENTS == RING_EVENTS - 1 {
                 self.cx.ring();
             }
@@ -446,7 +460,7 @@ impl<S: Spawner> Holder<S> {
 
     fn hear_deaths(&mut self) {
         if let Some(signals) = &self.signals {
-            // One read takes one notice; more of them only mean another look.
+            // One read consumes one signal. Further pending signals only cause another check.
             rustix::io::read(signals, &mut [0; 128]).ok();
             self.has_deaths = true;
         }
@@ -456,7 +470,7 @@ impl<S: Spawner> Holder<S> {
         let whose = |pid: i32| {
             let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
             match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
-                // Its exit is an event of the next turn, at the latest when the controller takes messages again.
+                // The next turn handles this exit, at the latest when the controller accepts messages again.
                 Some(Phase::Running) => Dead::Leader,
                 Some(Phase::Draining | Phase::Exited | Phase::Closed) => Dead::Kept,
                 None => Dead::Stray,
@@ -482,7 +496,7 @@ impl<S: Spawner> Holder<S> {
         true
     }
 
-    /// Whether anything that makes messages may run.
+    /// Whether work that produces messages may run.
     pub(crate) fn may_work(&self) -> bool {
         self.adoption.is_none() && !self.cx.controller.is_congested()
     }
@@ -491,7 +505,7 @@ impl<S: Spawner> Holder<S> {
         let may_work = self.may_work() && self.ending.is_none();
         self.cx.controller.watch(&self.poller, CONTROLLER, may_work);
         let want = if may_work { EventFlags::IN } else { EventFlags::empty() };
-        // Without memory for it the deadline of the next turn tries again.
+        // On ENOMEM the next turn tries again.
         self.poller.set(&mut self.children, self.cx.children.as_fd(), CHILDREN, want).ok();
         self.poller.set(&mut self.spill, self.cx.spill.event_fd(), SPILL, want).ok();
     }
@@ -499,7 +513,8 @@ impl<S: Spawner> Holder<S> {
     fn deadline_ns(&self) -> Option<u64> {
         let adoption = self.adoption.as_ref().map(Adoption::deadline_ns);
         let ending = self.ending.as_ref().map(Ending::deadline_ns);
-        // Only what a turn will do: a time that has passed and is counted all the same makes the wait none at all.
+        // Count only deadlines that the next turn will act on. A past deadline that no turn clears would make the
+        // caller spin without waiting.
         let [lease, orphan] =
             [self.lease.deadline_ns(), self.orphan_ends_at].map(|at| at.filter(|_| self.ending.is_none()));
         let may_work = self.may_work() && self.ending.is_none();
@@ -510,8 +525,8 @@ impl<S: Spawner> Holder<S> {
     }
 }
 
-/// The processes of a session that was left to its files: closed, with all of their logs on disk. One whose files are not whole is
-/// left out, and the server sees that it is missing.
+/// Restores the processes of an archived session. All are closed and have complete logs on disk. A process whose files
+/// are incomplete is left out; the server sees that it is missing.
 fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>> {
     let mut processes = BTreeMap::new();
     if Clock::read(dir)?.is_none() {
@@ -529,7 +544,7 @@ fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>
     Ok(processes)
 }
 
-/// The time to live as it travels.
+/// Decodes a time to live from a control message.
 pub(crate) fn ttl(ms: u64) -> Ttl {
     if ms == TTL_NONE { Ttl::None } else { Ttl::Nanos(ms.saturating_mul(1_000_000)) }
 }

@@ -1,11 +1,11 @@
-//! The holder: the small process that owns a session's children and their logs, so that they outlive the server.
+//! The holder: a small process that owns a session's children and their logs, so that they outlive the server.
 //!
-//! Theory of operation. At the top of `main` the program forks a *spawner* ([`spawner::fork_spawner`]); the spawner forks
-//! one holder per session. A holder is one epoll thread ([`run`]) that turns a [`Holder`]: it spawns children, reads
-//! their pipes and terminals straight into logs in shared memory (crate `log`), writes their stdin exactly once
-//! (`session::StdinLedger`), reaps them, runs their timeouts and the session's clock (`session::Lease`). One *controller*,
-//! the server, commands it over a `SOCK_SEQPACKET` socket ([`wire`]) and maps its logs. The controller may die at any
-//! moment and another take its place: nothing of the session depends on it.
+//! At the top of `main`, the program forks a *spawner* ([`spawner::fork_spawner`]). The spawner forks one holder per
+//! session. A holder is one epoll thread ([`run`]) that drives a [`Holder`]. The holder spawns children, reads their
+//! pipes and terminals straight into logs in shared memory (crate `log`), writes each byte of their stdin exactly once
+//! (`session::StdinLedger`), reaps them, and enforces their timeouts and the session's lease (`session::Lease`). One
+//! *controller*, the server, sends commands over a `SOCK_SEQPACKET` socket ([`wire`]) and maps the logs. The controller
+//! may die at any moment and another server may replace it: no state of the session lives in the controller.
 //!
 //! ```text
 //!            wire (control messages, descriptors)            pipes, terminals
@@ -13,14 +13,20 @@
 //!      └── maps ── log segments, control block ──┘  └── spill thread ──▶ DIR/SLOT-ID.seg
 //! ```
 //!
-//! States of the session: *attached* (a client is there, a full log blocks its child), *detached* (a full log goes to
-//! disk, the clock runs), *ending* (all is killed, until nothing is left alive), *ended*.
+//! States of the session:
+//! - *attached*: a client is connected, and a full log blocks its child.
+//! - *detached*: a full log spills to disk, and the lease's clock runs.
+//! - *ending*: the holder kills all processes and repeats this until none is alive.
+//! - *ended*.
 //!
-//! Failure paths. The controller goes: detached, the time to live in force runs. The controller talks nonsense: that
-//! connection is dropped. The controller does not read: messages queue up to a bound, then children are not read. The
-//! disk is full: block and retry. The holder itself panics: every descendant is killed, then it aborts.
+//! Failure paths:
+//! - The controller disconnects: the session becomes detached and the current time to live runs.
+//! - The controller sends an invalid message: the holder drops that connection.
+//! - The controller does not read: messages queue up to a bound, then the holder stops reading from children.
+//! - The disk is full: the child blocks and the write is retried.
+//! - The holder panics: it kills every descendant, then aborts.
 //!
-//! It must not know the wire of clients, JSON, tokio or the network.
+//! Does not depend on the client protocol, JSON, tokio or the network.
 
 #![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 

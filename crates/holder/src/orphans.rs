@@ -1,13 +1,15 @@
-//! What a server does for the children of a holder that died: ends them. They are nobody's any more, and nobody could be told of their end.
+//! Kills the processes that a dead holder leaves behind. The server calls this: without the holder, their output and
+//! exit status can no longer be reported.
 
 use std::os::fd::BorrowedFd;
 
 use exec_server_process::{TreeScope, kill_trees};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-/// Kills leaders and all that belongs to their groups and sessions. A leader's pidfd tells whether the number is still its own.
+/// Kills the leaders and all members of their process groups and sessions. The pidfd of a leader shows whether its pid
+/// still belongs to the leader.
 ///
-/// The kernel has killed the leaders already (they die with their parent); this reaches those they started.
+/// The kernel has already killed the leaders, because they die with their parent. This call reaches their descendants.
 pub fn kill_orphans<'a>(leaders: impl Iterator<Item = (BorrowedFd<'a>, u32)>) {
     let trees: Vec<(Pid, TreeScope)> = leaders
         .filter_map(|(leader, pid)| {
@@ -16,5 +18,5 @@ pub fn kill_orphans<'a>(leaders: impl Iterator<Item = (BorrowedFd<'a>, u32)>) {
             Some((pid, if is_there { TreeScope::Whole } else { TreeScope::Remains }))
         })
         .collect();
-    kill_trees(&trees).ok(); // Without /proc there is nobody to be found.
+    kill_trees(&trees).ok(); // Without /proc no process can be found.
 }

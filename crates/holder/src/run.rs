@@ -1,6 +1,6 @@
-//! The real loop of a holder: sleep until something happens or is due, then turn.
+//! The event loop of a real holder: wait for an event or a deadline, then run one turn.
 //!
-//! The only place that reads the clock.
+//! The only place in the holder that reads the monotonic clock.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rustix::time::ClockId;
 
 use crate::{Holder, Spawner};
 
-/// Runs the holder until its session has ended.
+/// Runs the holder until it reports its end: the session has ended, or the holder has left an archived session.
 pub fn run<S: Spawner>(mut holder: Holder<S>) {
     loop {
         let turn = holder.turn(monotonic_ns());
@@ -19,7 +19,8 @@ pub fn run<S: Spawner>(mut holder: Holder<S>) {
     }
 }
 
-/// CLOCK_MONOTONIC in nanoseconds: time in suspend does not count against a session.
+/// Reads CLOCK_MONOTONIC, in nanoseconds. This clock stops during suspend, so suspend does not use up a session's time
+/// to live.
 pub(crate) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));

@@ -1,46 +1,50 @@
-//! The title of this process in `ps`: what it is and whose, instead of the command line that it was forked with.
+//! Sets the title of this process in `ps`: its role and session instead of the command line that it was forked with.
 //!
-//! The kernel shows the memory that held the arguments and, where that does not end in a NUL byte, what follows: the environment. Both are
-//! overwritten. Nothing here or in a fork of this process uses either again: children get theirs with their start. So no variable of the
-//! server can be read from a holder, either.
+//! `/proc/PID/cmdline` shows the memory that held the arguments. If the last byte of that memory is not NUL, the kernel
+//! continues into the environment, which follows. So this module overwrites both. Neither this process nor a fork of it
+//! reads them again: children get their arguments and environment with their start request. A side effect is that the
+//! server's environment cannot be read from a holder.
 //!
-//! Failure path: where `/proc` is not as expected the old command line stays.
+//! Failure path: if `/proc` has an unexpected format, the old command line stays.
 
 use crate::spawner::ARGUMENT;
 
-/// Room for a title in the environment of a program that has no other: longer than all words of a title.
+/// An environment variable that reserves room for the title in a program with an otherwise empty environment. Longer
+/// than the fixed words of any title.
 pub(crate) const ROOM: (&str, &str) =
     ("EXEC_SERVER_TITLE", "                                                                ");
 
-/// What the spawner calls itself, before the arguments of the program that it was forked from.
+/// Start of the spawner's title. The arguments of the program that the spawner was forked from follow.
 const SPAWNER: &[u8] = b"exec-server spawner:";
 
-/// Where the kernel finds command line and environment.
+/// The memory that the kernel shows as command line and environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Area {
     start: usize,
-    /// Up to the end of the environment where that follows, else of the arguments.
+    /// Up to the end of the environment if the environment follows the arguments, otherwise up to the end of the
+    /// arguments.
     len: usize,
 }
 
-/// The title of a spawner: with the arguments of its program, which say what it serves.
+/// Sets the title of a spawner, with its program's arguments, which show what it serves.
 pub(crate) fn set_spawner() {
     set(&[SPAWNER, &arguments()].concat());
 }
 
-/// The title of the holder of a session with this directory, `STATE/sessions/ID`. An id opens its session, so only its beginning shows.
+/// Sets the title of a holder from its session directory, `STATE/sessions/ID`. Shows only the first 8 characters of the
+/// id, because the full id gives access to the session.
 pub(crate) fn set_holder(dir: &std::path::Path) {
     let id = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     set(&[b"exec-server holder ", id.get(..8).unwrap_or_default().as_bytes(), b":", &arguments()].concat());
 }
 
-/// The arguments of the program that this process was forked from, each behind a blank.
+/// The arguments of the program that this process was forked from, each with a leading space.
 fn arguments() -> Vec<u8> {
     let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     if let Some(title) = line.strip_prefix(SPAWNER) {
         return title.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
     }
-    // A spawner that was started by path has its own argument first, which the title says already.
+    // Skip the `--spawner` argument of a spawner that was started by path: the title says it already.
     let is_told = |argument: &&[u8]| !argument.is_empty() && *argument != ARGUMENT.as_bytes();
     let arguments = line.split(|byte| *byte == 0).filter(is_told);
     arguments.flat_map(|argument| [b" ", argument].concat()).collect()
@@ -49,11 +53,13 @@ fn arguments() -> Vec<u8> {
 fn set(title: &[u8]) {
     let stat = std::fs::read_to_string("/proc/self/stat").ok();
     let Some(area) = stat.as_deref().and_then(area) else { return };
-    // SAFETY: this process has a single thread here, and uses no variable from now on: none points to the memory that is overwritten.
+    // SAFETY: this process has a single thread here and reads no environment variable from now on, so no pointer into
+    // the memory that is overwritten below is used again.
     unsafe { libc::clearenv() };
     let len = title.len().min(area.len - 1);
-    // SAFETY: the kernel says that this memory, of the first stack, holds arguments and environment: it is mapped and writable for the
-    // life of the process. No reference to it exists: arguments are copied when they are read, and the environment was cleared.
+    // SAFETY: the kernel reports this memory, on the initial stack, as holding arguments and environment. It stays
+    // mapped and writable for the life of the process. No reference to it exists: arguments are copied when they are
+    // read, and the environment was cleared above.
     unsafe {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(area.start);
         std::ptr::write_bytes(start, 0, area.len);
@@ -61,7 +67,7 @@ fn set(title: &[u8]) {
     }
 }
 
-/// Reads fields 48 to 51 of `/proc/PID/stat`: the addresses of the arguments and of the environment.
+/// Parses fields 48 to 51 of `/proc/PID/stat`: the start and end addresses of the arguments and of the environment.
 fn area(stat: &str) -> Option<Area> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(45).map(str::parse::<usize>);
     let mut address = || fields.next()?.ok();

@@ -1,7 +1,7 @@
-//! The file that an expired session leaves in its directory: when it ended, and which processes ended with it.
+//! The file that an expired session leaves in its directory: when the session expired, and which processes it had.
 //!
-//! Owns its text: a first line with the seconds since 1970, then a line per process: pid, `running` or `closed`, and the
-//! opaque record of its start in hexadecimal. Knows neither holder nor server; both use it.
+//! Format: the first line is a Unix time in seconds. One line per process follows: pid, `running` or `closed`, and the
+//! opaque record of its start in hexadecimal. Used by the holder and the server.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,31 +10,29 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::spawner::TOMBSTONE_NAME;
 
-/// Name under which it is written before it is renamed, so that a reader finds all or nothing.
+/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
 const UNFINISHED_NAME: &str = "expired.new";
 
-/// What is left of an expired session.
+/// The record of an expired session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tombstone {
-    /// When it expired, in seconds since 1970.
+    /// When the session expired, as Unix time in seconds.
     pub unix_seconds: u64,
-    /// Its processes.
     pub processes: Vec<Ended>,
 }
 
-/// A process that ended with its session.
+/// A process of an expired session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Its process id.
     pub pid: u32,
-    /// It was killed by the expiry; otherwise it had ended before.
+    /// True if the expiry killed the process, false if it had closed before.
     pub was_running: bool,
-    /// The opaque record of its start.
+    /// The opaque record of the process's start.
     pub meta: Vec<u8>,
 }
 
 impl Tombstone {
-    /// The text of the file.
+    /// Encodes the content of the file.
     pub fn encode(&self) -> String {
         let mut text = format!("{}\n", self.unix_seconds);
         for process in &self.processes {
@@ -45,7 +43,7 @@ impl Tombstone {
         text
     }
 
-    /// Reads the text of a file; `None` if it is not one.
+    /// Decodes the content of a file. `None` if it is malformed.
     pub fn decode(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let unix_seconds = lines.next()?.parse().ok()?;
@@ -53,20 +51,20 @@ impl Tombstone {
         Some(Self { unix_seconds, processes })
     }
 
-    /// Writes the file into a session's directory.
+    /// Writes the file into the session's directory.
     pub fn write(&self, dir: impl AsFd) -> io::Result<()> {
         let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
         io::Write::write_all(&mut std::fs::File::from(file), self.encode().as_bytes())?;
         let renamed = rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), TOMBSTONE_NAME);
         if renamed.is_err() {
-            // The half-made file says nothing to anybody.
+            // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
             rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
         }
         Ok(renamed?)
     }
 
-    /// Reads the file of a session's directory; `None` where there is none or it is not one.
+    /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
     pub fn read(dir: impl AsFd) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::openat(dir.as_fd(), TOMBSTONE_NAME, flags, Mode::empty()) {
