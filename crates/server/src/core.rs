@@ -1,7 +1,7 @@
-//! What lives as long as the server: its configuration, the session table, and the tasks that serve connections.
+//! Owns everything that lives as long as the server: the configuration, the session table, and the background tasks.
 //!
-//! Knows neither sockets nor HTTP: a connection arrives here as a byte stream with a principal, which only the doors
-//! (or an embedding program, for itself) can hand over.
+//! Does not depend on sockets or HTTP. A connection arrives here as an authenticated byte stream (`Authenticated`),
+//! which only the doors or an embedding program can create.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,22 +55,22 @@ pub use ids::SessionIds;
 pub(crate) use self::adoption::HELD_FOR;
 use self::{adoption::Pending, gone::Gone};
 
-/// Who a connection speaks for. Sessions belong to a principal, and only that principal resumes them.
+/// The identity that a connection acts for. A session belongs to one principal, and only that principal can resume it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<str>);
 
 impl Principal {
-    /// The owner of the server: its own token, the owner's uid on a Unix socket, and stdio.
+    /// The owner of the server: a peer with the server's own token, with the owner's uid on a Unix socket, or on stdio.
     pub fn owner() -> Self {
         Self("owner".into())
     }
 
-    /// A principal by name, as a holder's record gives it back after a restart.
+    /// A principal by name, for example from a session record after a restart.
     pub fn named(name: &str) -> Self {
         Self(name.into())
     }
 
-    /// Its name, as written into records and logs.
+    /// The name as written into records and logs.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -82,194 +82,198 @@ impl fmt::Display for Principal {
     }
 }
 
-/// A byte stream whose peer has proven who it is. The dispatcher takes nothing else.
+/// An authenticated byte stream. The dispatcher accepts nothing else.
 pub struct Authenticated {
-    /// The bytes, both ways, with what was read past a handshake.
+    /// Both directions. The reader starts with any bytes that the handshake read too far.
     pub(crate) stream: Stream,
-    /// How messages are cut out of the bytes.
     pub(crate) framing: Framing,
-    /// Who speaks, and what it may do.
+    /// The principal and its permissions.
     pub(crate) grant: Grant,
-    /// For logs and for the prefix of the malformed-message answer, such as `exec-server websocket 127.0.0.1:4000`.
+    /// For logs and for the prefix of the malformed-message answer, for example `exec-server websocket 127.0.0.1:4000`.
     pub(crate) label: String,
-    /// Plain stdio keeps the reference's rule: the end of the stream ends the session and its processes.
+    /// The end of the stream ends the session and its processes. Plain stdio does so, as the reference implementation
+    /// does.
     pub(crate) ends_session: bool,
 }
 
 impl Authenticated {
-    /// Vouches for a stream. Called by the doors after their checks, and by a program that embeds the server for its own use.
+    /// Declares a stream authenticated. Called by the doors after their checks, and by a program that embeds the server
+    /// for its own use.
     pub fn vouch(stream: Stream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
         Self { stream, framing, grant, label: label.into(), ends_session: false }
     }
 
-    /// Says that a live server has taken the connection: one blank line, which every peer of newline framing skips. Without it
-    /// a peer cannot tell that it waits in front of a server that is ending.
+    /// Confirms that a live server has accepted the connection: sends one blank line, which every peer with newline
+    /// framing skips. Without it a peer cannot tell that it is queued at a server that is shutting down.
     pub(crate) async fn greet(&mut self) -> io::Result<()> {
         self.stream.writer.write_all(b"\n").await?;
         self.stream.writer.flush().await
     }
 
-    /// The end of this connection also ends its session, as for a plain stdio listener.
+    /// Makes the end of this connection also end its session, as for a plain stdio listener.
     pub fn ending_its_session(mut self) -> Self {
         self.ends_session = true;
         self
     }
 }
 
-/// What a scan of the state directory finds under a session's name.
+/// The state that was found on disk for one session.
 pub enum Found {
-    /// A holder that answers on its socket; the server adopts it.
+    /// A holder that accepts connections on its socket. The server adopts it.
     Holder {
-        /// The connection to its control socket.
+        /// Connection to the holder's control socket.
         controller: OwnedFd,
-        /// The secret it expects in the first message.
+        /// The secret that the holder expects in the first message.
         secret: [u8; 32],
     },
-    /// A holder that lives and takes no connection now: stopped, or drowned. It is asked again.
+    /// A holder that is alive but does not accept a connection now: it is stopped or overloaded. The server tries
+    /// again.
     Silent,
-    /// A session that had no process when the last server ended: its record.
+    /// The record of a session that had no process when the last server ended.
     Record(Vec<u8>),
-    /// A session whose time ran out: what its holder wrote about it.
+    /// A session whose time-to-live ran out: the tombstone that its holder wrote.
     Expired(String),
-    /// A holder that is gone, and what it had on disk: the server offers that for reading. Everything, where it left the session to
-    /// its files.
+    /// A dead holder that left files. The server serves them for reading. They are complete if the holder archived the
+    /// session before it exited.
     Remains(Remains),
-    /// A holder that is gone without a word, with nothing on disk.
+    /// A dead holder that left neither a tombstone nor output on disk.
     Dead,
 }
 
-/// What a dead holder left on disk.
+/// The files that a dead holder left.
 pub struct Remains {
-    /// The session's record.
+    /// The session record.
     pub record: Vec<u8>,
-    /// Its processes, and what can be read of the log of each.
+    /// The processes, each with the readable part of its log.
     pub logs: Vec<(Enrolled, Recovered)>,
-    /// The session's clock, where the holder left it to its files.
+    /// The session's clock, if the holder archived the session.
     pub clock: Option<LeftClock>,
 }
 
 /// The clock of a session without a holder.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftClock {
-    /// Time to live while detached; absent = for ever.
+    /// Time-to-live while detached; `None` = unlimited.
     pub ttl: Option<Duration>,
-    /// How long it has been detached; absent where it was attached when its server ended.
+    /// How long the session has been detached; `None` if a client was attached when its server ended.
     pub detached_for: Option<Duration>,
 }
 
-/// What is to be on disk of a session without a holder.
+/// The files that a session without a holder should have on disk.
 #[derive(Clone, Debug)]
 pub struct ArchiveFiles {
-    /// Time to live while detached, [`exec_server_holder::wire::TTL_NONE`] for ever.
+    /// Time-to-live while detached; [`exec_server_holder::wire::TTL_NONE`] = unlimited.
     pub ttl_ms: u64,
-    /// How long it has been detached; absent while a client is attached.
+    /// How long the session has been detached; `None` while a client is attached.
     pub detached_for: Option<Duration>,
-    /// Its processes. Without any, nothing but the session's record is to be left.
+    /// The processes to keep. If empty, only the session record stays.
     pub processes: Vec<Enrolled>,
-    /// The names of the segments that are retained; all others go.
+    /// File names of the segments to keep. All other segment files are removed.
     pub segments: BTreeSet<String>,
 }
 
-/// Where holders come from and where sessions leave their traces. Real: the spawner and the state directory. Simulated: scripted children.
+/// Creates holders and stores session state. The real implementation uses the spawner and the state directory; the
+/// simulation uses scripted children.
 pub trait Holders: Send + Sync + 'static {
-    /// Makes the holder of a new session and returns the controlling end of its socket together with the secret.
+    /// Creates the holder of a session. Returns the controlling end of the holder's socket, and the secret.
     fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
-    /// Everything that earlier servers left under this state directory.
+    /// Finds everything that earlier servers left in this state directory.
     fn scan(&self) -> io::Result<Vec<(String, Found)>>;
-    /// What is there of one session; `None` where nothing is left.
+    /// Finds what is left of one session; `None` if nothing is.
     fn look(&self, session: &str) -> io::Result<Option<Found>>;
-    /// The record of a session, also of one that has a holder; `None` where it was never written.
+    /// Reads the record of a session, whether or not it has a holder; `None` if the record was never written.
     fn read_record(&self, _session: &str) -> io::Result<Option<Vec<u8>>> {
         Ok(None)
     }
-    /// Keeps the record of a session that has no holder yet.
+    /// Writes the record of a session that has no holder yet.
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
-    /// Reads a spilled segment (blocking; called off the runtime's threads).
+    /// Opens a spilled segment (blocking; called off the runtime's threads).
     fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
-    /// Removes a spilled segment that nobody needs any more and whose holder is gone.
+    /// Removes a spilled segment that no reader needs and whose holder has exited.
     fn remove_segment(&self, session: &str, name: &str) -> io::Result<()>;
-    /// Writes the files of a session without a holder, and removes those that are not needed (blocking; called off the runtime's
-    /// threads).
+    /// Writes the files of a session without a holder, and removes files that `files` does not name (blocking; called
+    /// off the runtime's threads).
     fn write_archive(&self, _session: &str, _files: &ArchiveFiles) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Removes whatever is left of a session.
+    /// Removes everything that is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
-    /// A holder that was asked for was never made, or died before it said a word, or could not be heard: the session is as if
-    /// nobody had asked, and the holder, should it live, ends when it loses its link.
+    /// Undoes `create`: the holder was not made, died before its hello, or failed the handshake. The session is then as
+    /// if `create` had not been called. A holder that is still alive exits when it loses its link.
     fn unmake(&self, _session: &str) {}
-    /// Ends whatever the dead holder of a session has left running (blocking; called off the runtime's threads).
+    /// Kills everything that the dead holder of a session left running (blocking; called off the runtime's threads).
     fn bury(&self, _session: &str) {}
-    /// Whether holders can be made; asked once a second.
+    /// Whether new holders can be created. Checked once a second.
     fn is_well(&self) -> bool {
         true
     }
-    /// Whether what the next server would need is still on disk; asked once a second.
+    /// Whether the state directory, which the next server needs, is still in place. Checked once a second.
     fn is_state_there(&self) -> bool {
         true
     }
-    /// The placeholders that earlier servers made and could not take away (blocking).
+    /// The placeholders that earlier servers created and could not remove (blocking).
     fn placeholders(&self) -> Vec<PathBuf> {
         Vec::new()
     }
-    /// Keeps the paths of placeholders for the next server, before they are made (blocking).
+    /// Records the paths of placeholders before they are created, so that the next server can remove them (blocking).
     fn keep_placeholders(&self, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
-    /// Makes it so that they can again (blocking; called off the runtime's threads).
+    /// Restores the ability to create holders after `is_well` returned false (blocking; called off the
+    /// runtime's threads).
     fn mend(&self) {}
-    /// Makes a view of the files for a sandbox (blocking; called off the runtime's threads).
+    /// Creates a view of the files for a sandbox (blocking; called off the runtime's threads).
     fn view(&self, _script: &Script) -> Result<Built, BuildError> {
         let source = io::ErrorKind::Unsupported.into();
         Err(BuildError { what: "make a view of the files".to_owned(), source })
     }
-    /// What no sandbox ever shows: where the secrets of sessions are.
+    /// Paths that no sandbox ever shows: the directories that contain the secrets of sessions.
     fn hidden(&self) -> Vec<PathBuf> {
         Vec::new()
     }
 }
 
-/// Sessions that are remembered after their end, so that a late client hears why.
+/// Number of ended sessions that are remembered, so that a client that resumes late learns the reason.
 const GONE_REMEMBERED: usize = 1024;
 
 /// Everything that lives as long as the server.
 pub struct Core {
     pub(crate) config: Config,
     pub(crate) holders: Arc<dyn Holders>,
-    /// What all connections together may hold of messages that came in.
+    /// Bounds the bytes of received messages that all connections together may hold.
     pub(crate) incoming: Arc<Incoming>,
-    /// Threads and memory for file work.
+    /// Threads and memory for file operations.
     pub(crate) files: Pool,
-    /// Places for searches and watches.
+    /// Slots for searches and watches.
     pub(crate) seekers: Places,
-    /// What HTTP requests are made with.
+    /// Makes the HTTP requests.
     pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
-    /// What only the owner reaches by file methods; absent where the server has no files of its own.
+    /// Files that only the owner may access by file methods; `None` if the server has no files of this kind.
     pub(crate) own_files: Option<Arc<OwnFiles>>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions whose holders have not been adopted yet.
     pending: Pending,
     /// The state directory was removed or replaced while the server runs.
     state_lost: AtomicBool,
-    /// Sessions that a late client may still ask for, and why they are gone.
+    /// Ended sessions that a late client may still ask for, with the reason.
     gone: Mutex<BTreeMap<String, Gone>>,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
-    /// Told when a connection has ended.
+    /// Notified when a connection has ended.
     peer_gone: Notify,
     next_peer: AtomicU64,
     draining: AtomicBool,
-    /// How many were let in and are not gone; see `idle`.
+    /// Number of live `Visit`s; see `idle`.
     visits: Mutex<usize>,
-    /// Who has asked for sessions that are not there.
+    /// Throttles requests for sessions that do not exist.
     guesses: Mutex<guesses::Guesses>,
-    /// Links and the sweep. Ended when the core is dropped.
+    /// Holder links and the sweep. Aborted when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Core {
-    /// A core without sessions; [`Core::adopt`] finds those of earlier servers.
+    /// Creates a core without sessions. [`Core::adopt`] finds the sessions of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
         config.ack_window_bytes = config.ack_window_bytes.min(config.widest_window_bytes());
@@ -307,7 +311,8 @@ impl Core {
         connection::serve(self.clone(), connection, id).await;
     }
 
-    /// Says goodbye to every connection and waits until they are gone, at most until the deadline. Sessions and holders stay.
+    /// Sends a goodbye to every connection and waits until all have ended, at most for `within`. Sessions and holders
+    /// stay.
     pub async fn drain(&self, within: Duration) {
         self.draining.store(true, Ordering::Release);
         for peer in lock(&self.peers).values() {
@@ -315,6 +320,7 @@ impl Core {
         }
         let gone = async {
             loop {
+                // Created before the check, so that a notification between the two is not missed.
                 let changed = self.peer_gone.notified();
                 if lock(&self.peers).is_empty() {
                     return;
@@ -322,11 +328,11 @@ impl Core {
                 changed.await;
             }
         };
-        // Whoever has not gone by then is cut off by the end of the program.
+        // A connection that is still open after the timeout is cut by the end of the process.
         tokio::time::timeout(within, gone).await.unwrap_or(());
     }
 
-    /// Ends every session and its processes, and waits for it.
+    /// Ends every session and its processes, and waits for completion.
     pub async fn end_all(&self) {
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         let mut ends = JoinSet::new();
@@ -336,7 +342,7 @@ impl Core {
         ends.join_all().await;
     }
 
-    /// Ends what a dead holder left running. The walk over the host's processes is no work for the runtime's threads.
+    /// Kills what a dead holder left running. Runs on a blocking thread because it walks all processes of the host.
     pub(crate) fn kill_orphans(&self, session: Arc<str>, processes: Vec<Arc<Process>>) {
         let holders = self.holders.clone();
         self.spawn(async move {
@@ -349,17 +355,17 @@ impl Core {
         });
     }
 
-    /// Nothing new is started.
+    /// Whether the server is shutting down. No new session or process starts.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Gives a task an owner: this core.
+    /// Spawns a task that this core owns.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = lock(&self.tasks);
-        // Those that have ended are let go here, so that the set does not grow with every session.
+        // Reap finished tasks, so that the set does not grow with every session.
         while tasks.try_join_next().is_some() {}
-        // One type of task, so that the runtime's part is not compiled again for each.
+        // Box to one type, so that the runtime's generic code is not compiled again for each task.
         let task: Call = Box::pin(task);
         tasks.spawn(task);
     }
@@ -377,7 +383,7 @@ impl Core {
         self.peer_gone.notify_waiters();
     }
 
-    /// Makes a session and puts its record on disk, so that a restart does not forget it.
+    /// Creates a session and writes its record to disk, so that the session survives a restart.
     pub(crate) async fn new_session(
         self: &Arc<Self>,
         principal: Principal,
@@ -388,10 +394,11 @@ impl Core {
         let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
         match written.map_err(io::Error::other).flatten() {
             Ok(()) => {}
-            // It works all the same until the server ends; a full disk is no reason to refuse it.
+            // Not fatal: the session works until the server ends, and a full disk should not make it fail.
             Err(error) => tracing::error!(session = short(&session.id), %error, "record of the session not written"),
         }
-        // Known only now: whoever ends it finds its record to remove.
+        // Insert only after the record is written: a request that ends the session then finds the record and removes
+        // it.
         lock(&self.sessions).insert(session.id.clone(), session.clone());
         Ok(session)
     }
@@ -400,7 +407,7 @@ impl Core {
         if self.is_draining() {
             return Err(Failure::Draining);
         }
-        // Looked at without being reserved: a few that come at once may go beyond it, by no more than their number.
+        // The check reserves nothing, so concurrent requests can exceed the bound by at most their number.
         if lock(&self.sessions).len() >= self.config.sessions_max {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
@@ -409,7 +416,8 @@ impl Core {
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 
-    /// V0: a session for a connection that never asked for one. It ends with the connection, so nothing of it is recorded.
+    /// Creates the implicit session of a V0 connection, which never asks for one. The session ends with the connection,
+    /// so it has no record.
     pub(crate) fn implicit_session(
         self: &Arc<Self>,
         principal: Principal,
@@ -422,9 +430,10 @@ impl Core {
         Ok(session)
     }
 
-    /// A session by id, for its own principal only: to others it is unknown.
+    /// Finds a session by id. A session of another principal is reported as unknown.
     pub(crate) fn session(&self, id: &str, principal: &Principal) -> Result<Arc<Session>, Failure> {
-        // Before the table: a session enters the table first and leaves the pending ones then, so that one of the two has it.
+        // Check the pending sessions first: an adopted session enters the table before it leaves the pending set, so
+        // one of the two checks always finds it.
         if let Some(waited) = self.pending.waited(id, principal) {
             return Err(Failure::SessionAdopting { id: id.to_owned(), waited });
         }
@@ -434,7 +443,7 @@ impl Core {
         Err(self.why_gone(id))
     }
 
-    /// What became of a session that is not there.
+    /// The error for a session that does not exist, with the reason if it is remembered.
     pub(crate) fn why_gone(&self, id: &str) -> Failure {
         match lock(&self.gone).get(id) {
             Some(gone) => gone.failure(id),
@@ -442,7 +451,7 @@ impl Core {
         }
     }
 
-    /// Counts a wrong try for a session and says how long its answer waits.
+    /// Counts a request for a session that does not exist, and returns how long to delay its answer.
     pub(crate) fn wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
         lock(&self.guesses).wait(principal, tries, Instant::now())
     }
@@ -451,12 +460,12 @@ impl Core {
         lock(&self.sessions).values().filter(|session| session.principal == *principal).cloned().collect()
     }
 
-    /// The session is over: its name is free, and nothing of it stays on disk.
+    /// Removes an ended session from the table and from disk.
     pub(crate) fn remove(&self, id: &str) {
         lock(&self.sessions).remove(id);
         match self.holders.remove(id) {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder removed its directory itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder has removed its directory itself.
             Err(error) => tracing::warn!(session = short(id), %error, "what was left of the session stays"),
         }
     }

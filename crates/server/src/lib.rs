@@ -1,11 +1,12 @@
-//! The server: sessions that outlive connections, the dispatcher, the pump, and the doors in front of them.
+//! The server: sessions that outlive connections, the dispatcher, the pump, and authentication in front of them.
 //!
-//! Reading order: [`core`] owns everything that lives as long as the server; [`session`] is what a client comes back to;
-//! `link` speaks with the session's holder; `process` is the server's picture of one child and its log;
-//! `connection` takes messages in, `dispatch` and `handlers` act on them, `pump` sends everything out.
-//! [`access`] says who may come in and do what, [`audit`] keeps the record of it; [`door`] and [`listen`] stand in front: nothing gets a connection without having passed the door.
+//! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
+//! `link` talks to the session's holder. `process` is the server's view of one child and its log. `connection` receives
+//! messages, `dispatch` and `handlers` act on them, `pump` sends all output. [`access`] decides who may do what, and
+//! [`audit`] records it. [`listen`] accepts sockets and [`door`] authenticates them: no stream becomes a connection
+//! without passing the door.
 //!
-//! The server never forks and owns no child: children belong to holders, and survive this program.
+//! The server never forks and owns no child: children belong to holders and survive the server process.
 
 pub mod access;
 pub mod audit;

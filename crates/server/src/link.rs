@@ -1,9 +1,12 @@
-//! The server's end of a session's holder: sends requests, matches answers, and turns the holder's wake-ups into bells.
+//! The server's connection to a session's holder: sends requests, matches replies, and forwards the holder's wake-ups
+//! to the processes.
 //!
-//! Sending never waits: what the socket does not take at once is kept in order and sent when it does. That queue is bounded by the
-//! requests in flight (each waits for its answer) plus two small messages per segment. The link's task owns all receiving.
+//! Sending never blocks: messages that the socket does not accept are queued in order and sent later. The queue is
+//! bounded by the requests in flight (each waits for its reply) plus two small messages per segment. The link's task
+//! does all receiving.
 //!
-//! Failure path: end of file or nonsense from the holder ends the link. Everything that waits is answered, every process is told.
+//! Failure path: EOF or an invalid message from the holder ends the link. Then every waiting request is answered, and
+//! every process is marked as ended.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -44,44 +47,44 @@ use self::maps::Maps;
 
 pub(crate) struct Link {
     session: Arc<str>,
-    /// Whose holder this is, from when the link is served.
+    /// The session of the holder, set when the link starts running.
     owner: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Absent where there was no holder from the beginning.
+    /// `None` if there was no live holder from the beginning.
     socket: Option<AsyncFd<OwnedFd>>,
-    /// Encoded messages the socket did not take yet, oldest first.
+    /// Encoded messages that the socket has not accepted yet, oldest first.
     unsent: Mutex<VecDeque<Message>>,
-    /// Told when `unsent` is no longer empty.
+    /// Notified when a message is added to `unsent`.
     unsent_bell: Notify,
     waiters: Mutex<Waiters>,
-    /// Known once the holder has welcomed us.
+    /// Set by the holder's `Welcome`.
     control: OnceLock<Arc<Control>>,
-    /// What the holder said of its own release.
+    /// The protocol version from the holder's `Welcome`.
     version: OnceLock<u32>,
-    /// Of the holder's memory.
+    /// Cached mappings of the holder's memory.
     maps: Arc<Maps>,
     broken: AtomicBool,
-    /// Whether the holder is about to leave the session to its files.
+    /// Whether the holder is about to exit because the session is archived.
     departure: watch::Sender<Departure>,
-    /// There is no holder, and everything that it had is in the files of the session.
+    /// There is no holder, and the session's files contain everything that it had.
     is_archive: bool,
 }
 
-/// A holder on its way to leave its session to the files.
+/// The exit of a holder that archives its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// It stays.
+    /// The holder stays.
     No,
-    /// It was told to leave and has not answered.
+    /// The server has sent `Leave`, and the holder has not answered.
     Asked,
-    /// It has left.
+    /// The holder has exited.
     Done,
 }
 
-/// An encoded message, and the sandbox whose descriptors go with it.
+/// An encoded message, and the sandbox whose fds are sent with it.
 struct Message {
-    /// The start that it asks for.
+    /// The request number, if the message is a start.
     start: Option<u32>,
     bytes: Vec<u8>,
     confined: Option<Arc<Confined>>,
@@ -98,12 +101,12 @@ impl Message {
 struct Waiters {
     next: u32,
     waiting: BTreeMap<u32, Waiter>,
-    /// The starts among them that wait for an answer, and how often the sweep has found each. Looks are counted, not time: a server that
-    /// was stopped itself must not take that for the holder's silence.
+    /// The pending starts, each with the number of sweeps that have found it pending. Sweeps are counted instead of
+    /// time: a server that was itself stopped must not mistake its own pause for the holder's silence.
     starts: BTreeMap<u32, u32>,
 }
 
-/// Who waits for a holder's answer. Weakly: sessions and processes own their link, and not the other way round.
+/// The recipient of a holder's reply. The references are weak because sessions and processes own their link.
 pub(crate) enum Waiter {
     Start {
         meta: Meta,
@@ -112,10 +115,11 @@ pub(crate) enum Waiter {
         confined: Option<Arc<Confined>>,
         reserved: Reserved,
         session: Weak<Session>,
-        /// Where a program without a slash is searched, for the error if it is missing.
+        /// The search path for a program name without a slash, for the error text if it is not found.
         search_path: Option<String>,
     },
-    /// A start that was answered with an error, because the holder did not answer in time. It may still come to be.
+    /// A start that was answered with an error because the holder did not reply in time. The holder may still execute
+    /// it.
     Withdrawn {
         meta: Meta,
         gate: Gate,
@@ -126,39 +130,39 @@ pub(crate) enum Waiter {
     Done(oneshot::Sender<Status>),
 }
 
-/// A request that was never sent: who waits for its answer, and why.
+/// A request that could not be sent: its waiter, and the error.
 pub(crate) struct Unsent {
     pub(crate) waiter: Waiter,
     pub(crate) error: io::Error,
 }
 
-/// What became of the messages that did not fit.
+/// The result of an attempt to send the queued messages.
 enum Flushed {
     All,
-    /// The socket takes no more now.
+    /// The socket's buffer is full.
     Full,
-    /// The host has no descriptor or memory for the next one now.
+    /// The host is short of fds or memory.
     Short,
 }
 
-/// When to try again where the host was short of descriptors or memory.
+/// Delay before a retry when the host is short of fds or memory.
 const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
 
-/// What a lack of descriptors means to whoever receives.
+/// How `recv` treats a lack of fds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    /// It is waited for: what the holder sends stays in the socket, and the children wait for us.
+    /// Wait until fds are available. The holder's messages stay in the socket, and the children block.
     Passes,
-    /// It is an error: nothing is lost by it yet, and somebody waits for an answer.
+    /// Return an error. Nothing is lost yet, and a client waits for an answer.
     Fails,
 }
 
-/// An error that goes away by itself.
+/// Whether the error is temporary.
 pub(crate) fn passes(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || wire::is_shortage(error)
 }
 
-/// Nobody is at the other end.
+/// Whether the other end is closed.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
@@ -167,17 +171,17 @@ fn is_short_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
 
-/// A status that a holder will send. Sent for already: dropping it only means not to care.
+/// A status that the holder will send. The request is already sent; dropping this only ignores the reply.
 pub(crate) struct Answer(oneshot::Receiver<Status>);
 
 impl Answer {
-    /// `None`: the holder is gone.
+    /// `None` if the holder is dead.
     pub(crate) async fn get(self) -> Option<Status> {
         self.0.await.ok()
     }
 }
 
-/// What a holder says of itself when it is adopted.
+/// The contents of a holder's `Welcome`.
 pub(crate) struct Welcome {
     pub(crate) info: Vec<u8>,
     pub(crate) ttl_ms: u64,
@@ -221,25 +225,25 @@ impl Link {
         }
     }
 
-    /// The link to a holder that died before this server came: nothing is ever sent, and what it spilled can be read.
+    /// Creates a link for a holder that died before this server started. Nothing is sent on it; the spilled output can
+    /// be read.
     pub(crate) fn severed(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self::with(session, holders, metrics, None))
     }
 
-    /// Stands for a holder that has left its session to the files, which this server looks after. Takes neither a descriptor nor a
-    /// mapping.
+    /// Creates a link for an archived session, whose files this server maintains. It uses neither an fd nor a mapping.
     pub(crate) fn archive(holders: Arc<dyn Holders>, metrics: Arc<Metrics>, session: &Arc<Session>) -> Arc<Self> {
         let link = Self { is_archive: true, ..Self::with(session.id.clone(), holders, metrics, None) };
-        link.owner.set(Arc::downgrade(session)).ok(); // Not set before: it was just made.
+        link.owner.set(Arc::downgrade(session)).ok(); // Always succeeds: the link is new.
         Arc::new(link)
     }
 
-    /// Whether the files have everything that the holder had.
+    /// Whether the session's files contain everything that the holder had.
     pub(crate) fn is_archive(&self) -> bool {
         self.is_archive
     }
 
-    /// Tells the holder to leave, unless it is told already or something waits for its answer.
+    /// Tells the holder to leave, unless it was already told or a request waits for its reply.
     pub(crate) fn ask_to_leave(&self) {
         if lock(&self.waiters).waiting.is_empty() && !self.is_departing() {
             self.departure.send_replace(Departure::Asked);
@@ -247,15 +251,15 @@ impl Link {
         }
     }
 
-    /// Whether the holder was told to leave and has not said that it stays.
+    /// Whether `Leave` was sent and the holder has not declined.
     pub(crate) fn is_departing(&self) -> bool {
         *self.departure.borrow() == Departure::Asked
     }
 
-    /// Returns when it is known whether the holder leaves.
+    /// Returns when the holder has exited or declined to leave.
     pub(crate) async fn departure_decided(&self) {
         let mut departure = self.departure.subscribe();
-        // The sender is in `self`, so waiting does not fail.
+        // The sender is in `self`, so the wait cannot fail.
         departure.wait_for(|departure| *departure != Departure::Asked).await.ok();
     }
 
@@ -263,7 +267,7 @@ impl Link {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Lets go of a segment that everybody has taken. Where the holder is gone its file is removed here.
+    /// Releases a segment that every taker has taken. If the holder is dead, removes the file here.
     pub(crate) fn release(&self, slot: u32, segment: u64) {
         if !self.is_broken() {
             self.send(&ToHolder::Release { slot, segment });
@@ -278,29 +282,29 @@ impl Link {
         }
     }
 
-    /// What the files of the session say is no longer true: a process was forgotten, or output taken.
+    /// Updates the files of an archived session after a process was forgotten or output was taken.
     pub(crate) fn save_archive(&self) {
         if let Some(session) = self.owner.get().and_then(Weak::upgrade).filter(|_| self.is_archive) {
             session.save_later();
         }
     }
 
-    /// Sends a message that needs no answer.
+    /// Sends a message that has no reply.
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
         if let Err(error) = self.post(Message { start: None, bytes: encoded, confined: None }) {
-            // The receiving side sees the same end and cleans up.
+            // The receiving side sees the same error and cleans up.
             tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
         }
     }
 
-    /// Sends a request whose answer goes to `waiter`. A request that cannot be sent gives its waiter back, with the reason.
+    /// Sends a request whose reply goes to `waiter`. If it cannot be sent, returns the waiter and the error.
     pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) -> Result<(), Box<Unsent>> {
         self.ask_with(waiter, None, request)
     }
 
-    /// Asks for a process, in a sandbox if there is one.
+    /// Requests the start of a process, in a sandbox if one is given.
     pub(crate) fn start(
         &self,
         waiter: Waiter,
@@ -314,7 +318,7 @@ impl Link {
         })
     }
 
-    /// Whether the holder takes what came with this number of its `Welcome`.
+    /// Whether the holder's protocol version is at least `since`.
     pub(crate) fn takes(&self, since: u32) -> bool {
         self.version.get().is_some_and(|version| *version >= since)
     }
@@ -342,14 +346,14 @@ impl Link {
         };
         let mut bytes = Vec::new();
         request(req).encode(&mut bytes);
-        // A link that ended in between has answered the waiter already.
+        // If the link ended in between, `end` has already answered the waiter.
         match self.post(Message { start: is_start.then_some(req), bytes, confined }) {
             Err(error) => self.waiter(req).map_or(Ok(()), |waiter| Err(Box::new(Unsent { waiter, error }))),
             Ok(()) => Ok(()),
         }
     }
 
-    /// Sends at once or keeps for later; an error means never.
+    /// Sends a message now or queues it. An error means that it will never be sent.
     fn post(&self, message: Message) -> io::Result<()> {
         if message.bytes.len() > wire::LARGE_MAX {
             return Err(rustix::io::Errno::MSGSIZE.into());
@@ -361,7 +365,8 @@ impl Link {
         if unsent.is_empty() {
             match message.send(self.socket()?.get_ref()) {
                 Ok(()) => return Ok(()),
-                // The holder is gone. What it said last is still to be heard, and says why; whoever waits is answered then.
+                // The holder is dead. Report nothing here: its last messages are still in the socket and may tell why.
+                // The waiter is answered when the link ends.
                 Err(error) if is_gone(&error) => return Ok(()),
                 Err(error) if passes(&error) => {}
                 Err(error) => return Err(error),
@@ -373,10 +378,10 @@ impl Link {
         Ok(())
     }
 
-    /// A request that is answered by a status. `None`: the holder is gone.
+    /// Sends a request whose reply is a status. The answer is `None` if the holder is dead.
     pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> Answer {
         let (tx, rx) = oneshot::channel();
-        // Not sent: the sender goes with the error, and the answer is that there is none.
+        // On an error `tx` is dropped with the waiter, so the answer becomes `None`.
         drop(self.ask(Waiter::Done(tx), request));
         Answer(rx)
     }
@@ -385,7 +390,7 @@ impl Link {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// What to tell those whose request a broken link did not take.
+    /// The error for requests that a broken link did not accept.
     pub(crate) fn why_broken(&self) -> Failure {
         match self.owner.get().and_then(Weak::upgrade) {
             Some(session) => session.holder_lost(),
@@ -397,7 +402,7 @@ impl Link {
         self.holders.open_segment(&self.session, name)
     }
 
-    /// Introduces the server to the holder and receives what the holder has, up to `Ready`.
+    /// Sends the hello and receives the holder's state, up to `Ready`.
     pub(crate) async fn hello(
         self: &Arc<Self>,
         secret: [u8; 32],
@@ -412,13 +417,13 @@ impl Link {
             let (message, mut fds) = self.recv(shortage).await?;
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
-                    self.version.set(version).ok(); // As with the control block below.
+                    self.version.set(version).ok(); // As for `control` below.
                     if version >= wire::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
                     let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = Control::open(fds.remove(0)).map_err(io::Error::other)?;
-                    self.control.set(Arc::new(control)).ok(); // One welcome per link; a second one changes nothing.
+                    self.control.set(Arc::new(control)).ok(); // Ignores a second `Welcome` on the same link.
                     welcome = Some(Welcome { info, ttl_ms, detached_ms, bell });
                 }
                 FromHolder::Process(info) => {
@@ -458,7 +463,7 @@ impl Link {
         self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not welcomed us"))
     }
 
-    /// Cancel safe: a message is taken from the socket only when it is returned.
+    /// Receives one message. Cancel safe: a message leaves the socket only when it is returned.
     async fn recv(&self, shortage: Shortage) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
         let socket = self.socket()?;
         loop {
@@ -476,12 +481,12 @@ impl Link {
         }
     }
 
-    /// Serves the link until the holder is gone.
+    /// Serves the link until the holder closes it.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
-        self.owner.set(Arc::downgrade(&session)).ok(); // A link is served once.
+        self.owner.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
         let ended = loop {
             self.hear_bells(&session);
-            // Every branch is cancel safe: readiness and permits only.
+            // Every branch is cancel safe: they wait only for readiness and notifications.
             tokio::select! {
                 biased;
                 message = self.recv(Shortage::Passes) => match message {
@@ -500,7 +505,7 @@ impl Link {
         self.end(&session, &ended);
     }
 
-    /// Rings the processes whose logs have grown, until there is nothing left to ring for.
+    /// Wakes the processes whose logs have grown, until no dirty flag is left and the session's wake-up is armed.
     fn hear_bells(&self, session: &Session) {
         let Some(control) = self.control.get() else { return };
         loop {
@@ -516,15 +521,16 @@ impl Link {
         }
     }
 
-    /// Sends what did not fit, when it fits. The socket is watched for room only then: watched always, every message that the holder takes
-    /// would wake a thread here.
+    /// Sends queued messages when the socket has room. It watches for writability only while the queue is not empty:
+    /// otherwise every message that the holder reads would wake a thread here.
     async fn flush_unsent(&self) {
         if lock(&self.unsent).is_empty() {
             self.unsent_bell.notified().await;
         }
         let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
         let Ok(room) = copy.and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE)) else {
-            // Without a descriptor to watch it with, it is tried by the clock: perhaps no message comes that would wake us.
+            // No fd to watch the socket with. Retry by time, because possibly no message arrives that would wake this
+            // task.
             tokio::time::sleep(SHORT_OF_RESOURCES).await;
             self.flush_some();
             return;
@@ -545,7 +551,7 @@ impl Link {
             match message.send(socket.get_ref()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
                 Err(error) if passes(&error) => return Flushed::Short,
-                // Sent, or never to be sent: the receiving side sees the end.
+                // Sent, or impossible to send. In the second case the receiving side sees the end of the link.
                 Ok(()) | Err(_) => drop(unsent.pop_front()),
             }
         }
@@ -609,12 +615,14 @@ impl Link {
     }
 
     fn end(&self, session: &Arc<Session>, reason: &io::Error) {
+        // Set `broken` under the lock of the waiters: no waiter can be added after they are taken.
         let waiting = {
             let mut waiters = lock(&self.waiters);
             self.broken.store(true, Ordering::Release);
             waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)
         };
+        // Update the session before the waiters are answered: a client that retries then finds the new state.
         if self.is_departing() {
             session.handle_left();
         } else {
@@ -626,7 +634,7 @@ impl Link {
 }
 
 impl Waiter {
-    /// The holder is gone.
+    /// Answers the waiter because the holder is dead.
     fn lose(self) {
         match self {
             Self::Start { meta, gate, reply, session, .. } => match session.upgrade() {
@@ -641,7 +649,7 @@ impl Waiter {
                     session.handle_start_failed(&meta.process_id, &gate);
                 }
             }
-            // Its process is told of the loss, and answers all that is in its line.
+            // `Process::handle_holder_lost` answers the whole line of stdin operations.
             Self::Stdin(_) => {}
             Self::Done(done) => drop(done),
         }
@@ -670,7 +678,7 @@ fn close_status(status: Status) -> CloseStdinStatus {
     }
 }
 
-/// Empties the eventfd; it is nonblocking and one read resets it.
+/// Resets the eventfd. It is nonblocking, and one read resets it.
 fn drain(bell: &OwnedFd) {
-    rustix::io::read(bell, &mut [0; 8]).ok(); // Nothing to read: another round has taken it.
+    rustix::io::read(bell, &mut [0; 8]).ok(); // EAGAIN: it was already reset.
 }

@@ -1,11 +1,13 @@
-//! The server's picture of one child: the chain of its log, who watches it, who has taken what, and the line of writes to its stdin.
+//! The server's view of one child: the segments of its log, its watchers, what each reader has taken, and the queue of
+//! stdin writes.
 //!
-//! The child itself, its descriptors and its exit belong to the holder. Nothing here blocks: disk segments are read by `load::Load`, which
-//! the pump runs off the runtime's threads. A process whose holder was found dead is made in `remains`.
+//! The child itself, its fds and its exit belong to the holder. Nothing here blocks: `load::Load` reads segments from
+//! disk, and the pump runs it off the runtime's threads. `remains` creates a process whose holder was found dead.
 //!
-//! Letting go: the owner and every `hold` subscriber is a *taker* with a position. What lies below the lowest position is released to the
-//! holder, segment by segment, except for the last [`limits::READABLE_BYTES`]. What readers that follow have taken is said to the holder as well
-//! (`followers`): at its quota it drops that instead of keeping the child waiting for an owner that is away.
+//! Releasing output: the owner and every `hold` subscriber is a *taker* with a position. Segments below the lowest
+//! position are released to the holder, except for the last [`limits::READABLE_BYTES`]. The holder also learns what
+//! following readers have taken (`followers`). At its quota the holder drops that output instead of blocking the child
+//! until a detached owner comes back.
 
 use std::{
     collections::VecDeque,
@@ -42,54 +44,56 @@ pub(crate) use self::{
 };
 use self::{followers::Taker, load::Loads, remains::Board};
 
-/// Bytes of one stdin part: with its header it fits a message to the holder.
+/// Bytes of one part of a stdin write. A part and its header fit into one message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
 
 pub(crate) struct Process {
-    /// The session it belongs to.
     pub(crate) session: Arc<str>,
     pub(crate) meta: Meta,
     pub(crate) pid: u32,
     slot: u32,
-    /// To the holder of the moment: one that left the session to its files may be followed by another.
+    /// The current link. After a holder has archived the session and exited, a new holder may replace it.
     link: Mutex<Arc<Link>>,
     board: RwLock<Board>,
-    /// Changed by the link when segments come and go, read by cursors; held only while records are encoded.
+    /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
     chain: Mutex<Chain>,
-    /// Who wants to hear of new events. Bounded by the feeds and reads of all connections.
+    /// Notified of new events. Bounded by the feeds and reads of all connections.
     watches: Mutex<Vec<Arc<Watch>>>,
     takers: Mutex<Vec<Taker>>,
     next_taker: AtomicU64,
-    /// What the holder was told last of the readers that follow.
+    /// The last position of the following readers that was sent to the holder.
     followed: Mutex<u64>,
     stdin: Mutex<StdinLine>,
     loads: Mutex<Loads>,
-    /// How far the owner got, kept for the next connection.
+    /// The owner's position, where its next connection starts.
     owner: Mutex<Position>,
-    /// At or below it, with an exact offset; that of an acknowledged number may be too low by what lies between two marks of its feed.
+    /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: an acknowledged
+    /// number that lies between two marks of its feed gets the offset of the earlier mark.
     owner_mark: Mutex<Position>,
-    /// Kills the leader's group should the holder die. `None` once it was gone at adoption.
+    /// pidfd of the leader, to kill its group if the holder dies. `None` if the leader was gone at adoption, or if the
+    /// session was archived.
     leader: Mutex<Option<Arc<OwnedFd>>>,
-    /// Set once when the holder died: what the log would have said next is made up from here.
+    /// Set once when the holder died: the numbers of the end events that the server makes up.
     lost: OnceLock<Lost>,
-    /// Its end is on record.
+    /// The end is in the audit log.
     end_told: AtomicBool,
-    /// Set once when the process is forgotten: its slot and segments belong to others from then on.
+    /// Set once when the process is forgotten. From then on the holder may give its slot and segments to another
+    /// process.
     forgotten: OnceLock<Status>,
-    /// When it was closed, on a clock that stands still while the owner is away or has not taken everything.
+    /// When the process closed, on a clock that stands still while the owner is away or has not taken everything.
     closed_since: Mutex<Option<Instant>>,
-    /// What was told to the metrics: bytes written and bytes dropped.
+    /// Already counted in the metrics: bytes written and bytes dropped.
     counted: [AtomicU64; 2],
 }
 
-/// Where a reader stands: the last number it got, and how many output bytes that makes.
+/// The position of a reader: the number of the last event it got, and the output bytes up to and including that event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) seq: u64,
     pub(crate) offset: u64,
 }
 
-/// The end of a process whose holder died: numbers for the exit and the close that nobody wrote.
+/// The end of a process whose holder died: numbers for the exit and close events that were never written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lost {
     pub(crate) exited_seq: Option<u64>,
@@ -99,11 +103,11 @@ pub(crate) struct Lost {
 #[derive(Default)]
 struct StdinLine {
     line: VecDeque<Input>,
-    /// The front of the line is in the holder's hands.
+    /// The holder is processing the front of the line.
     busy: bool,
 }
 
-/// Something that waits for its turn at a process's stdin.
+/// A queued operation on a process's stdin.
 pub(crate) enum Input {
     Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
     Close { reply: Reply },
@@ -115,7 +119,7 @@ impl Input {
         reply
     }
 
-    /// Its process has ended, and nothing reads its stdin.
+    /// Answers that stdin is closed, because the process has ended.
     fn closed(self, process: &str) {
         match self {
             Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::StdinClosed),
@@ -125,7 +129,7 @@ impl Input {
         }
     }
 
-    /// Its process is gone from the table.
+    /// Answers that the process is unknown, because it was forgotten.
     fn unknown(self, process: &str) {
         match self {
             Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::UnknownProcess),
@@ -142,21 +146,21 @@ impl fmt::Debug for Process {
     }
 }
 
-/// What the link knows of a process when it appears.
+/// The facts about a process that the link knows when the process first appears.
 pub(crate) struct Birth {
     pub(crate) session: Arc<str>,
     pub(crate) meta: Meta,
     pub(crate) pid: u32,
     pub(crate) slot: u32,
     pub(crate) leader: Option<OwnedFd>,
-    /// Bytes written and dropped under an earlier server, which counted them.
+    /// Bytes written and dropped that an earlier server has already counted.
     pub(crate) counted: [u64; 2],
 }
 
-/// A position beyond every number that will ever be given.
+/// A position beyond every event number that will ever be assigned.
 const ABANDONED: u64 = u64::MAX / 2;
 
-/// The owner is always a taker: what it has not taken is kept while it is away.
+/// The key of the owner. The owner is always a taker: output that it has not taken is kept while it is away.
 const OWNER: u64 = 0;
 
 impl Process {
@@ -164,7 +168,7 @@ impl Process {
         let released = control.status(birth.slot);
         let taken = Position { seq: released.released_seq, offset: released.released_offset };
         let process = Self::at(birth, link, Board::Shared(control), taken);
-        // An adopted log may have let go of its beginning: whoever asks for that is told.
+        // The beginning of an adopted log may have been released. A reader that asks for it gets a gap.
         process.chain().forget_below(taken.seq + 1, taken.offset);
         process
     }
@@ -199,7 +203,7 @@ impl Process {
         &self.meta.process_id
     }
 
-    /// Its name as it travels.
+    /// The id as sent on the wire.
     pub(crate) fn process_id(&self) -> ProcessId {
         ProcessId::new(self.id())
     }
@@ -216,7 +220,7 @@ impl Process {
         lock(&self.link).clone()
     }
 
-    /// The state the holder publishes, with the made-up end where the holder is gone.
+    /// The status that the holder publishes, with a made-up end if the holder is dead.
     pub(crate) fn status(&self) -> Status {
         if let Some(last) = self.forgotten.get() {
             return *last;
@@ -229,13 +233,13 @@ impl Process {
         status
     }
 
-    /// Lets go of everything shared with the holder, before the holder is told to reuse it. Readers that still have the process find an
-    /// empty log.
+    /// Gives up everything that is shared with the holder, and then tells the holder to reuse it. Readers that still
+    /// have the process see an empty log.
     pub(crate) fn forget(self: &Arc<Self>) {
-        self.forgotten.set(self.status()).ok(); // Forgotten once is forgotten.
+        self.forgotten.set(self.status()).ok(); // Already forgotten: keep the first status.
         let mut chain = self.chain();
         let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
-        // Let go of before they are given back: from then on others write there.
+        // Drop the mappings before the segments are returned: the holder then lets other processes write there.
         let segments: Vec<SegmentInfo> = std::mem::take(&mut *chain).segments().collect();
         chain.forget_below(end_seq, end_offset);
         drop(chain);
@@ -243,14 +247,14 @@ impl Process {
         for segment in segments {
             match segment.place {
                 Place::Memory => link.send(&ToHolder::Return { segment: segment.id }),
-                // The holder removes its files when it is told to forget; without one it is done here.
+                // The holder removes its files on `Forget`. Without a holder, remove them here.
                 Place::Disk if link.is_broken() => link.release(self.slot, segment.id),
                 Place::Disk => {}
             }
         }
         drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
         link.save_archive();
-        // What waits for its stdin must not reach whoever gets the slot.
+        // Answer the queued stdin operations now: they must not reach the next process in this slot.
         self.next_input(lock(&self.stdin));
         self.wake();
     }
@@ -259,12 +263,12 @@ impl Process {
         self.lost.get().copied()
     }
 
-    /// True the first time: whoever asked puts its end on record.
+    /// Returns true the first time only. The caller then records the end.
     pub(crate) fn tell_end(&self) -> bool {
         !self.end_told.swap(true, Ordering::AcqRel)
     }
 
-    /// It runs no more; others may still hold its streams.
+    /// Whether the process has exited. Descendants may still hold its streams open.
     pub(crate) fn has_ended(&self) -> bool {
         self.lost.get().is_some() || self.status().exited.is_some()
     }
@@ -273,7 +277,7 @@ impl Process {
         lock(&self.chain)
     }
 
-    /// True where something lies beyond `seen_next_seq` already; false: the next event wakes the watches.
+    /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the watches.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
         match &*self.board() {
             Board::Shared(control) => {
@@ -293,12 +297,12 @@ impl Process {
         lock(&self.watches).retain(|other| !Arc::ptr_eq(other, watch));
     }
 
-    /// How many feeds and reads wait for its events, the owner's among them.
+    /// Number of feeds and reads that wait for events, including the owner's.
     pub(crate) fn watchers(&self) -> usize {
         lock(&self.watches).len()
     }
 
-    /// Tells every watch that there is something new.
+    /// Tells every watch that there are new events.
     pub(crate) fn wake(&self) {
         for watch in lock(&self.watches).iter() {
             watch.ring();
@@ -307,12 +311,14 @@ impl Process {
 
     pub(crate) fn owner_position(&self) -> Position {
         let owner = *lock(&self.owner);
-        // Dropped behind its back: the gap is counted from where the count of bytes is exact, and the reader knows what it has of it.
+        // Events after the owner's position were dropped. Start at the mark instead, where the byte offset is exact, so
+        // that the reported gap is exact. The client knows which part of the gap it already has.
         let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
         if is_gone { *lock(&self.owner_mark) } else { owner }
     }
 
-    /// The output bytes up to and including a number, where the log tells: what it has next begins there.
+    /// The output bytes up to and including event `seq`, if the log knows: it is the offset at which the next event
+    /// begins.
     pub(crate) fn offset_behind(&self, seq: u64) -> Option<u64> {
         let status = self.status();
         match self.chain().read(&mut Cursor::after(seq)) {
@@ -322,7 +328,8 @@ impl Process {
         }
     }
 
-    /// The same, also where nothing follows that tells: at the beginning, and where the owner is known to be.
+    /// Like `offset_behind`, but also works where no next event is available: at the beginning, and at the owner's
+    /// mark.
     pub(crate) fn offset_at(&self, seq: u64) -> Option<u64> {
         if seq == 0 {
             return Some(0);
@@ -331,7 +338,7 @@ impl Process {
         self.offset_behind(seq).or((mark.seq == seq).then_some(mark.offset))
     }
 
-    /// The owner has everything up to there, to the byte.
+    /// Records that the owner has everything up to `position`, whose offset is exact.
     pub(crate) fn set_owner_mark(&self, position: Position) {
         let mut mark = lock(&self.owner_mark);
         if position.seq >= mark.seq {
@@ -339,7 +346,7 @@ impl Process {
         }
     }
 
-    /// The owner got this far. Never goes back: an old connection may say so after a new one.
+    /// Records how far the owner got. Never moves back: an old connection may report after a new one.
     pub(crate) fn set_owner_position(&self, position: Position) {
         let mut owner = lock(&self.owner);
         if position.seq >= owner.seq {
@@ -347,16 +354,16 @@ impl Process {
         }
     }
 
-    /// The owner has taken everything up to there. Its position moves along, so that a resume that comes before the old connection has
-    /// left its place does not begin at what is gone.
+    /// Records that the owner has taken everything up to `position`. The owner's position moves along, so that a resume
+    /// that arrives before the old connection has reported its position does not start at released output.
     pub(crate) fn owner_took(&self, position: Position) {
         self.set_owner_position(position);
         self.took(OWNER, position.seq);
     }
 
-    /// A taker has taken everything up to `seq`; what nobody needs any more goes back to the holder.
+    /// Records that a taker has taken everything up to `seq`, and releases segments that no taker needs.
     pub(crate) fn took(&self, key: u64, seq: u64) {
-        // Nobody has taken what was never written; such a word must not count for what comes later.
+        // Clamp to what was written: an acknowledgement of future numbers must not count for events that come later.
         let seq = seq.min(self.status().next_seq.saturating_sub(1));
         let mut moved = false;
         for taker in lock(&self.takers).iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
@@ -371,12 +378,12 @@ impl Process {
         }
     }
 
-    /// What the owner has taken, by whichever of its connections.
+    /// The last event that the owner has taken, on any of its connections.
     pub(crate) fn owner_taken_seq(&self) -> u64 {
         lock(&self.takers).iter().find(|taker| taker.key == OWNER).map_or(0, |taker| taker.seq)
     }
 
-    /// What every taker has taken.
+    /// The last event that every holding taker has taken.
     pub(crate) fn taken_seq(&self) -> u64 {
         lock(&self.takers).iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
     }
@@ -391,11 +398,12 @@ impl Process {
             self.note_released(first);
         }
         for segment in gone {
+            // The chain lock is not held here: `release` sends to the holder.
             self.link().release(self.slot, segment);
         }
     }
 
-    /// A segment that does not hold together is given up: readers are told of a gap instead of waiting for ever.
+    /// Gives up a damaged segment, so that readers get a gap instead of waiting forever.
     pub(crate) fn handle_damaged(&self, segment: u64) {
         tracing::error!(
             session = short(&self.session),
@@ -406,7 +414,8 @@ impl Process {
         self.chain().remove(segment);
     }
 
-    /// The holder began a segment (or names one at adoption): in memory with its mapping, else on disk.
+    /// Adds a segment that the holder began, or that it names at adoption: in memory if there is a mapping, otherwise
+    /// on disk.
     pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Lent>>) {
         match mapping {
             Some(mapping) => self.chain().push_memory(info, mapping),
@@ -415,31 +424,33 @@ impl Process {
         self.wake();
     }
 
-    /// The holder wrote a segment to disk. Cursors borrow from the chain only, so its memory is free again at once.
+    /// Handles a segment that the holder wrote to disk. Cursors borrow only from the chain, so the memory can be
+    /// returned at once.
     pub(crate) fn handle_spilled(&self, segment: u64) {
         self.chain().set_on_disk(segment);
         self.link().send(&ToHolder::Return { segment });
     }
 
-    /// The holder dropped a segment by the user's own choice, or for readers that follow; cursors that come to it see a gap.
+    /// Handles a segment that the holder dropped, because of `dropOldest` or for following readers. Cursors that reach
+    /// it get a gap.
     pub(crate) fn handle_dropped(&self, segment: u64) {
         self.chain().remove(segment);
         self.link().send(&ToHolder::Return { segment });
         self.tell_followed();
     }
 
-    /// Puts something into the line for stdin; it is answered when its turn has passed.
+    /// Queues a stdin operation. It is answered after its turn.
     pub(crate) fn input(self: &Arc<Self>, input: Input) {
         let mut stdin = lock(&self.stdin);
         stdin.line.push_back(input);
         self.next_input(stdin);
     }
 
-    /// Hands the front of the line to the holder, unless something is there already. Takes the guard: where nothing can be handed over any
-    /// more the whole line is answered, and not under the lock.
+    /// Hands the front of the line to the holder, unless an operation is already under way. Takes the guard, because
+    /// the whole line must be answered without the lock if nothing can be handed over.
     fn next_input(self: &Arc<Self>, mut stdin: MutexGuard<'_, StdinLine>) {
         if self.forgotten.get().is_some() {
-            // The slot may be another process's by now.
+            // The slot may belong to another process now.
             let line = std::mem::take(&mut stdin.line);
             drop(stdin);
             return line.into_iter().for_each(|input| input.unknown(self.id()));
@@ -467,7 +478,7 @@ impl Process {
     }
 
     fn fail_inputs(&self) {
-        // With the part that was out: nobody will answer it, and nothing may wait behind it.
+        // Includes the part that the holder had: no answer will come for it.
         let lost = std::mem::take(&mut *lock(&self.stdin));
         let link = self.link();
         for input in lost.line {
@@ -479,7 +490,7 @@ impl Process {
         }
     }
 
-    /// The holder has dealt with the part in its hands: `done` bytes of the write have entered the child's stdin.
+    /// Handles the holder's answer to a part: `done` bytes of the write have been written to the child's stdin.
     pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
@@ -491,7 +502,8 @@ impl Process {
                     self.link().metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
                 }
-                // Only right after an adoption: a part of the last server is still going in. The same part is sent again.
+                // Happens only right after an adoption, while a part from the previous server is still being written.
+                // Send the same part again.
                 WriteStatus::Busy => return self.next_input(stdin),
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
             }
@@ -510,7 +522,7 @@ impl Process {
         self.next_input(stdin);
     }
 
-    /// The holder has closed stdin, or said why it could not.
+    /// Handles the holder's answer to `CloseStdin`.
     pub(crate) fn handle_stdin_closed(self: &Arc<Self>, status: wire::CloseStdinStatus) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
@@ -520,32 +532,33 @@ impl Process {
         self.next_input(stdin);
     }
 
-    /// The holder died. Answers everything that waits and lets readers see an end. What is left of the process is the caller's to kill.
+    /// Handles the death of the holder: answers all queued operations and lets readers see an end. The caller kills
+    /// what is left of the process.
     pub(crate) fn handle_holder_lost(&self) {
         self.end_here(self.published());
         self.fail_inputs();
         self.wake();
     }
 
-    /// What names the leader for good, while it was running when the server last heard.
+    /// pidfd and pid of the leader, if the holder died before the process closed.
     pub(crate) fn leader(&self) -> Option<(Arc<OwnedFd>, u32)> {
         lock(&self.leader).clone().filter(|_| self.lost.get().is_some()).map(|leader| (leader, self.pid))
     }
 
-    /// The owner wants nothing more of it: whatever comes counts as taken.
+    /// Drops the owner as a taker: all output counts as taken by it.
     pub(crate) fn abandon(&self) {
         self.set_owner_position(Position { seq: ABANDONED, offset: 0 });
         lock(&self.takers).retain(|taker| taker.key != OWNER);
         self.let_go();
     }
 
-    /// Readers other than the owner whose untaken output is kept.
+    /// Whether readers other than the owner hold untaken output.
     pub(crate) fn has_holds(&self) -> bool {
         lock(&self.takers).iter().any(|taker| taker.key != OWNER && taker.holds)
     }
 
-    /// Since when it has been closed and the owner could have known. The time an owner is away does not count: each look without one starts
-    /// the clock again.
+    /// Since when the process has been closed and the owner could have known it. Time in which the owner is away does
+    /// not count: each call without an owner restarts the clock.
     pub(crate) fn closed_since(&self, now: Instant, attached: bool) -> Option<Instant> {
         self.status().closed_seq?;
         let mut since = lock(&self.closed_since);
@@ -555,7 +568,8 @@ impl Process {
         *since
     }
 
-    /// The owner has everything, by its own word or, for a peer that cannot say so, by what was sent.
+    /// Whether the owner has everything: by its acknowledgement or, for a peer that cannot acknowledge, by what was
+    /// sent.
     pub(crate) fn is_taken(&self) -> bool {
         lock(&self.owner).seq + 1 >= self.status().next_seq
     }
@@ -566,7 +580,8 @@ impl Process {
     }
 }
 
-/// A lock whose holder panicked still protects plain data that is consistent after every statement; going on beats losing a session.
+/// Locks a mutex and ignores poisoning. The data under these locks is consistent after every statement, and continuing
+/// is better than losing a session.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! A session: what a client comes back to. Owns the table of processes and says which connection may act on it.
+//! A session: survives connections and is what a client resumes. Owns the table of processes and decides which
+//! connection may act on it.
 //!
 //! ```text
 //!            attach                    detach                  time-to-live over
@@ -6,8 +7,9 @@
 //!                        │   ▲  takeover: the old connection is superseded and closed
 //!                        └───┘
 //! ```
-//! With a holder the clock of the detached session runs there, so that it also runs while no server does; a session without processes has
-//! no holder yet, and its clock runs here. Failure path: a lost holder leaves a session whose processes are over and can still be read.
+//! If the session has a holder, the clock of the detached session runs in the holder, so it also runs while no server
+//! does. A session that never had a process has no holder, and its clock runs here. Failure path: if the holder dies,
+//! the session stays; its processes have ended and their output can still be read.
 
 use std::{
     collections::BTreeMap,
@@ -45,63 +47,64 @@ pub(crate) use self::{
     usage::InUse,
 };
 
-/// A new holder has introduced itself by then, or never will.
+/// A new holder that has not sent its hello by then never will.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long an end waits for its holder. One that is stopped ends when it goes on: the request is in its socket.
+/// How long `end` waits for the holder. A stopped holder ends when it continues, because the request is in its socket.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
-/// A session of one principal. Survives its connections and, through its holder, the server.
+/// A session of one principal. Survives its connections, and the server through its holder.
 pub struct Session {
     pub(crate) id: Arc<str>,
     pub(crate) principal: Principal,
     core: Weak<Core>,
     state: Mutex<State>,
-    /// What it has open.
+    /// The session's open files.
     pub(crate) files: Files,
-    /// Held while the holder is being made, so that it is made once and starts keep their order.
+    /// Held while the holder is being created, so that only one is created and starts keep their order.
     opening: tokio::sync::Mutex<()>,
-    /// Held from the record of a start to the start, where the record comes first.
+    /// In strict audit mode, held from the audit record of a start until the start is sent, so that both have the same
+    /// order.
     recording: tokio::sync::Mutex<()>,
     archive: Archive,
 }
 
-/// What a restarted server must know of a session; kept by its holder, or in a file while it has none.
+/// The facts that a restarted server needs about a session. Stored by the holder, or in a file while there is no holder.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SessionRecord {
     pub(crate) principal: String,
-    /// Absent = never expires.
+    /// `None` = never expires.
     pub(crate) ttl_ms: Option<u64>,
     #[serde(default)]
     pub(crate) reference: bool,
 }
 
-/// What a connection brings when it attaches.
+/// The session settings that a connection brings when it attaches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attachment {
     pub(crate) ttl: Option<Duration>,
-    /// The client asked for a time to live.
+    /// Whether the client asked for a time-to-live.
     pub(crate) is_ttl_asked: bool,
     pub(crate) reference: bool,
 }
 
-/// Whom a connection may take a session from.
+/// Which connections a new connection may take the session from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Whoever has it: `takeover`, or a session that is new.
+    /// Any: for `takeover`, or for a session that is new.
     Any,
-    /// Nobody, or the connection that did not answer.
+    /// Only this connection, which did not answer the ping. `None`: the session must be detached.
     From(Option<u64>),
 }
 
-/// A process as a start asks for it.
+/// A process as a start request describes it.
 pub(crate) struct Launch {
     pub(crate) meta: Meta,
     pub(crate) spec: StartSpec,
-    /// What it is to be confined to.
+    /// The sandbox to run it in.
     pub(crate) confinement: Option<Confinement>,
-    /// Who asked, for the record.
+    /// The requesting peer, named in the audit record.
     pub(crate) peer: Arc<str>,
 }
 
@@ -148,7 +151,7 @@ impl Session {
         serde_json::to_vec(&record).expect("a record of strings and numbers serializes")
     }
 
-    /// Nothing of it runs, or is about to.
+    /// Whether no process of the session runs or is being started.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.processes.values().all(|entry| entry.live().is_some_and(|process| process.has_ended()))
@@ -159,8 +162,8 @@ impl Session {
         lock(&self.state).attached.clone()
     }
 
-    /// Makes `peer` the session's connection; the one before it, if any, is superseded. Without `Claim::Any` it must still be the one that
-    /// did not answer: another that came first keeps the session.
+    /// Attaches `peer` and supersedes the previous connection, if any. With `Claim::From` the attach fails if the
+    /// session is attached to a connection other than the named one: another client was faster and keeps the session.
     pub(crate) fn attach(
         self: &Arc<Self>,
         peer: Arc<Peer>,
@@ -199,7 +202,7 @@ impl Session {
         Ok(())
     }
 
-    /// The connection is gone. Nothing happens where another one has taken the session over.
+    /// Handles the end of a connection. Does nothing if another connection has taken the session over.
     pub(crate) fn detach(self: &Arc<Self>, peer: &Peer, now: Instant) {
         let mut state = lock(&self.state);
         if state.attached.as_ref().is_none_or(|attached| attached.id != peer.id) {
@@ -225,13 +228,14 @@ impl Session {
         }
     }
 
-    /// Begins to push every process to the connection, after its `initialized`.
+    /// Starts pushing every process to the connection, after its `initialized`.
     pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
         let state = lock(&self.state);
         let manners = peer.manners();
         let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !manners.ack);
         for process in state.processes.values().filter_map(Entry::live) {
-            // The client that started it may have been able to acknowledge; this one needs more kept behind it.
+            // The client that started the process may have been able to acknowledge. This one cannot, so the log must
+            // keep more.
             if let Some(bytes) = cap {
                 process.link().send(&ToHolder::Cap { slot: process.slot(), bytes });
             }
@@ -245,7 +249,7 @@ impl Session {
         }
     }
 
-    /// The session's holder, made at its first process.
+    /// The link to the session's holder. Creates the holder for the first process.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Failure> {
         let _opening = self.opening.lock().await;
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
@@ -259,14 +263,14 @@ impl Session {
             None if !over => {}
             Some(_) | None => return Err(self.holder_lost()),
         }
-        // Not kept across the await: this may run as a task of the core, which must not keep itself alive.
+        // Keep only `holders` across the await: this may run as a task of the core, which must not keep the core alive.
         let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
         if is_archived {
             self.hand_over_archive().await.map_err(failed)?;
         }
         let mut made = self.make_holder(holders.clone()).await;
         if made.as_ref().is_err_and(is_stillborn) {
-            // The spawner may have died with the request in its hands; the next one has not.
+            // The spawner may have died while it handled the request. Try once more with its successor.
             made = self.make_holder(holders).await;
         }
         let made = made.inspect_err(|_| {
@@ -293,7 +297,8 @@ impl Session {
         match welcome.and_then(|welcome| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
             Err(error) => {
-                // Before the link goes: a holder that loses it and finds its secret gone knows that nobody will come.
+                // Before the link is dropped: a holder that loses its link and finds its secret gone knows that no
+                // server will come back.
                 holders.unmake(&self.id);
                 Err(error)
             }
@@ -307,7 +312,8 @@ impl Session {
         match state.attached {
             Some(_) => {
                 link.send(&ToHolder::Attach);
-                // In force where this server is killed while it is attached; not before, or a short one would run out at once.
+                // The holder applies this if the server is killed while the client is attached. Send it after `Attach`:
+                // a holder that still counts as detached would apply a short time-to-live at once.
                 link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(state.ttl) });
             }
             None => link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) }),
@@ -316,7 +322,7 @@ impl Session {
         core.spawn(link.run(self.clone(), welcome));
     }
 
-    /// Takes over the holder that an earlier server left behind. Holds no core while it waits for the holder to introduce itself.
+    /// Takes over the holder that an earlier server left. Does not hold the core while it waits for the holder's hello.
     pub(crate) async fn adopt(
         owner: &Weak<Core>,
         id: Arc<str>,
@@ -350,7 +356,8 @@ impl Session {
         Ok(session)
     }
 
-    /// A session whose holder was found dead: its processes are over, and what was spilled of their output can be read.
+    /// Creates a session from the files of a dead holder: its processes have ended, and their spilled output can be
+    /// read.
     pub(crate) fn from_remains(core: &Arc<Core>, id: Arc<str>, remains: Remains) -> io::Result<Arc<Self>> {
         let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
         let record_ttl = record.ttl_ms.map(Duration::from_millis);
@@ -374,7 +381,7 @@ impl Session {
                 pid: enrolled.pid,
                 slot: enrolled.slot,
                 leader: None,
-                // All of it was counted by the server that it was written under, or by none.
+                // Count nothing: the server under which the output was written has counted it, or no server has.
                 counted: [u64::MAX; 2],
             };
             let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
@@ -388,12 +395,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Whether nothing of it is lost: its holder left it to its files.
+    /// Whether the holder archived the session and exited. Then nothing of it is lost.
     pub(crate) fn is_archived(&self) -> bool {
         lock(&self.state).is_archived
     }
 
-    /// Reserves a process id in arrival order. A closed process of a reference client gives its id up after its time.
+    /// Reserves a process id, in arrival order. For a reference client the id of a closed process becomes free after
+    /// some time.
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<Gate, Failure> {
         let mut state = lock(&self.state);
         if state.over {
@@ -418,7 +426,7 @@ impl Session {
         Ok(gate)
     }
 
-    /// The holder has started a process.
+    /// Handles the holder's report that a process has started.
     pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) {
         self.record_running(process);
         let mut state = lock(&self.state);
@@ -428,7 +436,8 @@ impl Session {
         gate.close();
     }
 
-    /// The holder has started a process whose start was withdrawn: it gets no name and is killed at once.
+    /// Handles the holder's report that a process has started whose start was withdrawn. It gets no name and is killed
+    /// at once.
     pub(crate) fn handle_started_late(&self, process: &Arc<Process>, gate: &Gate) {
         tracing::warn!(
             session = short(&self.id),
@@ -438,12 +447,12 @@ impl Session {
         self.record_running(process);
         lock(&self.state).by_slot.insert(process.slot(), process.clone());
         let slot = process.slot();
-        // Nobody waits for the answer: its exit is an event of the log, and the sweep forgets it then.
+        // Ignore the reply: the log records the exit, and the sweep then forgets the process.
         drop(process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms: None }));
         self.handle_start_failed(process.id(), gate);
     }
 
-    /// Pushes a process that has just started to whoever is attached now, after its start was answered.
+    /// Starts pushing a new process to the attached connection, after its start was answered.
     pub(crate) fn follow_new(&self, process: &Arc<Process>) {
         let attached = self.attached();
         if let Some(peer) = attached.filter(|peer| peer.is_listening()) {
@@ -460,7 +469,7 @@ impl Session {
         }
     }
 
-    /// The process under an id, after a start that is under way. Waiters go on in the order in which they came.
+    /// The process with this id; waits for a pending start. Waiters continue in arrival order.
     pub(crate) async fn process(&self, id: &str) -> Option<Arc<Process>> {
         loop {
             match self.lookup(id) {
@@ -471,7 +480,7 @@ impl Session {
         }
     }
 
-    /// Waits until no start of this id is under way.
+    /// Waits until no start of this id is pending.
     pub(crate) async fn start_decided(&self, id: &str) {
         while let Lookup::Starting(gate) = self.lookup(id) {
             gate.passed().await;
@@ -486,7 +495,7 @@ impl Session {
         lock(&self.state).processes.values().filter_map(Entry::live).cloned().collect()
     }
 
-    /// Takes a V0 process off the table; its events still go out, and the sweep forgets it when it has closed.
+    /// Removes the name of a V0 process. Its events are still sent, and the sweep forgets it after it has closed.
     pub(crate) fn hide(&self, process: &Arc<Process>) {
         lock(&self.state).unname(process);
     }
@@ -499,11 +508,11 @@ impl Session {
         state.shorten_if_empty(Instant::now());
     }
 
-    /// Ends the session and its processes, and waits until the holder has done it.
+    /// Ends the session and its processes, and waits until the holder has done so.
     pub(crate) async fn end(&self) {
         lock(&self.state).over = true;
         self.files.end();
-        // A holder that is being made is waited for, or it would be nobody's.
+        // Wait for a holder that is being created. Otherwise it would run without an owner.
         let opening = self.opening.lock().await;
         let link = lock(&self.state).link.clone();
         drop(opening);
@@ -519,7 +528,7 @@ impl Session {
         }
     }
 
-    /// Records the ends that nobody was woken for.
+    /// Writes audit records for process ends that caused no wake-up.
     fn record_ends(&self) {
         let processes: Vec<Arc<Process>> = lock(&self.state).by_slot.values().cloned().collect();
         for process in processes {
@@ -534,7 +543,7 @@ impl Session {
             state.attached.clone()
         };
         self.files.end();
-        // Somebody came in the moment in which its time was over: whoever comes again is told so.
+        // A client attached while the session was expiring. Close it; its next resume gets `sessionExpired`.
         if let Some(peer) = attached {
             peer.goodbye(1001, "session has expired; connect again");
         }
@@ -547,7 +556,7 @@ impl Session {
     pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
         let (over, processes) = {
             let state = lock(&self.state);
-            // Kept in the table: what is over is forgotten in its time, with or without its holder.
+            // Keep the processes in the table: the sweep forgets them in time, with or without a holder.
             (state.over, state.by_slot.clone())
         };
         if !over {
@@ -568,7 +577,8 @@ impl Session {
         state.processes.retain(|_, entry| entry.live().is_some());
     }
 
-    /// Regular care: closed processes whose time is over, nameless ones that have ended, and the session's own clock where no holder runs it.
+    /// Periodic work: forgets closed processes whose time is over and nameless ones that have ended, and runs the
+    /// session's clock if no holder does.
     pub(crate) fn sweep(self: &Arc<Self>, now: Instant, kept: Duration) {
         self.record_ends();
         let link = lock(&self.state).link.clone();
@@ -581,11 +591,11 @@ impl Session {
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
-                // A reader that follows gets the end first; an attached owner has taken it.
+                // Forget only after following readers have received the end and an attached owner has taken it.
                 !process.has_holds() && process.watchers() <= usize::from(attached) && (process.is_taken() || !attached)
             }
             Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
-            // Hidden, or forgotten while others still hold it.
+            // Hidden, or forgotten while readers still hold the log.
             Some(_) => process.is_taken() && !process.has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();
@@ -596,11 +606,11 @@ impl Session {
             state.shorten_if_empty(now);
         }
         state.by_slot.values().for_each(|process| process.unload_idle());
-        // A holder runs the clock of its session, while it lives.
+        // While the holder is alive, it runs the session's clock.
         let expired = state.users == 0
             && state.link.as_ref().is_none_or(|link| link.is_broken())
             && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
-        // Decided under the lock: nobody attaches to it any more.
+        // Set under the lock, so that no connection can attach to an expired session.
         state.over |= expired;
         drop(state);
         if expired {
@@ -608,7 +618,7 @@ impl Session {
         }
     }
 
-    /// Why there is no holder: it died, or the session is over.
+    /// The error for a missing holder: it died, or the session is over.
     pub(crate) fn holder_lost(&self) -> Failure {
         let is_over = lock(&self.state).over;
         match self.core.upgrade().filter(|_| is_over) {
@@ -618,7 +628,7 @@ impl Session {
     }
 }
 
-/// The holder was gone before it said a word.
+/// Whether the holder died before its hello.
 fn is_stillborn(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
 }
@@ -631,7 +641,7 @@ fn ttl_ms(ttl: Option<Duration>) -> u64 {
     ttl.map_or(TTL_NONE, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(TTL_NONE - 1).min(TTL_NONE - 1))
 }
 
-/// A session id is a capability: logs show its beginning only.
+/// Shortens a session id for logs, because an id is a capability.
 pub(crate) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or("")
 }

@@ -3,10 +3,11 @@
 //! ```text
 //!  scan ──▶ pending ──holder answers──▶ in the table
 //!              │
-//!              └──holder is gone──▶ what it left: a record, remains on disk, or a note why the session is gone
+//!              └──holder is dead──▶ its files: a record, remains on disk, or a note why the session is gone
 //! ```
-//! One task per session waits for its holder, however long that takes: a holder that is stopped or starved still has running children.
-//! Until then the session is *pending*: known, and refused with a retryable error. Owns the table of pending sessions.
+//! One task per session waits for the holder without a deadline: a holder that is stopped or starved still has running
+//! children. Until the holder answers, the session is *pending*: the server knows it and refuses it with a retryable
+//! error. This module owns the table of pending sessions.
 
 use std::{
     collections::BTreeMap,
@@ -28,20 +29,20 @@ use crate::{
     session::{Attachment, Session, SessionRecord, short},
 };
 
-/// How long the start of a server waits for holders. After that it serves, and the sessions of those that did not answer stay pending.
+/// How long server startup waits for holders. Then the server serves, and the sessions of holders that did not answer
+/// stay pending.
 const ADOPT_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the resume of a client that announced nothing is held while its session is pending. Less than the 10 s that generation H
-/// waits for the answer to `initialize`.
+/// How long the server holds back the answer to a resume while the session is pending, for a client that announced no
+/// capabilities. Less than the 10 s that clients of generation H wait for the answer to `initialize`.
 pub(crate) const HELD_FOR: Duration = Duration::from_secs(8);
 
-/// How often a holder is looked for again that takes no connection, or that failed to introduce itself.
+/// Interval of further attempts to reach a holder that accepts no connection or failed the handshake.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// When a holder is looked for again for the first time: it may just be leaving.
+/// Delay before the first further attempt. Short, because the holder may just be exiting.
 const LEFT_AFTER: Duration = Duration::from_millis(50);
 
-/// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The sessions whose holders have not answered yet.
@@ -63,8 +64,9 @@ impl Pending {
         lock(&self.sessions).is_empty()
     }
 
-    /// How long a session of this principal has been pending; `None` where it is not. Without a readable record nobody knows whose the
-    /// session is. Then whoever names its id gets the answer, because `unknownSession` would make its owner give it up.
+    /// How long a session of this principal has been pending; `None` if it is not pending. Without a readable record
+    /// the owner is unknown. Then any principal that names the id gets the answer, because `unknownSession` would make
+    /// the owner give the session up.
     pub(super) fn waited(&self, id: &str, principal: &Principal) -> Option<Duration> {
         let sessions = lock(&self.sessions);
         let pending = sessions.get(id)?;
@@ -72,10 +74,10 @@ impl Pending {
         is_own.then(|| pending.since.elapsed())
     }
 
-    /// Returns when no session is pending that `is_meant` selects.
+    /// Returns when no pending session matches `is_meant`.
     async fn settled(&self, is_meant: impl Fn(&str) -> bool) {
         loop {
-            // Enabled before the look, so that no change is missed between the two.
+            // Enable before the check, so that no notification between the two is missed.
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
             if !lock(&self.sessions).keys().any(|id| is_meant(id)) {
@@ -86,7 +88,7 @@ impl Pending {
     }
 }
 
-/// A pending session; no longer pending when this is dropped.
+/// Marks a session as pending until it is dropped.
 struct Adopting {
     core: Weak<Core>,
     id: String,
@@ -98,16 +100,17 @@ impl Adopting {
         Self { core: Arc::downgrade(core), id }
     }
 
-    /// Waits for the holder, or for its end. Holds no core while it waits: this is a task of the core.
+    /// Waits until the holder is adopted or dead. This is a task of the core, so it must not hold the core while it
+    /// waits.
     async fn run(self, mut found: Found) {
         let mut pause = LEFT_AFTER;
         loop {
             match found {
                 Found::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
                     Ok(()) => return,
-                    // It may have left the session to its files in this moment; the first look after it is not put off.
+                    // The holder may have archived the session and exited just now. Retry at once and do not log.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == LEFT_AFTER => {}
-                    // Never killed: it is asked again, and else its own clock ends it.
+                    // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
                     Err(error) => {
                         tracing::warn!(session = short(&self.id), %error, "its holder did not introduce itself")
                     }
@@ -128,7 +131,7 @@ impl Adopting {
         }
     }
 
-    /// What is there of the session by now; `None` where nothing is left, or nothing that will ever be understood.
+    /// Checks again what is left of the session; `None` if nothing is left or it will never be readable.
     async fn look_again(&self, mut pause: Duration) -> Option<Found> {
         loop {
             tokio::time::sleep(pause).await;
@@ -138,7 +141,7 @@ impl Adopting {
             match look.map_err(io::Error::other).flatten() {
                 Ok(found) => return found,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => return None,
-                // A directory that cannot be read now says nothing about the holder.
+                // A directory that is unreadable now says nothing about the holder.
                 Err(_) => {}
             }
         }
@@ -164,8 +167,8 @@ impl Drop for Adopting {
 }
 
 impl Core {
-    /// Takes over what earlier servers left in the state directory, and begins to look after sessions. Call it once, before serving.
-    /// Holders that do not answer in time are waited for in the background.
+    /// Takes over what earlier servers left in the state directory, and starts the sweep. Call it once, before serving.
+    /// Holders that do not answer in time are awaited in the background.
     pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
         let holders = self.holders.clone();
         let scan = move || -> io::Result<Vec<_>> {
@@ -178,17 +181,18 @@ impl Core {
         let found = tokio::task::spawn_blocking(scan).await.map_err(io::Error::other)??;
         let sandboxes = self.sandboxes.clone();
         tokio::task::spawn_blocking(move || sandboxes.adopt_placeholders()).await.map_err(io::Error::other)?;
-        // All of them are known before the first is adopted, and before any client is let in.
+        // Register all sessions as pending before the first is adopted and before any client can connect.
         let mut begun = Vec::new();
         for (id, record, found) in found {
             let record = record.and_then(|record| serde_json::from_slice::<SessionRecord>(&record).ok());
             let principal = record.map(|record| Principal::named(&record.principal));
             begun.push((Adopting::begin(self, id, principal), found));
         }
-        // At once: a holder that does not answer must not keep the others waiting.
+        // Adopt concurrently: a holder that does not answer must not delay the others.
         for (adopting, found) in begun {
             self.spawn(adopting.run(found));
         }
+        // After a timeout the adoption tasks keep waiting.
         if tokio::time::timeout(ADOPT_WITHIN, self.pending.settled(|_| true)).await.is_err() {
             for id in lock(&self.pending.sessions).keys() {
                 tracing::error!(session = short(id), "its holder cannot be adopted now; it is waited for");
@@ -205,7 +209,8 @@ impl Core {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                // A tick tells when it was due. After a pause that is long ago, and what closed just now would seem to be old.
+                // Do not use the instant that `tick` returns. It is the time at which the tick was due: after a pause
+                // it is long past.
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(Instant::now());
@@ -222,7 +227,8 @@ impl Core {
         });
     }
 
-    /// Notices that the state directory was removed or replaced, and that it is back. What runs goes on from memory.
+    /// Logs when the state directory is removed or replaced, and when it is back. Running processes continue either
+    /// way.
     fn check_state(&self) {
         let is_lost = !self.holders.is_state_there();
         if self.state_lost.swap(is_lost, Ordering::Relaxed) == is_lost {
@@ -238,12 +244,12 @@ impl Core {
         }
     }
 
-    /// Whether the state directory is gone while the server runs.
+    /// Whether the state directory was removed or replaced while the server runs.
     pub fn has_lost_state(&self) -> bool {
         self.state_lost.load(Ordering::Relaxed)
     }
 
-    /// Returns when the session is not pending any more.
+    /// Returns when the session is not pending.
     pub(crate) async fn session_settled(&self, id: &str) {
         self.pending.settled(|pending| pending == id).await;
     }
@@ -259,7 +265,7 @@ impl Core {
         own.map(describe).collect()
     }
 
-    /// Takes over what is left of a session that has no holder, or none any more.
+    /// Takes over what is left of a session that has no live holder.
     async fn adopt_left(self: &Arc<Self>, id: &str, found: Found) {
         match found {
             Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
@@ -304,12 +310,12 @@ impl Core {
                 self.remember_gone(id, Gone::HolderLost);
                 self.discard(id, "its holder is gone");
             }
-            // Handled by `Adopting::run`.
+            // `Adopting::run` handles these.
             Found::Holder { .. } | Found::Silent => {}
         }
     }
 
-    /// Ends what a dead holder left running. It may wait, so not on the runtime's threads.
+    /// Kills what a dead holder left running. Runs on a blocking thread because it may wait.
     async fn bury(&self, id: &str) {
         let (holders, session) = (self.holders.clone(), id.to_owned());
         tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
@@ -323,7 +329,7 @@ impl Core {
     }
 }
 
-/// A number that only grows while holders live: they do not outlive a boot.
+/// A number that never decreases during a boot. Holders do not survive a reboot, so it never decreases for a holder.
 fn epoch() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)

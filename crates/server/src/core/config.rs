@@ -1,4 +1,4 @@
-//! Settings of the core: every timeout and bound that a test or a user may want to change, with its default.
+//! Settings of the core, with their defaults.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -8,68 +8,77 @@ use exec_server_sandbox::FileUser;
 use super::{Hook, SessionIds};
 use crate::audit::Audit;
 
-/// Settings of the core; every timeout and bound that a test or a user may want to change.
+/// Settings of the core: every timeout and bound that a test or a user may want to change.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// No session lives longer than this without a connection; `None` = no upper bound.
+    /// Upper bound for a session's time-to-live while detached; `None` = no upper bound.
     pub session_ttl_max: Option<Duration>,
-    /// How long sessions whose clients asked for no time to live stay after this server is killed; absent = as long as any. For a server
-    /// whose state directory no other server will find.
+    /// How long a session outlives this server if the server is killed and the client did not ask for a time-to-live;
+    /// `None` = no special limit. For a server whose state directory no later server will find.
     pub orphan_ttl: Option<Duration>,
-    /// Starts of one connection that run at once.
+    /// Number of starts of one connection that run concurrently.
     pub concurrent_requests: usize,
-    /// How often an idle peer is pinged.
+    /// Interval of pings to an idle peer.
     pub ping_every: Duration,
-    /// Silence (no byte in, nothing acknowledged by its TCP) after which a peer is dead.
+    /// Silence after which a peer is considered dead: no byte received, and nothing acknowledged by its TCP.
     pub dead_after: Duration,
-    /// How long the old peer of an attached session may take to answer a ping before it is handed over.
+    /// How long the attached peer may take to answer a ping before a resume by another connection takes the session
+    /// over.
     pub takeover_after: Duration,
-    /// The server's own environment, on which `envPolicy` is evaluated. Read once by the program, token names removed.
+    /// The server's own environment, on which `envPolicy` is evaluated. The program reads it once and removes token
+    /// variables.
     pub environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
-    /// The server's working directory, for `environment/info`.
+    /// The server's working directory, reported by `environment/info`.
     pub cwd: Option<PathBuf>,
-    /// Memory a process's log may hold before the child blocks (attached) or spills (detached); at least [`Config::LEAST_CAP_BYTES`].
+    /// Memory that the log of one process may use before the child blocks (attached) or the log spills to disk
+    /// (detached). At least [`Config::LEAST_CAP_BYTES`].
     pub memory_cap_bytes: u64,
-    /// How far output may run ahead of the last acknowledgement; at most the cap less the two segments of [`Config::LEAST_CAP_BYTES`]
-    /// that need not be free.
+    /// How far output may run ahead of the last acknowledgement. At most `memory_cap_bytes` less two segments; see
+    /// `widest_window_bytes`.
     pub ack_window_bytes: u64,
-    /// Bytes of incoming messages that all connections together may hold; beyond it the largest is closed.
+    /// Bytes of received messages that all connections together may hold. Beyond it the connection with the largest
+    /// share is closed.
     pub incoming_bytes: usize,
-    /// Where it is recorded who does what.
+    /// The audit log.
     pub audit: Audit,
-    /// What becomes of output that is not taken, where a start does not say.
+    /// The overflow policy for starts that do not specify one.
     pub overflow: Overflow,
-    /// Sessions at once, attached or not; a new one beyond it is refused.
+    /// Maximum number of sessions, attached or not. A new session beyond it is refused.
     pub sessions_max: usize,
-    /// Running processes of one session; a start beyond it is refused.
+    /// Maximum number of running processes per session. A start beyond it is refused.
     pub processes_max: usize,
-    /// Closed processes kept per session; those whose output was not taken are never counted out.
+    /// Number of closed processes kept per session. Beyond it the oldest one whose output was taken is forgotten. A
+    /// process with untaken output is never forgotten for this reason.
     pub closed_processes: usize,
     /// How long a closed process stays readable.
     pub closed_kept: Duration,
-    /// Called on the thread of a file operation before it begins, by a program that must repeat itself.
+    /// Called on the worker thread before each file operation. Lets the simulation run deterministically.
     pub before_file_work: Hook,
-    /// How sessions are named.
+    /// Generates session ids.
     pub session_ids: SessionIds,
-    /// Files and directories that no sandbox ever shows, besides the state directory: tokens, keys, sockets.
+    /// Files and directories, besides the state directory, that no sandbox ever shows: tokens, keys, sockets.
     pub hidden: Vec<PathBuf>,
-    /// Files that a sandbox may show and that only the owner touches by file methods, besides those that are hidden: certificates.
+    /// Files, besides the hidden ones, that only the owner may access by file methods but that a sandbox may show:
+    /// certificates.
     pub owner_only: Vec<PathBuf>,
-    /// The user that file methods act as (`--run-as`); the server's own where there is none.
+    /// The user that file methods act as (`--run-as`); `None` = the server's own user.
     pub file_user: Option<Arc<FileUser>>,
 }
 
 impl Config {
-    /// Three segments: one being written, and two that may be kept for the last readable MiB. Less would block a child for ever.
+    /// Three segments: the one being written, and two that may be needed to keep the last MiB readable. With less, a
+    /// child could block forever.
     pub const LEAST_CAP_BYTES: u64 = 3 << 20;
 
-    /// The widest window in which no log stands still. A client acknowledges every quarter of it; were that more than what the readable
-    /// MiB and a segment begun leave of the log, the log could be full with too little in it to acknowledge.
+    /// The widest acknowledgement window that cannot stall a log. A client acknowledges once per quarter of the window.
+    /// If a quarter were more than the log can hold besides the readable MiB and the segment being written, the log
+    /// could be full while the client has too little output to acknowledge.
     pub(crate) fn widest_window_bytes(&self) -> u64 {
         self.memory_cap_bytes - (2 << 20)
     }
 
-    /// The log's cap for a client that cannot acknowledge: what it may still have to read after a resume is kept beside what it was not sent yet.
+    /// The log's cap for a client that cannot acknowledge. The log keeps output that was already sent, because the
+    /// client may read it again after a resume; this comes on top of the output not yet sent.
     pub(crate) fn reference_cap_bytes(&self) -> u64 {
         limits::UNREAD_BYTES + self.memory_cap_bytes / 4
     }

@@ -1,25 +1,24 @@
-//! What is remembered of a session that is gone. Must not know how it went.
+//! Remembers why a session is gone, for clients that ask for it later.
 
 use exec_server_holder::tombstone::{Ended, Tombstone};
 
 use crate::{error::Failure, process::Meta};
 
-/// Why a session is gone.
 pub(super) enum Gone {
-    /// Its time was over.
+    /// The session's time-to-live ran out.
     Expired { when: String, processes: Vec<String> },
-    /// Its holder died.
+    /// The session's holder died.
     HolderLost,
 }
 
 impl Gone {
-    /// Its time is over now.
+    /// The time-to-live ran out now.
     pub(super) fn expired_now(processes: Vec<String>) -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self::Expired { when: format!("at unix time {}", now.as_secs()), processes }
     }
 
-    /// Its time was over when no server was there: what its holder wrote then.
+    /// The time-to-live ran out while no server ran. `text` is the tombstone that the holder wrote.
     pub(super) fn expired_before(text: &str) -> Self {
         let Some(tombstone) = Tombstone::decode(text) else {
             return Self::Expired { when: "at an unknown time".to_owned(), processes: Vec::new() };
@@ -29,7 +28,7 @@ impl Gone {
         Self::Expired { when: format!("at unix time {}", tombstone.unix_seconds), processes }
     }
 
-    /// What somebody is told who asks for it.
+    /// The error for a client that asks for the session.
     pub(super) fn failure(&self, id: &str) -> Failure {
         match self {
             Self::HolderLost => Failure::HolderLost { session: id.to_owned() },

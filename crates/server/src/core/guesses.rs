@@ -1,7 +1,9 @@
-//! Slows down whoever asks for sessions that are not there. An id cannot be guessed; this keeps a try from being cheap, and on record.
+//! Throttles clients that ask for sessions that do not exist. Session ids cannot be guessed; this makes attempts slow
+//! and visible in the logs.
 //!
-//! Two bounds: a connection waits longer with each wrong try, and all connections of a principal share one line. Nobody else waits, and
-//! neither does whoever asks for a session that is there. Pure: the time is an argument.
+//! There are two limits. Each wrong try on a connection delays the answer longer. All connections of one principal
+//! share a token bucket. Other principals are not delayed, and neither is a request for a session that exists. Pure
+//! state: the time is an argument.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,30 +11,30 @@ use tokio::time::Instant;
 
 use crate::core::Principal;
 
-/// Wrong tries of a connection that cost nothing: a client that comes back after a restart has one.
+/// Wrong tries per connection without a delay. A client that reconnects after a server restart needs one.
 const FREE_TRIES: u32 = 3;
 
-/// What the next one costs; each further one twice as much.
+/// Delay of the first throttled try. Each further try doubles it.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// What one costs at most on its connection.
+/// Maximum delay by the per-connection limit.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// Wrong tries that a principal has at once: many clients may come back to a server that has lost its sessions.
+/// Size of a principal's bucket. Many clients may reconnect at once to a server that has lost its sessions.
 const BURST: u32 = 64;
 
-/// How long until a principal has one more.
+/// Time in which a principal's bucket gains one token.
 const REFILL: Duration = Duration::from_millis(125);
 
-/// Principals that are remembered; a line that is empty is forgotten first.
+/// Number of principals at which full buckets are dropped, because they carry no information.
 const PRINCIPALS_MAX: usize = 1024;
 
-/// The lines of all principals: when each would be empty.
+/// Per principal, the instant at which its bucket is full again.
 #[derive(Debug, Default)]
 pub(crate) struct Guesses(BTreeMap<Principal, Instant>);
 
 impl Guesses {
-    /// Counts a wrong try, the `tries`-th of its connection, and says how long its answer waits.
+    /// Counts a wrong try, the `tries`-th of its connection, and returns how long to delay its answer.
     pub(crate) fn wait(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
         if self.0.len() >= PRINCIPALS_MAX {
             self.0.retain(|_, empty| *empty > now);

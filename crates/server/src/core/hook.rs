@@ -1,13 +1,12 @@
-//! A word to whoever wants to know that something is about to happen. Does nothing unless a simulation listens.
+//! A callback before an event. Does nothing unless a simulation sets it.
 
 use std::{fmt, sync::Arc};
 
-/// Something to call; nothing by default.
+/// An optional callback; none by default.
 #[derive(Clone, Default)]
 pub struct Hook(Option<Arc<dyn Fn() + Send + Sync>>);
 
 impl Hook {
-    /// Calls this.
     pub fn from_fn(call: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(call)))
     }

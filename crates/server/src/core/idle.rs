@@ -1,14 +1,15 @@
-//! When a server has nothing left to do: no connection, and no process that runs. For one that somebody started in passing,
-//! and that should not stay for ever.
+//! Shuts down a server that has been idle: no connection and no running process. For servers that a command starts on
+//! demand and that should not run forever.
 //!
 //! ```text
-//! busy ──last connection gone, last process ended──▶ idle ──long enough──▶ retired: draining, nobody is let in any more
+//! busy ──last connection gone, last process ended──▶ idle ──long enough──▶ retired: draining, no visit is admitted
 //!   ▲                                                 │
 //!   └──────────────── a visit, a connection ──────────┘
 //! ```
 //!
-//! The decision and the admission of a visit are made under one lock: whoever was let in is never sent away by it.
-//! Ended processes that nobody has read yet do not keep a server: their holders keep them for the next one.
+//! One lock covers both the decision to retire and the admission of a visit, so an admitted visitor is never dropped by
+//! retirement. Ended processes with unread output do not keep the server running: their holders keep them for the next
+//! server.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -20,10 +21,10 @@ use tokio::time::{self, Instant};
 use super::Core;
 use crate::process::lock;
 
-/// How often a server that may retire looks around.
+/// How often the server checks whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Somebody is inside: the server does not retire before this is dropped.
+/// An admitted peer. The server does not retire while one exists.
 pub struct Visit(Arc<Core>);
 
 impl Drop for Visit {
@@ -33,7 +34,7 @@ impl Drop for Visit {
 }
 
 impl Core {
-    /// Lets somebody in who has not said anything yet; `None` when the server is about to end.
+    /// Admits a peer that has not sent anything yet; `None` if the server is shutting down.
     pub fn enter(self: &Arc<Self>) -> Option<Visit> {
         let mut visits = lock(&self.visits);
         if self.is_draining() {
@@ -43,14 +44,14 @@ impl Core {
         Some(Visit(Arc::clone(self)))
     }
 
-    /// Returns when the server has had nothing to do for `long`; from then on it is draining.
+    /// Returns when the server has been idle for `long`. From then on it is draining.
     pub async fn retire_after(&self, long: Duration) {
         let mut tick = time::interval(LOOK_EVERY.min(long));
         let (mut since, mut seen) = (Instant::now(), self.connections_so_far());
         loop {
             let now = tick.tick().await;
             let connections = self.connections_so_far();
-            // A connection that came and went between two looks was work, too.
+            // A connection that opened and closed between two checks counts as activity.
             if !self.is_idle() || connections != seen {
                 (since, seen) = (now, connections);
             }
@@ -70,7 +71,7 @@ impl Core {
     }
 
     fn is_idle(&self) -> bool {
-        // A holder that does not answer may have processes that run.
+        // A pending session counts as busy: its holder does not answer, but may have running processes.
         lock(&self.peers).is_empty()
             && self.pending.is_empty()
             && lock(&self.sessions).values().all(|session| session.is_idle())

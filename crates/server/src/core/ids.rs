@@ -1,13 +1,13 @@
-//! Where the names of new sessions come from: the system's randomness, or a program that must repeat itself.
+//! Generates the ids of new sessions: from the system's randomness, or from a test that needs repeatable ids.
 
 use std::{fmt, sync::Arc};
 
-/// Makes session ids. An id is a capability, so anything but the default belongs into tests and simulations.
+/// Generates session ids. An id is a capability, so anything but the default is only for tests and simulations.
 #[derive(Clone)]
 pub struct SessionIds(Arc<dyn Fn() -> String + Send + Sync>);
 
 impl SessionIds {
-    /// Ids of one's own making. They must be unique for the life of a state directory.
+    /// Generates ids with `make`. They must be unique for the life of a state directory.
     pub fn from_fn(make: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
@@ -18,7 +18,7 @@ impl SessionIds {
 }
 
 impl Default for SessionIds {
-    /// 122 random bits each.
+    /// Version 4 UUIDs: 122 random bits each.
     fn default() -> Self {
         Self::from_fn(|| uuid::Uuid::new_v4().to_string())
     }

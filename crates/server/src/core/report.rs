@@ -1,6 +1,7 @@
-//! What a server tells operators of itself: looks at sessions and processes when somebody asks, and keeps the counts of their logs.
+//! Metrics and readiness: inspects sessions and processes when the metrics page is requested.
 //!
-//! Bytes of output are counted by looking at what holders publish anyway, so that the byte path pays nothing for them.
+//! Output bytes are counted from what holders publish in shared memory anyway, so the path of an output byte costs
+//! nothing extra.
 
 use std::sync::Arc;
 
@@ -29,12 +30,12 @@ impl Report for Core {
 }
 
 impl Core {
-    /// What is counted.
+    /// The server's counters.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// The page of metrics, as of now.
+    /// Renders the metrics page as of now.
     pub fn report(&self, door: DoorCounts) -> String {
         let mut seen = Seen { draining: self.is_draining(), audit_lost: self.config.audit.lost(), ..Seen::default() };
         seen.door =

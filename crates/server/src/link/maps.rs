@@ -1,8 +1,9 @@
-//! Mappings of a holder's memory that outlive their segment: the holder uses the memory again for the next one. A mapping is most of
-//! what a short process costs here, and a flood would touch each new one page by page.
+//! Caches mappings of a holder's memory beyond the life of a segment, because the holder reuses the memory for later
+//! segments. Creating a mapping is the largest cost of a short process in the server. With heavy output, every new
+//! mapping would also fault in page by page.
 //!
-//! Must not know processes. The pages are the holder's, which bounds what it keeps free: a mapping goes when the holder says that it
-//! has let go of the memory behind it.
+//! The pages belong to the holder, which bounds its free memory. The server drops a mapping when the holder reports
+//! that it has freed the memory (`Retired`).
 
 use std::{
     collections::VecDeque,
@@ -19,11 +20,11 @@ use crate::process::lock;
 /// As many as a holder keeps for its next segments.
 const KEPT_MAX: usize = 32;
 
-/// Those that are kept, by the number of their memfd, the latest last.
+/// The cached mappings by the number of their memfd, newest last.
 #[derive(Default)]
 pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<Mapping>)>>);
 
-/// A mapping in the hands of a log.
+/// A mapping in use by a log. Returns to the cache when dropped.
 pub(crate) struct Lent {
     memfd: u64,
     mapping: Arc<Mapping>,
@@ -31,7 +32,7 @@ pub(crate) struct Lent {
 }
 
 impl Maps {
-    /// The mapping of a segment that has begun.
+    /// Maps a new segment, from the cache if possible.
     pub(super) fn map(self: &Arc<Self>, info: &SegmentInfo, fd: OwnedFd) -> io::Result<Arc<Lent>> {
         let memfd = memfd_of(info.id);
         let is_it = |mapping: &Arc<Mapping>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
@@ -42,7 +43,7 @@ impl Maps {
         Ok(Arc::new(Lent { memfd, mapping, maps: self.clone() }))
     }
 
-    /// The holder will not use the memory of this segment again.
+    /// Drops a mapping whose memory the holder will not use again.
     pub(super) fn retire(&self, segment: u64) {
         drop(self.take(memfd_of(segment)));
     }
@@ -70,7 +71,7 @@ impl AsRef<Mapping> for Lent {
 }
 
 impl Drop for Lent {
-    /// The log has let go of it, before it gives the segment back.
+    /// Puts the mapping into the cache. The log drops it before it returns the segment to the holder.
     fn drop(&mut self) {
         self.maps.keep(self.memfd, self.mapping.clone());
     }

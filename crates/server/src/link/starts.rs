@@ -1,11 +1,11 @@
-//! The answers to starts, and the starts that their holder does not answer: each fails in time, and is taken back.
+//! Replies to starts, and the withdrawal of starts that the holder does not answer in time.
 //!
 //! ```text
-//!  asked ──6 sweeps without an answer──▶ withdrawn ──holder: not begun──▶ name free
-//!                                            └──holder: started──▶ killed, name free
+//!  asked ──6 sweeps without a reply──▶ withdrawn ──holder: not started──▶ name free
+//!                                          └──holder: started──▶ killed, name free
 //! ```
-//! A message that the socket did not take yet is dropped, and the name is free at once. Otherwise the name stays reserved until the holder
-//! answers: a retry under the same id must not run beside the first start.
+//! If the start message is still queued, it is dropped and the name is free at once. Otherwise the name stays reserved
+//! until the holder replies: a retry with the same id must not run beside the first start.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     session::Session,
 };
 
-/// How many sweeps, one a second, may find a start without an answer: it fails after 5 to 6 s.
+/// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
 const START_LOOKS: u32 = 6;
 
-/// The same as a time, for the text of the error.
+/// The same limit as a time, for the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 impl Link {
@@ -38,13 +38,13 @@ impl Link {
             Some(Waiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
             Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => return,
         };
-        drop(reserved); // It is the leader's now.
+        drop(reserved); // The fd of the leader has taken its place.
         let birth = Birth { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
         let process = Arc::new(Process::new(birth, self.clone(), control));
         self.metrics.started.inc();
         let Some(reply) = reply else { return session.handle_started_late(&process, &gate) };
         session.handle_started(&process, &gate);
-        // Answer first: the mailbox keeps the order, and a client hears of its process before its output.
+        // Answer first: the mailbox keeps the order, so the client gets the answer before the output.
         reply.started(&process);
         session.follow_new(&process);
     }
@@ -66,7 +66,7 @@ impl Link {
         }
     }
 
-    /// Answers the starts that the holder has not answered in time, and takes them back. Called once a second.
+    /// Fails and withdraws the starts that the holder has not answered in time. Called once a second.
     pub(crate) fn withdraw_overdue(&self, session: &Session) {
         let overdue: Vec<u32> = {
             let mut waiters = lock(&self.waiters);
@@ -74,7 +74,7 @@ impl Link {
             waiters.starts.iter().filter(|(_, looks)| **looks >= START_LOOKS).map(|(req, _)| *req).collect()
         };
         for req in overdue {
-            // Answered in between.
+            // The holder has answered in between.
             let Some(Waiter::Start { meta, gate, reply, reserved, session: owner, .. }) = self.waiter(req) else {
                 continue;
             };
@@ -87,7 +87,8 @@ impl Link {
             if self.unsend(req) {
                 session.handle_start_failed(&meta.process_id, &gate);
             } else {
-                // The holder may still make it. The name is free when the holder has said that it did not, or the process was killed.
+                // The holder may still start the process. The name becomes free when the holder reports a failure or
+                // the process was killed.
                 gate.withdraw();
                 let withdrawn = Waiter::Withdrawn { meta, gate, reserved, session: owner };
                 lock(&self.waiters).waiting.insert(req, withdrawn);
@@ -99,7 +100,7 @@ impl Link {
         }
     }
 
-    /// Drops the message of a start that the socket did not take yet; false where it was sent.
+    /// Drops a queued start message. Returns false if it was already sent.
     fn unsend(&self, req: u32) -> bool {
         let mut unsent = lock(&self.unsent);
         let before = unsent.len();

@@ -1,17 +1,19 @@
-//! What a process tells the metrics: differences of what its holder publishes, so that the byte path pays nothing.
+//! Counts a process's output for the metrics. It uses differences of what the holder publishes, so the path of an
+//! output byte costs nothing extra.
 
 use std::sync::atomic::Ordering;
 
 use super::Process;
 
 impl Process {
-    /// A reader was told of a gap.
+    /// Counts a gap that was reported to a reader.
     pub(crate) fn told_gap(&self, bytes: u64) {
         self.link().metrics.gaps.inc();
         self.link().metrics.gap_bytes.add(bytes);
     }
 
-    /// Tells the metrics what was written and dropped since the last time. Whoever comes first counts it: no byte is counted twice.
+    /// Adds what was written and dropped since the last call. `fetch_max` makes sure that concurrent callers count no
+    /// byte twice.
     pub(crate) fn count(&self) {
         let (status, metrics) = (self.status(), self.link().metrics.clone());
         let now = [status.written, status.dropped];

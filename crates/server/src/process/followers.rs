@@ -1,11 +1,11 @@
-//! Readers that follow a process: what all of them have taken, as the holder is told. Must not know connections.
+//! Tracks the readers that follow a process, and tells the holder what all of them have taken.
 //!
-//! A process at its quota waits until its output is taken, and only its owner takes. While no owner is attached, a reader that follows
-//! stands in for it: what every such reader has taken may be dropped, and is a counted gap for whoever reads later. The holder
-//! decides when (`output` there); here is only known what was taken.
+//! At its quota a process blocks until its output is taken, and normally only its owner takes. While the owner is
+//! detached, following readers stand in for it: the holder may drop what all of them have taken. Later readers get a
+//! counted gap. The holder decides when to drop (its module `output`); this module only tracks what was taken.
 //!
-//! Only a reader that began before everything that is still retained can speak for the oldest of it. One that began later (`attach`
-//! shows the latest output only) slows the others down, like any slow reader, and frees nothing by itself.
+//! Only a reader that began before everything still retained can free the oldest output. A reader that began later
+//! (`attach` shows only the latest output) limits the others, like any slow reader, and frees nothing by itself.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -13,17 +13,17 @@ use exec_server_holder::wire::{FOLLOWERS, ToHolder};
 
 use super::{OWNER, Process, lock};
 
-/// One who takes: the owner, a subscriber that holds, a reader that polls.
+/// A reader that takes output: the owner, a subscriber with `hold`, or a polling reader.
 pub(super) struct Taker {
     pub(super) key: u64,
-    /// It began behind this number.
+    /// The reader began after this event.
     pub(super) from: u64,
     pub(super) seq: u64,
-    /// What it has not taken is kept for it.
+    /// Output that the reader has not taken is kept.
     pub(super) holds: bool,
 }
 
-/// A reader beside the owner. Dropping it lets go, also where the order that carried it was never obeyed.
+/// A reader besides the owner. Dropping it removes the reader, even if the order that carried it was never executed.
 pub(crate) struct Hold {
     process: Arc<Process>,
     pub(crate) key: u64,
@@ -36,7 +36,7 @@ impl Drop for Hold {
 }
 
 impl Process {
-    /// A further reader whose untaken bytes are kept. It has taken nothing but what lies up to `from`, where it began.
+    /// Adds a reader whose untaken output is kept. It counts as having taken everything up to `from`, where it begins.
     pub(crate) fn hold(self: &Arc<Self>, from: u64) -> Hold {
         self.add_taker(from, from, true)
     }
@@ -54,17 +54,19 @@ impl Process {
         self.tell_followed();
     }
 
-    /// A reader that polls: it has taken everything after `from` up to `seq`. Nothing is kept for it; it counts while its read is under way.
+    /// Adds a polling reader that has taken everything after `from` up to `seq`. Nothing is kept for it. It counts
+    /// while its read is pending.
     pub(crate) fn poll(self: &Arc<Self>, from: u64, seq: u64) -> Hold {
         self.add_taker(from, seq, false)
     }
 
-    /// Tells the holder what the readers that follow have taken, where that has changed.
+    /// Tells the holder what the following readers have taken, if that has changed.
     pub(super) fn tell_followed(&self) {
         if !self.link().takes(FOLLOWERS) || self.forgotten.get().is_some() {
             return;
         }
-        // Held until it is sent: of two threads the one with the older news must not come second.
+        // Held until the message is sent: otherwise a thread with an older value could send after one with a newer
+        // value.
         let mut told = lock(&self.followed);
         let seq = self.followed_seq();
         if *told != seq {
@@ -80,7 +82,7 @@ impl Process {
     }
 }
 
-/// What all of the readers have taken, from the first retained number on; 0 where none of them began there.
+/// The last event that all readers have taken, counted from the first retained event; 0 if none of them began at or before it.
 fn followed<'a>(readers: impl Iterator<Item = &'a Taker> + Clone, first_seq: u64) -> u64 {
     let has_all = readers.clone().any(|reader| reader.from < first_seq);
     readers.map(|reader| reader.seq).min().filter(|_| has_all).unwrap_or(0)

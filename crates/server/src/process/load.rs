@@ -1,4 +1,4 @@
-//! Spilled output on its way back into memory. Blocks, so it runs off the runtime's threads; must not know who reads.
+//! Loads spilled segments back into memory. Blocking, so it runs off the runtime's threads.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -12,20 +12,22 @@ use exec_server_log::{Loaded, RecoverError};
 use super::{Process, lock};
 use crate::{link::passes, session::short};
 
-/// Spilled segments of one process kept in memory at once, 1 MiB each: a few readers at different places, and no more.
+/// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
+/// positions.
 const LOADED_SEGMENTS: usize = 2;
 
-/// How long a host that is short of something is left alone before its disk is asked again.
+/// Pause before the next read when the host is short of a resource.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Spilled segments on their way into memory, and those that are there, oldest first.
+/// Spilled segments that are being loaded, and those that are loaded, oldest first.
 #[derive(Default)]
 pub(super) struct Loads {
     under_way: BTreeSet<u64>,
     loaded: VecDeque<u64>,
 }
 
-/// A spilled segment on its way into memory. Dropped without having run (its connection was cut), it leaves the task to the next reader.
+/// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader
+/// starts another.
 pub(crate) struct Load {
     process: Arc<Process>,
     segment: u64,
@@ -38,9 +40,9 @@ impl Load {
         let name = exec_server_log::disk_name(process.slot, *segment);
         let file = process.link().open_segment(&name).map_err(RecoverError::from);
         match file.and_then(|file| Loaded::read(&file)) {
-            // False: the segment was taken while it was read.
+            // False if the segment was taken during the read.
             Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
-            // The next reader tries again: a host that is short of something just now has not lost the file.
+            // A resource shortage does not mean that the file is lost. The next reader tries again.
             Err(RecoverError::Os(error)) if passes(&error) => {
                 tracing::warn!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
                 thread::sleep(PAUSE);
@@ -69,7 +71,7 @@ impl Drop for Load {
 }
 
 impl Process {
-    /// Drops what was loaded where nothing reads: ended processes that are kept must not keep memory.
+    /// Unloads the segments of a process that has no watchers, so that ended processes do not use memory.
     pub(crate) fn unload_idle(&self) {
         let mut loads = lock(&self.loads);
         if loads.loaded.is_empty() || !loads.under_way.is_empty() || !lock(&self.watches).is_empty() {
@@ -79,7 +81,7 @@ impl Process {
         loads.loaded.drain(..).for_each(|segment| chain.unload(segment));
     }
 
-    /// The task of reading a spilled segment, unless somebody has it already.
+    /// Starts the load of a spilled segment, unless one is already under way.
     pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<Load> {
         let is_new = lock(&self.loads).under_way.insert(segment);
         is_new.then(|| Load { process: self.clone(), segment })

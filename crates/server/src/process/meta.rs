@@ -1,9 +1,9 @@
-//! What is kept of a process beside its log: the record that a restarted server needs. It has a bound, whatever was started.
+//! The metadata of a process that a restarted server needs. Its size is bounded, no matter what was started.
 
 use exec_server_protocol::sandbox::AppliedSandbox;
 use serde::{Deserialize, Serialize};
 
-/// Which generation's messages a process speaks.
+/// The protocol generation of a process's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Dialect {
@@ -14,7 +14,6 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The method that starts such a process.
     pub(crate) fn start_method(self) -> &'static str {
         match self {
             Self::Process => "process/start",
@@ -23,39 +22,38 @@ impl Dialect {
     }
 }
 
-/// What a restarted server must know about a process. The holder keeps it unread and gives it back at adoption.
+/// The facts that a restarted server needs about a process. The holder stores it as opaque bytes and returns it at adoption.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Meta {
     pub(crate) process_id: String,
-    /// As far as it is kept, see [`kept_argv`].
+    /// Possibly truncated, see [`kept_argv`].
     pub(crate) argv: Vec<String>,
-    /// Bytes of the whole, where only its beginning is kept.
+    /// Total bytes of the arguments, if `argv` is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) argv_bytes: Option<u64>,
     pub(crate) cwd: String,
     pub(crate) tty: bool,
     pub(crate) stdin: bool,
     pub(crate) dialect: Dialect,
-    /// Wall clock, for people only.
+    /// Wall-clock time, for display only.
     pub(crate) started_ms: u64,
-    /// What it is confined by.
+    /// The sandbox in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sandbox: Option<AppliedSandbox>,
-    /// It is forgotten once it has closed and no reader needs it.
+    /// Forget the process once it has closed and no reader needs it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) auto_forget: bool,
 }
 
 impl Meta {
-    /// What was to be run.
     pub(crate) fn program(&self) -> String {
         self.argv.first().cloned().unwrap_or_default()
     }
 }
 
-/// Program and arguments as far as `most` bytes go, and the bytes of the whole where that is not all. An argument counts with 4 bytes
-/// more, so that empty ones have a bound as well.
+/// Truncates `argv` to `most` bytes. Also returns the total bytes if anything was cut. Each argument counts 4 bytes
+/// extra, so that empty arguments are bounded, too.
 pub(crate) fn kept_argv(argv: &[String], most: usize) -> (Vec<String>, Option<u64>) {
     let (mut kept, mut left) = (Vec::new(), most);
     for arg in argv {

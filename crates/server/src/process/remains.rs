@@ -1,6 +1,7 @@
-//! A process whose holder is gone: what is still known of it, and the end that nobody wrote. Must not know who finds it.
+//! A process without a holder: its last known status, and the made-up end if the holder did not write one.
 //!
-//! A holder that left a session to its files ([`Process::archive`]) wrote all of its logs and their ends; one that died may not have.
+//! A holder that archived a session ([`Process::archive`]) wrote all logs with their ends. A holder that died may not
+//! have.
 
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
@@ -10,17 +11,18 @@ use exec_server_log::{Control, Place, Recovered, Status};
 use super::{Birth, Lost, Position, Process, lock};
 use crate::link::Link;
 
-/// Where the state of a process is read.
+/// Where the status of a process comes from.
 pub(super) enum Board {
-    /// In the block that is shared with the holder.
+    /// The block shared with the holder.
     Shared(Arc<Control>),
-    /// Nowhere any more: what was known when its holder was found dead, and how far its output can be read.
+    /// No holder: the last known status, and the offset up to which the output can be read.
     Left { status: Status, end_offset: u64 },
 }
 
 impl Process {
-    /// A process whose holder was found dead: what it spilled can be read, then comes a gap for what is known to be missing, then an
-    /// end that says that it was lost. What the holder read after it last wrote down where the log stood, nobody can count.
+    /// Creates a process whose holder was found dead. Readers get what it spilled, then a gap for what is known to be
+    /// missing, then an end with the cause `lost`. Output that the holder read after its last note of the log's
+    /// position cannot be counted.
     pub(crate) fn left(birth: Birth, link: Arc<Link>, known: Status, recovered: &Recovered) -> Self {
         let on_disk = (
             recovered.next_seq.saturating_add(recovered.torn_records),
@@ -39,7 +41,8 @@ impl Process {
         {
             let mut chain = process.chain();
             recovered.segments.iter().for_each(|info| chain.push_disk(*info));
-            // Read after the last segment: the numbers and bytes that were in memory, as far as they are known.
+            // Makes the chain report a gap after the last segment, for the events and bytes that were in memory, as far
+            // as they are known.
             chain.forget_below(status.next_seq, status.written);
         }
         process.end_here(status);
@@ -53,17 +56,17 @@ impl Process {
         }
     }
 
-    /// Every assignment to it is one statement, so that it is whole whatever panicked.
+    /// Ignores poisoning: every change of the board is a single assignment, so it is consistent even after a panic.
     pub(super) fn board(&self) -> RwLockReadGuard<'_, Board> {
         self.board.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has closed and all that is retained of its log is on disk.
+    /// Whether the process has closed and all retained parts of its log are on disk.
     pub(crate) fn is_on_disk(&self) -> bool {
         self.status().closed_seq.is_some() && self.chain().segments().all(|segment| segment.place == Place::Disk)
     }
 
-    /// The holder has left the session to its files: lets go of everything that was shared with it.
+    /// Handles a holder that archived the session: gives up everything that was shared with it.
     pub(crate) fn archive(&self, link: Arc<Link>) {
         let status = self.published();
         let left = Board::Left { status, end_offset: status.written };
@@ -74,7 +77,8 @@ impl Process {
         self.wake();
     }
 
-    /// Another holder looks after its files. Segments that it knows and that were taken meanwhile are given up.
+    /// Connects the process to a new holder, which maintains its files. Releases segments that the holder knows but
+    /// that have been taken since.
     pub(crate) fn rejoin(&self, link: Arc<Link>, known: &Self) {
         let ours: Vec<u64> = self.chain().segments().map(|segment| segment.id).collect();
         let theirs: Vec<u64> = known.chain().segments().map(|segment| segment.id).collect();
@@ -84,14 +88,15 @@ impl Process {
         *lock(&self.link) = link;
     }
 
-    /// Its line in the roll, and the names of the files that belong to it.
+    /// The process's entry in the roll, and the names of its segment files.
     pub(crate) fn enrolled(&self) -> (Enrolled, Vec<String>) {
         let files = self.chain().segments().map(|segment| exec_server_log::disk_name(self.slot, segment.id)).collect();
         let meta = serde_json::to_vec(&self.meta).expect("a record of strings and numbers serializes");
         (Enrolled { slot: self.slot, pid: self.pid, status: self.status(), meta }, files)
     }
 
-    /// Output was taken: what is retained begins at this number and offset, or nothing is. Where no holder counts it, it is counted here.
+    /// Records that output was released: the log now begins at this number and offset, or is empty. Does nothing if a
+    /// holder keeps the status.
     pub(super) fn note_released(&self, first: Option<(u64, u64)>) {
         if let Board::Left { status, .. } = &mut *self.board.write().unwrap_or_else(PoisonError::into_inner) {
             let (seq, offset) = first.unwrap_or((status.next_seq, status.written));
@@ -101,7 +106,7 @@ impl Process {
         }
     }
 
-    /// Whether nobody knows how much the process wrote.
+    /// Whether it is unknown how much the process wrote.
     pub(crate) fn is_uncounted(&self) -> bool {
         matches!(*self.board(), Board::Left { .. }) && self.lost.get().is_some()
     }
@@ -116,12 +121,12 @@ impl Process {
         self.chain().retained_bytes(end)
     }
 
-    /// Makes up the end that nobody wrote.
+    /// Makes up the end events that the holder did not write.
     pub(super) fn end_here(&self, status: Status) {
         if status.closed_seq.is_none() {
             let exited_seq = status.exited.is_none().then_some(status.next_seq);
             let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
-            self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Set once: the link ends once.
+            self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Already set: the first end stays.
         }
     }
 }

@@ -1,13 +1,14 @@
-//! A session without a holder whose processes have all closed: their logs are files, and this server looks after them.
+//! An archived session: all its processes have closed, its holder has exited, and this server maintains the log files.
 //!
 //! ```text
-//!  holder says Archived ──▶ nobody attached, nothing starts: Leave ──▶ end of file ──▶ archived ──▶ a start: another holder
+//!  holder sends Archived ──▶ detached and no start pending: Leave ──▶ EOF ──▶ archived ──▶ a start: another holder
 //! ```
-//! Owns when that happens, and the truth of the files from then on: the roll and the clock are written again when a process is
-//! forgotten, when output is taken, and when a client attaches or leaves. Files of segments that nobody needs go after the roll that
-//! does not name them, so that a kill in between leaves too much and never too little.
+//! Decides when a holder may leave, and keeps the files correct afterwards. The server rewrites the roll (the file that
+//! lists the processes) and the clock when a process is forgotten, when output is taken, and when a client attaches or
+//! detaches. It removes unneeded segment files only after it has written the roll that no longer names them. A kill in
+//! between leaves too many files, never too few.
 //!
-//! Failure path: a file that cannot be written is tried again by the sweep.
+//! Failure path: the sweep retries a file that cannot be written.
 
 use std::{
     collections::BTreeSet,
@@ -29,35 +30,35 @@ use crate::{
     process::{Process, lock},
 };
 
-/// How long a holder that was told to leave may take to do it.
+/// How long a holder may take to exit after `Leave`.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
-/// What is kept about the files of an archived session.
+/// Tracks whether the files of an archived session are up to date.
 #[derive(Default)]
 pub(super) struct Archive {
-    /// Held while they are written.
+    /// Held while the files are written.
     turn: Mutex<()>,
-    /// They are not what they should be; whoever has the next turn writes them.
+    /// The files are out of date, and a write that will bring them up to date is scheduled or due for a retry.
     is_stale: AtomicBool,
-    /// The last try failed.
+    /// The last write failed.
     has_failed: AtomicBool,
 }
 
 impl Session {
-    /// The holder has everything on disk and could leave.
+    /// Handles the holder's report that everything is on disk and that it could leave.
     pub(crate) fn handle_archived(&self, link: &Arc<Link>) {
         let state = lock(&self.state);
         let is_quiet = state.attached.is_none()
             && !state.over
             && state.processes.values().all(|entry| matches!(entry, Entry::Live(_)))
             && state.by_slot.values().all(|process| process.is_on_disk());
-        // Decided under the lock: a start that comes now finds that the holder leaves, and waits.
+        // Decide under the lock: a start that arrives now sees that the holder is leaving, and waits.
         if is_quiet {
             link.ask_to_leave();
         }
     }
 
-    /// The holder has left as it was told.
+    /// Handles the exit of a holder after `Leave`.
     pub(crate) fn handle_left(self: &Arc<Self>) {
         let Some(core) = self.core.upgrade() else { return };
         tracing::debug!(session = short(&self.id), "its processes have closed; it is served from its files");
@@ -68,7 +69,7 @@ impl Session {
         state.link = None;
         state.is_archived = true;
         drop(state);
-        // A process that was forgotten on the way is in the files that the holder wrote.
+        // The holder's files may still list a process that was forgotten since.
         self.save_later();
     }
 
@@ -78,7 +79,7 @@ impl Session {
         Ok(tokio::time::timeout(LEAVE_WITHIN, link.departure_decided()).await?)
     }
 
-    /// Has the files written soon.
+    /// Schedules a write of the files, unless one is already scheduled.
     pub(crate) fn save_later(self: &Arc<Self>) {
         if self.archive.is_stale.swap(true, Ordering::AcqRel) {
             return;
@@ -86,7 +87,7 @@ impl Session {
         self.begin_save();
     }
 
-    /// Tries again what has failed.
+    /// Retries a write that failed.
     pub(super) fn save_again(self: &Arc<Self>) {
         if self.archive.has_failed.swap(false, Ordering::AcqRel) {
             self.begin_save();
@@ -110,8 +111,9 @@ impl Session {
         }
     }
 
-    /// Writes roll and clock as they are now. Blocking; the caller has the turn.
+    /// Writes the roll and the clock as they are now. Blocking; the caller holds `turn`.
     fn write_archive(&self) -> io::Result<()> {
+        // Clear the flag before taking the snapshot: a later change sets it again and schedules another write.
         self.archive.is_stale.store(false, Ordering::Release);
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let files = {
@@ -135,7 +137,7 @@ impl Session {
         core.holders.write_archive(&self.id, &files)
     }
 
-    /// Makes the files ready for another holder, which looks after them from now on.
+    /// Brings the files up to date and hands them over to a new holder, which maintains them from now on.
     pub(super) async fn hand_over_archive(self: &Arc<Self>) -> io::Result<()> {
         let session = self.clone();
         let hand_over = move || {
@@ -147,14 +149,14 @@ impl Session {
         tokio::task::spawn_blocking(hand_over).await.map_err(io::Error::other).flatten()
     }
 
-    /// There is no holder after all.
+    /// Undoes `hand_over_archive` when the new holder could not be created.
     pub(super) fn take_back_archive(self: &Arc<Self>) {
         lock(&self.state).is_archived = true;
         self.save_later();
     }
 
-    /// A new holder has taken up these processes of the session. It must have all that are known: it would give their slots, and with
-    /// them the names of their files, to others.
+    /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
+    /// one is missing: the holder would give its slot, and with it the names of its files, to another process.
     pub(super) fn rejoin(&self, link: &Arc<Link>, found: &[Arc<Process>]) -> io::Result<()> {
         let state = lock(&self.state);
         let is_found = |process: &Arc<Process>| found.iter().any(|known| is_same(known, process));
@@ -165,7 +167,7 @@ impl Session {
             let slot = known.slot();
             match state.by_slot.get(&slot).filter(|process| is_same(known, process)) {
                 Some(process) => process.rejoin(link.clone(), known),
-                // Forgotten while the files were handed over.
+                // Forgotten by the server while the files were handed over.
                 None => drop(link.status(|req| ToHolder::Forget { req, slot })),
             }
         }

@@ -1,5 +1,5 @@
-//! What the audit log hears of a session's processes: each start before it happens, and each end once, however it is noticed.
-//! Must not know how the log is written.
+//! Audit records of a session's processes: each start before it happens, and each end once, no matter how it is
+//! noticed.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ impl Session {
         self.core.upgrade().map(|core| core.config.audit.clone()).unwrap_or_default()
     }
 
-    /// A record about this session.
+    /// An audit record about this session.
     pub(crate) fn about(&self, event: &'static str) -> Record {
         let (principal, session) = (Some(self.principal.to_string()), Some(short(&self.id).to_owned()));
         Record { principal, session, ..Record::of(event) }
     }
 
-    /// A record about a process of this session.
+    /// An audit record about a process of this session.
     fn about_process(&self, event: &'static str, process: &str) -> Record {
         Record { process: Some(process.to_owned()), ..self.about(event) }
     }
 
-    /// Puts a start on record before it happens. Where nothing may start unrecorded it waits for the disk; the guard keeps the order of
-    /// starts until it is dropped.
+    /// Records a start before it happens. In strict mode it waits until the record is on disk; the returned guard keeps
+    /// starts in the order of their records until it is dropped.
     pub(super) async fn record_start(&self, launch: &Launch) -> Result<Option<MutexGuard<'_, ()>>, Failure> {
         let audit = self.audit();
         let meta = &launch.meta;
@@ -51,18 +51,19 @@ impl Session {
         if audit.commit(record).await { Ok(Some(turn)) } else { Err(Failure::AuditUnavailable) }
     }
 
-    /// It runs.
+    /// Records that the process runs.
     pub(super) fn record_running(&self, process: &Process) {
         self.audit().record(Record { pid: Some(process.pid), ..self.about_process("process.run", process.id()) });
     }
 
-    /// It was not started after all.
+    /// Records that the start failed.
     pub(crate) fn record_failed(&self, process: &str, failure: &Failure) {
         let reason = Some(failure.kind().as_str().to_owned());
         self.audit().record(Record { reason, ..self.about_process("process.fail", process) });
     }
 
-    /// Records the end of a process, once. One whose end nobody saw has ended by `otherwise`, if there is such a word.
+    /// Records the end of a process, once. `otherwise` is the cause if neither an exit status nor the loss of the
+    /// holder is known. Without such a cause the process counts as running and gets no record.
     pub(crate) fn record_end(&self, process: &Process, otherwise: Option<&'static str>) {
         let exit = process.status().exited.map(|(_, exit)| exit);
         let lost = process.lost().map(|_| "lost");
@@ -84,7 +85,7 @@ impl Session {
         });
     }
 
-    /// Ends that the log tells already are not told again by the next server.
+    /// Marks ends that the audit log already contains, so that this server does not record them again.
     pub(super) fn recall_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
         for process in processes {
             if audit.tells_end(short(&self.id), process.id(), process.pid) {

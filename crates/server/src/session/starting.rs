@@ -1,11 +1,12 @@
-//! The way of a start from its reserved name to the holder.
+//! The path of a start from its reserved name to the holder.
 //!
 //! ```text
 //!  name reserved ──▶ waits for a slot ──▶ admitted ──▶ sandbox, record, holder ──▶ the holder's answer
 //!                    └─ the connection's ─┘            └──────── the core's ────────┘
 //! ```
-//! While it waits it is its connection's, and goes with it: of a peer that left, or may act no more, nothing new begins. From then on it is
-//! the core's. Failure path: wherever it ends before the holder has it, its name is free and whoever waited for it goes on.
+//! A queued start belongs to its connection and is cancelled with it: nothing starts for a peer that has disconnected
+//! or lost its permission. Once admitted, the start belongs to the core and survives a disconnect. Failure path: if the
+//! start ends before the holder has it, its name becomes free and requests that wait for it continue.
 
 use std::{future::poll_fn, io, sync::Arc, task::Poll};
 
@@ -23,7 +24,7 @@ use crate::{
 };
 
 impl Session {
-    /// Hands a reserved start to the holder; the answer goes out when the process runs or could not be started.
+    /// Hands a reserved start to the holder. The answer is sent when the process runs or has failed to start.
     pub(crate) async fn start(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
         let mut name = Name { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
         let reply = reply.take_slot().await;
@@ -38,8 +39,8 @@ impl Session {
         drop(name);
         let session = self.clone();
         let mut task = Box::pin(async move { session.hand_over(launch, gate, reserved, reply).await });
-        // Begun here, so that starts keep their order. What is not done then is the core's: a connection that ends while the holder is
-        // being made takes neither the holder nor the reserved id with it.
+        // Poll once here, so that starts keep their order. If the task is not done, the core takes it over: a
+        // connection that ends while the holder is being created must not cancel the creation or leak the reserved id.
         if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending()
             && let Some(core) = self.core.upgrade()
         {
@@ -47,7 +48,8 @@ impl Session {
         }
     }
 
-    /// Whether a start that has its slot may begin. Asked only now: those that wait take nothing from others.
+    /// Checks whether a start that has a slot may begin. Checked this late so that queued starts do not count against
+    /// the limits.
     fn admit(&self, launch: &Launch, gate: &Gate) -> Result<Reserved, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;
@@ -95,7 +97,7 @@ impl Session {
         }
     }
 
-    /// Nothing was started: the name is free again.
+    /// Handles a failed start: frees the name.
     pub(crate) fn handle_start_failed(&self, id: &str, gate: &Gate) {
         let mut state = lock(&self.state);
         if state.is_starting(id, gate) {
@@ -105,7 +107,7 @@ impl Session {
     }
 }
 
-/// A reserved name whose start has not begun; given up with it.
+/// A reserved name whose start is not admitted yet. Dropping it frees the name.
 struct Name<'a> {
     session: &'a Session,
     id: &'a str,

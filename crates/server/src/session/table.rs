@@ -1,6 +1,7 @@
-//! The table of a session: names, slots, and the rules for when a name or a log is given up.
+//! The process table of a session: names, slots, and the rules for when a name or a log is removed.
 //!
-//! Plain state under the session's lock. Must not know connections beyond telling the attached one to let a process go.
+//! Plain state under the session's lock. Its only effect on connections is to tell the attached one to unfollow a
+//! process.
 
 use std::{
     collections::BTreeMap,
@@ -19,51 +20,53 @@ use exec_server_holder::wire::ToHolder;
 use super::ttl_ms;
 use crate::{connection::Peer, link::Link, process::Process, pump::Order};
 
-/// What an empty session has left to live: time for a client to notice that its link is dead and to come back.
+/// Remaining time-to-live of an empty session. Long enough for a client to notice a dead link and reconnect.
 const EMPTY_TTL: Duration = Duration::from_secs(30);
 
-/// Everything of a session that changes, under one lock that is never held across an await.
+/// The mutable state of a session, under one lock that is never held across an await.
 pub(super) struct State {
     pub(super) attached: Option<Arc<Peer>>,
-    /// Since when no connection has it; not yet, for one that is being made.
+    /// Since when no connection is attached. `None` while attached and while the session is being created.
     pub(super) detached_since: Option<Instant>,
-    /// Time without a connection after which the session ends; `None` = never.
+    /// How long the session may be detached before it expires; `None` = unlimited.
     pub(super) ttl: Option<Duration>,
-    /// The client that attached last asked for a time to live.
+    /// The client that attached last asked for a time-to-live.
     pub(super) is_ttl_asked: bool,
-    /// The last attached client announced nothing: ids are free again 30 s after `closed`.
+    /// The client that attached last announced no capabilities: a process id is free again 30 s after `closed`.
     pub(super) reference: bool,
     pub(super) processes: BTreeMap<String, Entry>,
-    /// The holder's names; also holds processes that were hidden or forgotten and have no name any more.
+    /// By the holder's slot number. Also contains processes without a name: hidden ones, and forgotten ones that
+    /// readers still hold.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
     pub(super) link: Option<Arc<Link>>,
-    /// Its holder has left it to its files, which this server looks after.
+    /// The holder has exited, and this server maintains the files.
     pub(super) is_archived: bool,
-    /// The session is over; what still comes from its holder is expected.
+    /// The session has ended or expired. The end of the holder link is then expected.
     pub(super) over: bool,
-    /// Subscriptions and waiting reads of other sessions.
+    /// Number of subscriptions and waiting reads by other sessions.
     pub(super) users: usize,
     /// When a request of another session last restarted the clock.
     pub(super) used_at: Option<Instant>,
 }
 
-/// What a name stands for.
+/// The state of a process id.
 pub(super) enum Entry {
-    /// Reserved; the gate is closed when the start is decided either way.
+    /// Reserved. The gate is closed when the start has succeeded or failed.
     Starting(Gate),
     Live(Arc<Process>),
 }
 
-/// One start: where later requests on its id wait.
+/// A pending start. Later requests for its id wait here.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate(Arc<Decision>);
 
 #[derive(Debug)]
 struct Decision {
+    /// Never has a permit. Closing it releases the waiters.
     taken: Semaphore,
-    /// It waits no more for others, and counts as running.
+    /// The start has left the queue and counts as running.
     is_begun: AtomicBool,
-    /// The client was told that nothing was started, but the holder has not said so yet.
+    /// The client got the answer that nothing was started, but the holder has not confirmed it yet.
     is_withdrawn: AtomicBool,
 }
 
@@ -76,12 +79,13 @@ impl Gate {
         }))
     }
 
-    /// The start has its slot.
+    /// Marks the start as admitted.
     pub(super) fn begin(&self) {
         self.0.is_begun.store(true, Ordering::Relaxed);
     }
 
-    /// The client is answered; the name stays reserved until the holder has decided.
+    /// Releases the waiters, because the client has been answered. The name stays reserved until the holder has
+    /// decided.
     pub(crate) fn withdraw(&self) {
         self.0.is_withdrawn.store(true, Ordering::Release);
         self.0.taken.close();
@@ -91,19 +95,19 @@ impl Gate {
         self.0.is_withdrawn.load(Ordering::Acquire)
     }
 
-    /// The start is decided.
+    /// Releases the waiters: the start has succeeded or failed.
     pub(super) fn close(&self) {
         self.0.taken.close();
     }
 
-    /// Returns when the start is decided. Waiters go on in the order in which they came.
+    /// Returns when the start is decided or withdrawn. Waiters continue in arrival order.
     pub(super) async fn passed(&self) {
-        // Not subject to the runtime's budget: a look that is put off for it would come behind those that came later.
-        drop(unconstrained(self.0.taken.acquire()).await); // It never has a permit; closing it is what ends the wait.
+        // Exempt from tokio's coop budget: a poll that the budget defers would run after waiters that came later.
+        drop(unconstrained(self.0.taken.acquire()).await); // Always an error: the semaphore is closed and never grants a permit.
     }
 }
 
-/// What is known under a process id.
+/// The result of a lookup by process id.
 pub(crate) enum Lookup {
     Live(Arc<Process>),
     Starting(Gate),
@@ -127,8 +131,8 @@ impl Entry {
 }
 
 impl State {
-    /// Takes in a process that an earlier server left. Two of one name: the one that was forgotten while others held its log has no name any
-    /// more, and the sweep comes back for it.
+    /// Adds a process that an earlier server left. If two have the same id, the older one was forgotten while readers
+    /// held its log. It gets no name, and the sweep removes it later.
     pub(super) fn adopt(&mut self, process: Arc<Process>) {
         self.by_slot.insert(process.slot(), process.clone());
         let age = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
@@ -145,7 +149,8 @@ impl State {
         }
     }
 
-    /// For a reference client an id is free again 30 s after `closed`, if its output was taken.
+    /// Whether the id of a closed process can be used again: for a reference client, 30 s after `closed` if the output
+    /// was taken.
     pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
         self.reference
             && process
@@ -153,9 +158,9 @@ impl State {
                 .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
     }
 
-    /// Whether `most` processes run already, those that are being started counted, but for those that wait for others.
+    /// Whether `most` processes run already. Counts admitted starts, but not queued ones.
     pub(super) fn running_beyond(&self, most: usize) -> bool {
-        // A look at each costs; where all together are too few there is no need.
+        // Counting is linear. Skip it if both tables together are too small to reach the bound.
         if self.processes.len() + self.by_slot.len() < most {
             return false;
         }
@@ -165,7 +170,7 @@ impl State {
         starting + running >= most
     }
 
-    /// Beyond the bound of closed processes the oldest that was taken goes.
+    /// Forgets the oldest closed process whose output was taken, if there are `most` of them.
     pub(super) fn make_room(&mut self, now: Instant, most: usize) {
         let attached = self.attached.is_some();
         let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
@@ -183,7 +188,7 @@ impl State {
         }
     }
 
-    /// The id is still reserved by this very start.
+    /// Whether this start still holds the reservation of the id.
     pub(super) fn is_starting(&self, id: &str, gate: &Gate) -> bool {
         self.processes.get(id).and_then(Entry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
     }
@@ -192,15 +197,15 @@ impl State {
         self.processes.get(process.id()).and_then(Entry::live).is_some_and(|named| Arc::ptr_eq(named, process))
     }
 
-    /// Frees a name, unless another process has it by now.
+    /// Frees the name of a process, unless another process has it now.
     pub(super) fn unname(&mut self, process: &Arc<Process>) {
         if self.is_named(process) {
             self.processes.remove(process.id());
         }
     }
 
-    /// Gives a session that was emptied while no client is attached little time to live: its client may be about to mend its link,
-    /// but nothing is left to come back for. A client that resumes the session sets the time to live anew.
+    /// Shortens the time-to-live of a session that became empty while detached. Its client may be about to reconnect,
+    /// but nothing is left to resume. A client that resumes sets the time-to-live again.
     pub(super) fn shorten_if_empty(&mut self, now: Instant) {
         let is_empty = self.processes.is_empty() && self.by_slot.is_empty();
         if !is_empty || self.attached.is_some() || self.ttl.is_some_and(|ttl| ttl <= EMPTY_TTL) {
@@ -209,13 +214,13 @@ impl State {
         self.ttl = Some(EMPTY_TTL);
         self.detached_since = Some(now);
         if let Some(link) = &self.link {
-            // Both, so that the holder's clock begins anew.
+            // `Attach` and then `Detach` restart the holder's clock.
             link.send(&ToHolder::Attach);
             link.send(&ToHolder::Detach { ttl_ms: ttl_ms(self.ttl) });
         }
     }
 
-    /// Drops a closed process. Its name goes at once; its log stays while others hold it, and the sweep comes back for it.
+    /// Drops a closed process. Its name is removed at once. If readers hold its log, the sweep removes the log later.
     pub(super) fn forget(&mut self, process: &Arc<Process>) {
         self.unname(process);
         process.abandon();

@@ -1,7 +1,7 @@
-//! The clock of a detached session and those who use it from other sessions.
+//! Pauses and restarts the clock of a detached session while other sessions use it.
 //!
-//! A request that names the session starts its clock anew; a subscription or a waiting read makes it stand still. The clock itself is the
-//! holder's, while there is one, and that of `State::detached_since` otherwise. Must not know what is asked of the session.
+//! A request that names the session restarts its clock. A subscription or a waiting read pauses it. The clock runs in
+//! the holder if there is one, and otherwise in `State::detached_since`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::{Session, table::State};
 use crate::process::lock;
 
-/// Requests in so short a time are one use: most that the clock is behind for it.
+/// Requests within this interval restart the clock only once, so the clock may be behind by at most this much.
 const ONE_USE: Duration = Duration::from_secs(1);
 
-/// Somebody uses the session; its clock starts anew when the last of them is dropped.
+/// Pauses the session's clock. The clock restarts when the last `InUse` is dropped.
 pub(crate) struct InUse(Arc<Session>);
 
 impl Drop for InUse {
@@ -28,12 +28,12 @@ impl Drop for InUse {
 }
 
 impl Session {
-    /// How long it lives without use; `None` = without a limit.
+    /// How long the session lives without use; `None` = no limit.
     pub(crate) fn ttl(&self) -> Option<Duration> {
         lock(&self.state).ttl
     }
 
-    /// Another session used it just now.
+    /// Restarts the clock because another session used this one.
     pub(crate) fn touch(&self, now: Instant) {
         let mut state = lock(&self.state);
         let Some(ttl) = state.ttl.filter(|_| state.attached.is_none() && state.users == 0) else { return };
@@ -44,7 +44,7 @@ impl Session {
         }
     }
 
-    /// Another session uses it until the answer is dropped.
+    /// Pauses the clock until the returned value is dropped.
     pub(crate) fn begin_use(self: Arc<Self>) -> InUse {
         let mut state = lock(&self.state);
         state.users += 1;
