@@ -1,16 +1,17 @@
-//! The token file: names, digests and rights in TOML, read whole or not at all, edited under a lock and replaced by renaming.
+//! The token file: names, digests and rights in TOML. An invalid file is rejected as a whole. Edits are made under a
+//! lock and replace the file by a rename.
 //!
 //! ```toml
 //! [[tokens]]
 //! name = "ci"                       # the principal
-//! sha256 = "9f86d081…"              # of the token, which is nowhere
+//! sha256 = "9f86d081…"              # of the token; the token itself is not stored
 //! scopes = ["exec", "stdin"]
-//! roots = ["/srv/ci"]               # optional: where its files lie and its processes may start
-//! env = ["PATH", "LC_*"]            # optional: the variables it may set
-//! sandbox = "required"              # optional: only in a sandbox; "offline", in one without a network
+//! roots = ["/srv/ci"]               # optional: limits file methods and working directories
+//! env = ["PATH", "LC_*"]            # optional: the environment variables it may set
+//! sandbox = "required"              # optional: requests need a sandbox; "offline": one without network
 //! created = 2026-11-16T04:30:00Z
 //! expires = 2026-12-16T04:30:00Z    # optional
-//! revoked = 2026-11-20T10:00:00Z    # once it is
+//! revoked = 2026-11-20T10:00:00Z    # set when it is revoked
 //!
 //! [[certificates]]
 //! name = "alice"
@@ -18,7 +19,7 @@
 //! scopes = ["exec", "stdin", "signal"]
 //! ```
 //!
-//! A key that is not known is an error: misspelt, it would grant what was meant to be kept. Must not know connections.
+//! An unknown key is an error: a misspelt restriction must not grant more than was meant.
 
 use std::{
     collections::BTreeSet,
@@ -39,59 +40,33 @@ use crate::{
     wall_clock,
 };
 
-/// Some thousand entries; a foreign file is not read into memory.
+/// Enough for some thousand entries. A foreign file is not read into memory beyond this.
 const MAX_BYTES: u64 = 1 << 20;
 
 const HEADER: &str = "# Who may connect to exec-server, and what for. Written by `exec-server token`; an edit by hand counts within a second.\n\n";
 
-/// Why a token file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system refused.
     #[error("use token file `{}`", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Other users could have written or read it.
+    Io { path: PathBuf, source: io::Error },
+    /// Other users can read the file or could have written it.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// Not TOML of this shape.
+    /// The file is not valid TOML or does not have the expected shape.
     #[error("token file `{}` cannot be read", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
-    },
-    /// An entry that makes no sense.
+    Syntax { path: PathBuf, source: Box<toml::de::Error> },
+    /// An entry is invalid.
     #[error("entry `{name}` of the token file: {what}")]
-    Entry {
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// The name is in use.
+    Entry { name: String, what: &'static str },
     #[error("there is an entry `{name}` already; revoke it first")]
-    Exists {
-        /// The name.
-        name: String,
-    },
-    /// The name is not known.
+    Exists { name: String },
     #[error("there is no entry `{name}`")]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// No token could be made.
+    Unknown { name: String },
     #[error("make a token")]
     Token(#[from] TokenError),
 }
 
-/// A moment in seconds since 1970, a date in the file.
+/// Seconds since 1970. Stored as a date in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(pub u64);
 
@@ -110,58 +85,52 @@ impl<'de> Deserialize<'de> for Moment {
     }
 }
 
-/// A token or a certificate, and what it is good for.
+/// A token or a certificate, and its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The principal.
     pub name: String,
-    /// SHA-256 of the token, or of the certificate's DER; lower-case hexadecimal.
+    /// SHA-256 of the token or of the certificate's DER, in lower-case hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// A subject alternative name of the certificate; never of a token.
+    /// A subject alternative name of the certificate. Not allowed for a token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub san: Option<String>,
-    /// What it may do.
     #[serde(default)]
     pub scopes: Vec<String>,
-    /// Where its processes may start.
+    /// Limits file methods and working directories; see `Rights::roots`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub roots: Vec<PathBuf>,
-    /// The variables it may set.
+    /// The environment variables it may set; see `Rights::env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<Vec<String>>,
-    /// How far its requests must be confined at least.
+    /// The weakest sandbox that its requests may use; see `Rights::sandbox`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Floor>,
-    /// When it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<Moment>,
-    /// When it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Moment>,
-    /// Since when it is not good any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<Moment>,
 }
 
-/// What a file says.
+/// The contents of a token file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenFile {
-    /// A certificate that is not listed is refused, whoever signed it.
+    /// Refuse every certificate that is not listed, even if a trusted CA signed it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_listed_certificates: bool,
-    /// Tokens by digest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<Entry>,
-    /// Certificates by name or fingerprint.
+    /// Certificates, by subject alternative name or fingerprint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<Entry>,
 }
 
 impl Entry {
-    /// What it grants, if it is well formed.
+    /// The rights of the entry, or an error if they are invalid.
     pub(super) fn rights(&self) -> Result<Rights, FileError> {
         let wrong = |what| FileError::Entry { name: self.name.clone(), what };
         let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
@@ -204,7 +173,7 @@ impl Entry {
 }
 
 impl TokenFile {
-    /// Reads a file that only we, or root for us, can have written and read; `None` where there is none.
+    /// Reads a file that belongs to us or root and that no other user can access. `None` if it does not exist.
     pub fn read(path: &Path) -> Result<Option<Self>, FileError> {
         let failed = |source| FileError::Io { path: path.to_owned(), source };
         let file = match File::open(path) {
@@ -237,13 +206,16 @@ impl TokenFile {
         Ok(())
     }
 
-    /// All entries, and whether each is a token.
+    /// All entries, each with a flag: true for a token, false for a certificate.
     pub fn all(&self) -> impl Iterator<Item = (bool, &Entry)> {
         self.tokens.iter().map(|entry| (true, entry)).chain(self.certificates.iter().map(|entry| (false, entry)))
     }
 
-    /// Adds a token with these rights to the file at `path` and returns it, the only time that it is seen.
-    /// A revoked entry of the same name gives it up, and so the sessions of that principal go to the new one.
+    /// Adds a token with these rights to the file at `path` and returns it. This is the only time that the token is
+    /// visible.
+    ///
+    /// A revoked entry of the same name is replaced. The new token then also gets the sessions of the old one, because
+    /// both have the same principal.
     pub fn create(path: &Path, entry: Entry) -> Result<Token, FileError> {
         let token = Token::generate()?;
         let name = entry.name.clone();
@@ -259,22 +231,22 @@ impl TokenFile {
         Ok(token)
     }
 
-    /// Makes an entry of the file at `path` worthless, for good.
+    /// Revokes an entry of the file at `path`, permanently.
     pub fn revoke(path: &Path, name: &str) -> Result<(), FileError> {
         Self::edit(path, |file| {
             let mut all = file.tokens.iter_mut().chain(&mut file.certificates);
             let entry = all.find(|entry| entry.name == name);
             let entry = entry.ok_or_else(|| FileError::Unknown { name: name.to_owned() })?;
-            // The first time counts.
+            // If it was revoked before, keep the first date.
             entry.revoked.get_or_insert(Moment(wall_clock::now_seconds()));
             Ok(())
         })
     }
 
-    /// Changes the file under a lock: two edits at once both count.
+    /// Changes the file under a lock, so that concurrent edits do not overwrite each other.
     fn edit(path: &Path, change: impl FnOnce(&mut Self) -> Result<(), FileError>) -> Result<(), FileError> {
         let failed = |source: io::Error| FileError::Io { path: path.to_owned(), source };
-        // A file of its own, because the file itself is replaced.
+        // The lock is a separate file, because the rename replaces the token file itself.
         let lock = path.with_extension("toml.lock");
         let lock =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! What a connection was given at the door: who it speaks for, what it may do, and word of the day it may no more.
-//! Must not know where a grant comes from, nor methods by name.
+//! The grant that the door gives to a connection: the principal, its rights, and a notification when they end. Does not
+//! depend on where a grant comes from.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -9,50 +9,50 @@ use tokio::sync::watch;
 
 use crate::core::Principal;
 
-/// What a principal may do. The widest is [`Rights::all`]; a token file gives less.
+/// The rights of a principal. The widest are [`Rights::all`]; a token file can give less.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Which methods it may call.
+    /// The scopes of the methods that it may call.
     pub scopes: Vec<Scope>,
-    /// Directories beneath which its files lie and its processes start; empty means anywhere. No confinement: a process goes where it likes.
+    /// Directories to which file methods and the working directories of processes are limited. Empty: no limit. This
+    /// does not confine a process: once started, it can access any file.
     pub roots: Vec<PathBuf>,
-    /// Names of variables that its requests may set, `LC_*` for all that begin so; `None` means any.
+    /// Names of environment variables that its requests may set; `LC_*` matches a prefix. `None`: any.
     pub env: Option<Vec<String>>,
-    /// How far its requests must be confined at least; `None` means that they need not be.
+    /// The weakest sandbox that its requests may use. `None`: a sandbox is not required.
     pub sandbox: Option<Floor>,
 }
 
-/// The least that the sandbox of a request must be. What it grants is the request's own choice; that there is one is not.
+/// The minimum for the sandbox of a request. The request must have a sandbox, but chooses itself what the sandbox
+/// allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Floor {
-    /// One that restricts files, enforced by this server.
+    /// A sandbox that restricts files and that this server enforces.
     Required,
-    /// The same without a network.
+    /// Like `Required`, and also without network access.
     Offline,
 }
 
 impl Rights {
-    /// Everything.
     #[must_use]
     pub fn all() -> Self {
         Self { scopes: Scope::ALL.to_vec(), roots: Vec::new(), env: None, sandbox: None }
     }
 }
 
-/// Why a grant is no longer good.
+/// Why a grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was revoked, or is no longer in the file.
+    /// The entry was revoked or removed from the file.
     Revoked,
-    /// Its time is over.
+    /// The entry's expiry date has passed.
     Expired,
-    /// It grants something else now; whoever connects again gets that.
+    /// The entry grants other rights now. A client that reconnects gets those.
     Changed,
 }
 
 impl Ended {
-    /// One word for logs.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Ended {
         }
     }
 
-    /// What a peer is told when its connection is closed for it.
+    /// The close reason that the peer gets.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -73,16 +73,16 @@ impl Ended {
     }
 }
 
-/// What the door gives to a connection. Cheap to copy; all copies hear of its end.
+/// A connection's principal and rights. Cheap to clone; all clones are notified when it ends.
 #[derive(Clone)]
 pub struct Grant {
     principal: Principal,
     rights: Arc<Rights>,
-    /// `None` where nobody can take it back while the server runs.
+    /// `None` for a grant that cannot be revoked while the server runs.
     ended: Option<watch::Receiver<Option<Ended>>>,
 }
 
-/// The source's end of its grants: where it takes them back.
+/// The revoking end of the grants of one entry.
 #[derive(Debug)]
 pub(super) struct Recall(watch::Sender<Option<Ended>>);
 
@@ -91,53 +91,52 @@ impl Recall {
         Self(watch::channel(None).0)
     }
 
-    /// Some rights for a principal, until they are taken back here.
     pub(super) fn grant(&self, principal: Principal, rights: Arc<Rights>) -> Grant {
         Grant { principal, rights, ended: Some(self.0.subscribe()) }
     }
 
-    /// Tells every grant; the first reason stays.
+    /// Ends all grants. If they have ended before, the first reason stays.
     pub(super) fn end(&self, why: Ended) {
         self.0.send_if_modified(|ended| ended.is_none() && ended.replace(why).is_none());
     }
 
-    /// Whether anybody has a grant of it.
+    /// Whether a grant of this entry still exists.
     pub(super) fn is_in_use(&self) -> bool {
         self.0.receiver_count() > 0
     }
 }
 
 impl Grant {
-    /// Everything, for the owner of the server: whom the kernel or the owner's own token vouches for. Never taken back.
+    /// All rights. Given to the owner of the server, who is authenticated by the kernel or by the owner's token. Never
+    /// revoked.
     #[must_use]
     pub fn owner() -> Self {
         Self { principal: Principal::owner(), rights: Arc::new(Rights::all()), ended: None }
     }
 
-    /// Who it speaks for.
     #[must_use]
     pub fn principal(&self) -> &Principal {
         &self.principal
     }
 
-    /// Whether it is the owner of the server, to whom nothing is closed. Neither a token file nor a certificate can say so.
+    /// Whether the principal is the owner of the server, who may access everything. Neither a token file nor a
+    /// certificate can name the owner.
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.principal == Principal::owner()
     }
 
-    /// What it allows.
     #[must_use]
     pub fn rights(&self) -> &Rights {
         &self.rights
     }
 
-    /// The scope that this method needs and the grant does not have.
+    /// The scope that the method needs, if the grant does not have it.
     pub(crate) fn lacks(&self, method: &Method) -> Option<Scope> {
         method.scope.filter(|scope| !self.rights.scopes.contains(scope))
     }
 
-    /// Returns when the grant is no longer good; cancel safe.
+    /// Returns when the grant ends. Cancel safe.
     pub(crate) async fn ended(&mut self) -> Ended {
         if let Some(ended) = &mut self.ended
             && let Ok(why) = ended.wait_for(Option::is_some).await
@@ -145,7 +144,7 @@ impl Grant {
         {
             return why;
         }
-        // Nobody is left who could take it back.
+        // The grant cannot be revoked, or its `Recall` was dropped.
         std::future::pending().await
     }
 }

@@ -1,20 +1,20 @@
-//! Who may come in, and what they may do then.
+//! Authenticates peers and decides their rights.
 //!
-//! The door asks [`Access`] with what a peer offers (tokens, a certificate) and gets a [`Grant`] or nothing. Peers for whom the
-//! kernel vouches (a Unix socket of the owner's uid, standard streams) have [`Grant::owner`] without asking.
+//! The door passes what a peer offers (tokens, a certificate) to [`Access`] and gets a [`Grant`] or `None`. Peers that
+//! the kernel authenticates (a Unix socket with the owner's uid, standard streams) get [`Grant::owner`] directly.
 //!
 //! ```text
-//!                    ┌── the owner's token: everything, never taken back
-//!  Access ◀── door   ├── `table`: the entries in force ◀── `file`: tokens.toml ◀── exec-server token, or an editor
-//!    │               └── certificates that nobody listed
-//!    └──▶ Grant: principal, rights ──▶ connection; ended when its entry is revoked, expires, changes or goes
+//!                    ┌── the owner's token: all rights, never revoked
+//!  Access ◀── door   ├── `table`: the current entries ◀── `file`: tokens.toml ◀── exec-server token, or an editor
+//!    │               └── certificates that are not listed
+//!    └──▶ Grant: principal, rights ──▶ connection; ended when its entry is revoked, expires, changes or is removed
 //! ```
 //!
-//! The file is looked at four times a second. One that cannot be used changes nothing and is complained about; one that is gone is an empty
-//! one. The sessions of a principal that was revoked stay, detached, until their own time is over: a revocation keeps people out and ends no
-//! work, and whoever gets a new token under the old name finds them again.
+//! The file is checked four times a second. An invalid file is reported and changes nothing. A missing file counts as
+//! empty.
 //!
-//! Must not know HTTP, TLS, methods by name, or sessions.
+//! Revoking a principal locks it out but ends no work: its sessions stay, detached, until they expire. A new token
+//! under the old name can resume them.
 
 mod file;
 mod grant;
@@ -38,38 +38,38 @@ use tokio::sync::mpsc;
 use self::table::Table;
 use crate::{process::lock, state_dir::TokenDigest, wall_clock};
 
-/// How often the file and the expiry dates are looked at. With the farewell of a connection it makes less than a second.
+/// How often to check the file and the expiry dates. Including the time to close a connection, a revocation takes
+/// effect in less than a second.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// News that may wait to be told: more make the thread that looks wait.
+/// Capacity of the queue of news. When it is full, the watching thread waits.
 const NEWS_WAITING: usize = 64;
 
-/// What the thread that looks needs: the reading of a file of a few hundred entries.
+/// Stack of the watching thread. Enough to parse a file of a few hundred entries.
 const STACK_BYTES: usize = 256 << 10;
 
-/// A client's certificate as far as access looks at it; the TLS library has verified it before.
+/// The parts of a client certificate that access control uses. The TLS library has already verified the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate<'a> {
-    /// Its subject alternative names, in their order.
+    /// The subject alternative names, in the order of the certificate.
     pub names: &'a [String],
-    /// SHA-256 of its DER, 64 lower-case hexadecimal digits.
+    /// SHA-256 of the DER, 64 lower-case hexadecimal digits.
     pub fingerprint: &'a str,
 }
 
-/// Everyone who may come in.
+/// Everything that authenticates clients: the owner's token, the token file and certificates.
 #[derive(Debug, Default)]
 pub struct Access {
-    /// The owner's own token.
     owner: Option<TokenDigest>,
-    /// Nobody has to prove anything.
+    /// No authentication is required: all clients act as the owner.
     is_open: bool,
     file: Option<PathBuf>,
     table: Mutex<Table>,
-    /// The file as it was when it was last looked at, good or not.
+    /// The stamp of the file at the last check, whether the file was valid or not.
     seen: Mutex<Option<Stamp>>,
 }
 
-/// What changes when a file does.
+/// File metadata that changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     id: (u64, u64),
@@ -78,29 +78,28 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// What a look at the file found.
+/// The outcome of a check of the file and the expiry dates.
 #[derive(Debug)]
 pub enum News {
-    /// Somebody's access changed.
     Changed(Change),
-    /// The file cannot be used; what was in force stays so.
+    /// The file is invalid. The previous entries stay in force.
     Broken(FileError),
 }
 
 impl Access {
-    /// Lets in the bearers of the owner's token.
+    /// Admits clients that offer the owner's token.
     #[must_use]
     pub fn new(owner: TokenDigest) -> Self {
         Self { owner: Some(owner), ..Self::default() }
     }
 
-    /// Lets in everybody who reaches the socket, as the owner.
+    /// Admits all clients that can connect, as the owner.
     #[must_use]
     pub fn open() -> Self {
         Self { is_open: true, ..Self::default() }
     }
 
-    /// Lets in those of a token file as well. A file that is not there yet is an empty one; one that cannot be used is an error.
+    /// Also admits the clients in a token file. A missing file counts as empty; an invalid one is an error.
     pub fn with_file(mut self, path: &Path) -> Result<Self, FileError> {
         self.file = Some(path.to_owned());
         match self.look().into_iter().find_map(|news| match news {
@@ -112,31 +111,34 @@ impl Access {
         }
     }
 
-    /// What somebody gets who offers nothing; `None` where something must be offered.
+    /// The grant of a client that offers nothing. `None` if authentication is required.
     #[must_use]
     pub fn anybody(&self) -> Option<Grant> {
         self.is_open.then(Grant::owner)
     }
 
-    /// What the bearer of these tokens gets. All that are offered must be right and mean the same.
+    /// The grant of a client that offers these tokens. All of them must be valid and belong to the same entry.
     #[must_use]
     pub fn by_tokens(&self, offered: &[TokenDigest]) -> Option<Grant> {
         lock(&self.table).by_tokens(self.owner.as_ref(), offered, wall_clock::now_seconds())
     }
 
-    /// What the holder of this certificate gets; `None` where it was revoked, or only those in the file may come.
+    /// The grant of a client with this certificate. `None` if it is revoked, or if it is not listed and only listed
+    /// certificates are accepted.
     #[must_use]
     pub fn by_certificate(&self, certificate: &Certificate<'_>) -> Option<Grant> {
         lock(&self.table).by_certificate(certificate, wall_clock::now_seconds())
     }
 
-    /// Looks at the file and the clock for ever. What is found is in force when `tell` hears of it.
+    /// Checks the file and the expiry dates until the returned future is dropped. A change is already in force when
+    /// `tell` is called with it.
     ///
-    /// On a thread of its own, which ends with the returned future: a file system may be slow, and a thread of the runtime that wakes another one
-    /// four times a second is taken by the kernel for one that serves many, and put on another processor than the client it answers.
+    /// The checks run on a separate thread, which ends with the future. One reason is that a file system may be slow.
+    /// The other is the kernel's scheduler: it treats a runtime thread that wakes another thread four times a second as
+    /// one that serves many threads, and moves it to a different CPU from the client that it answers.
     pub fn watch<T: Fn(News)>(self: Arc<Self>, tell: T) -> io::Result<impl Future<Output = ()> + use<T>> {
         let (news_tx, mut news_rx) = mpsc::channel(NEWS_WAITING);
-        // Nothing is ever sent: its end is the word.
+        // Nothing is sent on this channel. It disconnects when the future is dropped, which ends the thread.
         let (alive_tx, alive_rx) = std::sync::mpsc::sync_channel::<()>(0);
         thread::Builder::new().name("access".to_owned()).stack_size(STACK_BYTES).spawn(move || {
             while alive_rx.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -180,7 +182,7 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
         id: (metadata.dev(), metadata.ino()),
         size: metadata.size(),
         modified: (metadata.mtime(), metadata.mtime_nsec()),
-        // Also when only mode or owner change.
+        // The ctime also changes with mode and owner.
         changed: (metadata.ctime(), metadata.ctime_nsec()),
     })
 }

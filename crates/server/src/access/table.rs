@@ -1,5 +1,5 @@
-//! The entries that are in force now, and the grants that came from them. Pure: files and clocks are handed in.
-//! Must not read anything.
+//! The entries that are currently in force, and the grants made from them. Pure: the caller passes the file's contents
+//! and the time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,10 +12,9 @@ use super::{
 };
 use crate::{core::Principal, state_dir::TokenDigest};
 
-/// Something in the table that changed, to be told to people and to the audit log.
+/// A change of an entry, to be logged and recorded in the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Whom it is about.
     pub principal: String,
     /// `granted`, `revoked`, `expired` or `changed`.
     pub what: &'static str,
@@ -25,7 +24,8 @@ pub struct Change {
 pub(super) struct Table {
     listed: Vec<Listed>,
     only_listed_certificates: bool,
-    /// Certificates that nobody listed and that are connected, by fingerprint: a later revocation must reach them.
+    /// Connected certificates that are not listed, by fingerprint. Kept so that a later revocation can end their
+    /// connections.
     unlisted: BTreeMap<String, Unlisted>,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct Table {
 struct Listed {
     is_token: bool,
     entry: Entry,
-    /// Read once. A certificate's is never compared with a token.
+    /// Decoded once. The digest of a certificate is never compared with a token.
     digest: TokenDigest,
     rights: Arc<Rights>,
     recall: Recall,
-    /// Set when its end was told.
+    /// Set once the end was reported.
     ended: Option<Ended>,
 }
 
@@ -51,7 +51,7 @@ impl Listed {
     fn new(is_token: bool, entry: &Entry, now: u64) -> Result<Self, FileError> {
         let mut listed = Self {
             is_token,
-            // A certificate by name has none; nothing hashes to zeros.
+            // An entry for a certificate by name has no digest. No token hashes to zeros.
             digest: entry.digest().unwrap_or_else(TokenDigest::nobody),
             rights: Arc::new(entry.rights()?),
             entry: entry.clone(),
@@ -69,7 +69,7 @@ impl Listed {
         self.entry.expires.is_some_and(|expires| expires.0 <= now).then_some(Ended::Expired)
     }
 
-    /// The same token or certificate, for the same principal and rights. Its expiry may have moved.
+    /// Whether it is the same token or certificate with the same principal and rights. The expiry date may differ.
     fn is_same(&self, other: &Self) -> bool {
         self.is_key_of(other) && self.entry.name == other.entry.name && self.rights == other.rights
     }
@@ -96,7 +96,8 @@ impl Listed {
 }
 
 impl Table {
-    /// Puts another file in force. Connections whose entry is gone, revoked or grants something else hear of it at once.
+    /// Replaces the entries with those of `file`. Connections whose entry was removed, revoked or changed are notified
+    /// at once.
     pub(super) fn apply(&mut self, file: &TokenFile, now: u64) -> Result<Vec<Change>, FileError> {
         let mut next: Vec<Listed> =
             file.all().map(|(is_token, entry)| Listed::new(is_token, entry, now)).collect::<Result<_, _>>()?;
@@ -111,7 +112,7 @@ impl Table {
             let is_elsewhere = next.iter().any(|new| new.is_key_of(&old) && new.ended.is_none());
             let why = match next.iter_mut().find(|new| new.is_same(&old)) {
                 Some(new) if new.ended.is_none() => {
-                    // Nothing to tell: its connections go on under the new entry.
+                    // No change to report. The connections of the old entry now belong to the new one.
                     std::mem::swap(&mut new.recall, &mut old.recall);
                     continue;
                 }
@@ -128,7 +129,7 @@ impl Table {
         Ok(changes)
     }
 
-    /// Ends what has expired by now.
+    /// Ends the entries that have expired by `now`.
     pub(super) fn expire(&mut self, now: u64) -> Vec<Change> {
         let mut changes = Vec::new();
         for listed in self.listed.iter_mut().filter(|listed| listed.ended.is_none()) {
@@ -141,10 +142,10 @@ impl Table {
         changes
     }
 
-    /// What the bearer of these tokens gets. All that are offered must be right and mean the same: a wrong one beside a right one is not
-    /// let in by the order in which they are looked at.
+    /// The grant for these tokens. All of them must be valid and belong to the same entry, so that the result does not
+    /// depend on the order in which tokens are compared.
     pub(super) fn by_tokens(&self, owner: Option<&TokenDigest>, offered: &[TokenDigest], now: u64) -> Option<Grant> {
-        // The owner's comes last, so that the others are at the places they have in the list.
+        // The owner's digest comes last, so that the indexes of the others are the same as in the list of tokens.
         let known = || self.listed.iter().filter(|listed| listed.is_token).map(|listed| &listed.digest).chain(owner);
         let mut found = offered.iter().map(|digest| position(known(), |known| known.ct_matches(digest)));
         let first = found.next()??;
@@ -159,15 +160,16 @@ impl Table {
         }
     }
 
-    /// What the holder of this certificate gets. Where nothing is said about it: everything, as the principal `cert:` and its first name, else
-    /// its fingerprint. So no certificate can be taken for the owner or for somebody in the file.
+    /// The grant for this certificate. A certificate that is not listed gets all rights. Its principal is `cert:` and
+    /// its first name, or `cert:` and its fingerprint if it has no name. The prefix keeps it apart from the owner and
+    /// from principals in the file.
     pub(super) fn by_certificate(&mut self, certificate: &Certificate<'_>, now: u64) -> Option<Grant> {
         let mut listed: Vec<&Listed> = self.listed.iter().filter(|listed| listed.is_of(certificate)).collect();
-        // Whatever else grants it something.
+        // A revoked entry wins over all other entries that match.
         if listed.iter().any(|listed| listed.over(now) == Some(Ended::Revoked)) {
             return None;
         }
-        // The fingerprint says more than a name.
+        // An entry by fingerprint is more specific than one by name.
         listed.sort_by_key(|listed| listed.entry.sha256.is_none());
         if let Some(listed) = listed.first() {
             return listed.grant(now);
@@ -184,7 +186,8 @@ impl Table {
         Some(unlisted.recall.grant(Principal::named(&format!("cert:{name}")), Arc::new(Rights::all())))
     }
 
-    /// A file that names a certificate, or closes the door to those it does not name, counts for those that are in, too.
+    /// Applies a new file to certificates that are connected without being listed: ends their grants if the file now
+    /// names them or accepts only listed certificates.
     fn look_at_unlisted(&mut self) {
         let (listed, only_listed) = (&self.listed, self.only_listed_certificates);
         self.unlisted.retain(|fingerprint, unlisted| {
@@ -203,7 +206,8 @@ impl Table {
     }
 }
 
-/// Where the match is. Looks at every candidate whatever it finds: how long it takes says nothing about which one was right.
+/// The index of the match. Compares all candidates even after a match, so that the time does not reveal which one
+/// matched.
 fn position<T>(candidates: impl Iterator<Item = T>, mut matches: impl FnMut(T) -> Choice) -> Option<usize> {
     let mut found = u64::MAX;
     for (at, candidate) in candidates.enumerate() {

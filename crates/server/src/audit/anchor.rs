@@ -1,8 +1,9 @@
-//! What is known of an audit log apart from the log: where it began, how far it was written, and where its older files ended.
+//! The anchor of an audit log, kept apart from the log: where the log began, how far it was written, and where its
+//! older files ended.
 //!
-//! A chain of hashes has no key, so the log alone cannot show that its end was cut off or that all of it was replaced. The anchor can. It is
-//! a small file in the server's state directory, replaced in one step after the log's own lines are on the disk: it is never ahead of the log,
-//! and behind it by [`super::writer::SYNC_EVERY`] at most. Must not know what is recorded.
+//! A chain of hashes has no key, so the log alone cannot show that its end was cut off or that all of it was replaced.
+//! The anchor can. It is a small file in the server's state directory. It is replaced by a rename after the log's lines
+//! are synced, so it is never ahead of the log, and at most [`super::writer::SYNC_EVERY`] behind it.
 
 use std::{
     fs, io,
@@ -15,18 +16,17 @@ use serde::{Deserialize, Serialize};
 
 use super::chain::{self, End};
 
-/// Ends of older files that are kept; of those before them nothing is known but that they are older.
+/// Most ends of older files that are kept. The ends of even older files are forgotten.
 const PARTS_MAX: usize = 1024;
 
-/// Longest anchor that is read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A line by its number and hash.
+/// Identifies a line by its number and hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Counted from 1 over all files of the log.
     pub seq: u64,
-    /// Its SHA-256, as in the line.
+    /// SHA-256, as in the line.
     pub hash: String,
 }
 
@@ -36,30 +36,30 @@ impl From<&End> for Mark {
     }
 }
 
-/// What is known of a log.
+/// The known lines of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Anchor {
-    /// The log, as the server was told.
+    /// The path of the log, as configured.
     pub log: PathBuf,
-    /// The oldest line that is known: the first of all, unless the log was there before its anchor.
+    /// The oldest known line. This is the first line of the log, unless the log existed before its anchor.
     pub first: Mark,
-    /// The last line that was on the disk when this was written.
+    /// The last line that was synced when the anchor was written.
     pub last: Mark,
-    /// The last lines of files that the log has left, the oldest first.
+    /// The last lines of the log's earlier files, oldest first.
     #[serde(default)]
     pub parts: Vec<Mark>,
 }
 
 impl Anchor {
-    /// The name of a log's anchor in a directory for them.
+    /// The path of a log's anchor in `dir`.
     pub fn path_in(dir: &Path, log: &Path) -> PathBuf {
         use std::os::unix::ffi::OsStrExt as _;
         let name = chain::digest(identity(log).as_os_str().as_bytes());
         dir.join(format!("audit-anchor-{}.json", &name[..16]))
     }
 
-    /// Reads one; absent where there is none.
+    /// Reads an anchor. `None` if the file does not exist.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         let mut text = Vec::new();
         match fs::File::open(path) {
@@ -70,7 +70,7 @@ impl Anchor {
         serde_json::from_slice(&text).map(Some).map_err(io::Error::from)
     }
 
-    /// Replaces the file in one step.
+    /// Replaces the file atomically.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         let beside = path.with_extension("new");
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
@@ -79,7 +79,7 @@ impl Anchor {
         fs::rename(&beside, path)
     }
 
-    /// Notes that the log goes on in another file.
+    /// Records that the log continues in another file.
     pub(super) fn end_part(&mut self) {
         if self.last.seq > 0 && self.parts.last() != Some(&self.last) {
             self.parts.push(self.last.clone());
@@ -89,7 +89,7 @@ impl Anchor {
     }
 }
 
-/// One path for every spelling of a log's name; the log itself need not exist.
+/// The same path for every spelling of a log's name. The log itself need not exist.
 fn identity(log: &Path) -> PathBuf {
     let absolute = std::path::absolute(log).unwrap_or_else(|_| log.to_owned());
     match (absolute.parent().and_then(|dir| dir.canonicalize().ok()), absolute.file_name()) {

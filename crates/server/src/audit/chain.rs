@@ -1,11 +1,11 @@
-//! A line of the audit log: how it is written, and whether it is what was written.
+//! Writes and checks single lines of the audit log.
 //!
 //! ```text
 //! {"seq":7,"time":"…","event":"process.start",…,"prev":"HASH OF LINE 6","hash":"HASH"}
 //! ```
 //!
-//! A line's hash is the SHA-256 of its bytes before `,"hash":"`. The line before it is among them by its own hash, so that no line can be
-//! changed, removed or moved without all that follow. Must not know files or what is recorded.
+//! A line's hash is the SHA-256 of its bytes before `,"hash":"`. These bytes contain the hash of the previous line, so
+//! no line can be changed, removed or moved without changing all lines after it.
 
 use std::fmt::Write as _;
 
@@ -14,12 +14,12 @@ use sha2::{Digest as _, Sha256};
 
 use crate::wall_clock;
 
-/// Stands where there is no line before.
+/// The value of `prev` in the first line.
 pub(super) const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 const HASH_KEY: &str = ",\"hash\":\"";
 
-/// The end of a chain: what the next line goes on from.
+/// The last line of a chain. The next line continues from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) seq: u64,
@@ -32,7 +32,7 @@ impl Default for End {
     }
 }
 
-/// What a line says of itself, as far as a verifier looks at it.
+/// The fields of a line that a verifier looks at.
 #[derive(Debug, Deserialize)]
 pub(super) struct Line {
     pub(super) seq: u64,
@@ -55,11 +55,11 @@ pub(super) struct Line {
     pub(super) anchor: Option<String>,
 }
 
-/// Appends the line of a record to `out`, newline included, and moves the end of the chain.
+/// Appends the line of a record to `out`, including the newline, and advances the end of the chain.
 pub(super) fn write(out: &mut Vec<u8>, end: &mut End, time_ms: u64, record: &impl Serialize) {
     let begin = out.len();
     let body = serde_json::to_string(record).expect("a record of strings and numbers serializes");
-    // The braces go: the record's members stand among ours.
+    // Drop the braces: the fields of the record become fields of the line.
     let body = body.get(1..body.len().saturating_sub(1)).unwrap_or_default();
     let seq = end.seq + 1;
     let time = wall_clock::show_ms(time_ms);
@@ -69,7 +69,7 @@ pub(super) fn write(out: &mut Vec<u8>, end: &mut End, time_ms: u64, record: &imp
     *end = End { seq, hash };
 }
 
-/// Reads a line without its newline; `None` where it is not what was written.
+/// Parses a line without its newline. `None` if the line is malformed or its hash is wrong.
 pub(super) fn read(line: &[u8]) -> Option<Line> {
     let at = line.len().checked_sub(HASH_KEY.len() + NOTHING.len() + 2)?;
     let parsed: Line = serde_json::from_slice(line).ok()?;
@@ -78,11 +78,10 @@ pub(super) fn read(line: &[u8]) -> Option<Line> {
     (is_whole && digest(&line[..at]) == parsed.hash).then_some(parsed)
 }
 
-/// SHA-256 in hexadecimal.
 pub(super) fn digest(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(64);
     for byte in Sha256::digest(bytes) {
-        write!(text, "{byte:02x}").ok(); // Writing to a string does not fail.
+        write!(text, "{byte:02x}").ok(); // Writing to a `String` does not fail.
     }
     text
 }

@@ -1,15 +1,16 @@
-//! The audit log: who came, who was refused, what was started, signalled and ended. One JSON object a line, each with the hash of the line
-//! before it; `exec-server audit verify` says whether a line was removed, changed or moved. Where the log began and how far it was written is kept
-//! apart from it (`anchor`), so that a missing beginning, a missing end and a replaced file are seen as well.
+//! The audit log: connections, refusals, and the starts, signals and exits of processes. One JSON object per line, each
+//! with the hash of the previous line. `exec-server audit verify` detects lines that were removed, changed or moved.
+//! The `anchor`, kept apart from the log, records where the log began and how far it was written. With it, a missing
+//! beginning, a missing end and a replaced file are detected as well.
 //!
-//! Never in it: tokens, stdin, output, contents of files, values of variables. Arguments of programs are in it, and people put secrets there.
+//! The log never contains tokens, stdin, output, file contents or values of environment variables. It does contain
+//! program arguments, and users put secrets there.
 //!
-//! Recording never waits: a thread of its own writes (`writer`), from a queue that is bounded. What does not fit, or cannot be written, is lost
-//! and counted, and the count is the first line once lines can be written again. In [`Mode::Strict`] a process is started, and an
-//! HTTP request made, only when the line about it is on the disk; while it cannot be, both are refused, and all that is needed to see to running
-//! processes goes on.
+//! Recording never blocks: a separate thread (`writer`) writes from a bounded queue. Records that do not fit, or that
+//! cannot be written, are lost and counted. The count becomes the first line once lines can be written again.
 //!
-//! Must not know connections or sessions: records are handed in.
+//! In [`Mode::Strict`], a process is started or an HTTP request made only after its line is synced to disk. While the
+//! log cannot be written, both are refused. Everything needed to manage running processes still works.
 
 mod anchor;
 mod chain;
@@ -35,169 +36,135 @@ use tokio::{
 use self::writer::{Shared, Writer};
 use crate::process::{kept_argv, lock};
 
-/// Events that verifier and writer know by name.
+/// Events that the verifier and the writer recognize by name.
 const TORN: &str = "audit.torn";
 const DAMAGED: &str = "audit.damaged";
 const LOST: &str = "audit.lost";
 const EXIT: &str = "process.exit";
-/// The first line of a log that has an anchor, and the first that an anchor knows in one that had none.
+/// Marks the line at which an anchor begins: the first line of the log, or the first after an existing log got an
+/// anchor.
 const BEGIN: &str = "audit.begin";
-/// The first line of a file that goes on from another.
+/// The first line of a file that continues another file.
 const CONTINUE: &str = "audit.continue";
 
-/// Refusals at the door that are written in one second. They cost whoever causes them nothing; more are only counted, or a stranger could fill the disk.
+/// Most refusals at the door that are written per second. Refusals cost a client nothing, so without this bound anyone
+/// could fill the disk. The rest are only counted.
 const REFUSALS_MAX: u64 = 20;
 
-/// Bytes of arguments in a line; the rest is left out, and the line says how many there were.
+/// Most bytes of arguments in a line. The rest is left out, and the line says how many bytes there were.
 const ARGV_MAX_BYTES: usize = 32 << 10;
 
-/// Bytes of any other text in a line.
+/// Most bytes of any other text in a line.
 const TEXT_MAX_BYTES: usize = 4 << 10;
 
-/// What happens when the log cannot be written.
+/// The behavior when the log cannot be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The server goes on; what is lost is counted, and the log says so later.
+    /// The server continues. Lost records are counted, and the log reports the count later.
     #[default]
     BestEffort,
-    /// No process is started and no HTTP request made that is not on record.
+    /// Processes are started and HTTP requests made only if they are recorded.
     Strict,
 }
 
-/// Why there is no audit log.
+/// Why the audit log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
-    /// The system refused.
     #[error("use audit log `{}`", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A directory or a device.
+    Io { path: PathBuf, source: io::Error },
+    /// The path names a directory or a device.
     #[error("audit log `{}` is not a file", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Others could write what they like.
+    NotAFile { path: PathBuf },
+    /// Other users could write to it.
     #[error("audit log `{}` has mode {mode:04o}; others must not be able to write it", path.display())]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A link could lead the log into any file.
+    Mode { path: PathBuf, mode: u32 },
+    /// A symbolic link could redirect the log to any file.
     #[error("audit log `{}` is a symbolic link; name the file itself", path.display())]
-    Link {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The file has a second name, by which it could be read or changed.
+    Link { path: PathBuf },
+    /// The file has another hard link, through which it could be read or changed.
     #[error("audit log `{}` has {links} hard links; it must have one name", path.display())]
-    HardLinks {
-        /// The file.
-        path: PathBuf,
-        /// How many names it has.
-        links: u64,
-    },
-    /// Its owner could change it.
+    HardLinks { path: PathBuf, links: u64 },
+    /// Another user owns the file and could change it.
     #[error("audit log `{}` belongs to uid {owner}; it must belong to the user of this server", path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Two chains in one file would be none.
+    Owner { path: PathBuf, owner: u32 },
+    /// Another server writes to it. Two servers would break each other's chain.
     #[error("audit log `{}` is written by another server", path.display())]
-    InUse {
-        /// The file.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
-/// One line, without number, time and hashes. What does not apply is left out.
+/// One line without number, time and hashes. Fields that do not apply are left out.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// What happened, such as `process.start`.
+    /// Names the event, such as `process.start`.
     pub event: &'static str,
-    /// Who acted, or whom it is about.
+    /// The principal that acted or that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub principal: Option<String>,
-    /// The connection it came by.
+    /// The connection that caused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// The beginning of the session's id; the whole would let its reader resume it.
+    /// A prefix of the session's id. The full id would let a reader of the log resume the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// The process's name in its session.
+    /// The process's id in its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Its number on this host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The method that was called.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub method: Option<&'static str>,
-    /// Program and arguments, as far as they fit.
+    /// Program and arguments, truncated to `ARGV_MAX_BYTES`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
-    /// How many bytes the arguments had, where they did not fit.
+    /// Size of all arguments, if they were truncated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv_bytes: Option<u64>,
-    /// Its working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Whether it has a terminal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tty: Option<bool>,
-    /// How it is confined.
+    /// How the process is confined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<&'static str>,
-    /// Where an HTTP request goes: scheme, host and port.
+    /// The target of an HTTP request: scheme, host and port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// A signal's name.
+    /// The name of a signal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
-    /// The exit code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Why it ended.
+    /// Why the process ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Why something was refused or changed.
+    /// Why a request was refused or access changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The answer at the door.
+    /// The HTTP status that the door answered with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How often, where a line stands for several.
+    /// How many events this line stands for, if more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// The size of a piece of a line.
+    /// The size of a partial line, which the line declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Its SHA-256.
+    /// The SHA-256 of that partial line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Where the log's anchor is.
+    /// The path of the log's anchor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anchor: Option<String>,
 }
 
 impl Record {
-    /// A record of an event, such as `process.start`.
     #[must_use]
     pub fn of(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
 
-    /// Sets program and arguments, as far as they fit.
+    /// Sets program and arguments, truncated to `ARGV_MAX_BYTES`.
     #[must_use]
     pub(crate) fn argv(mut self, argv: &[String]) -> Self {
         let (kept, bytes) = kept_argv(argv, ARGV_MAX_BYTES);
@@ -206,8 +173,8 @@ impl Record {
         self
     }
 
-    /// Cuts every text to what a line holds of it, whoever made it up: a longer line could not be verified. Returns what it takes
-    /// in memory.
+    /// Truncates every text to `TEXT_MAX_BYTES`, because clients choose some of them and a longer line could not be
+    /// verified. Returns the approximate size in memory.
     fn bound(&mut self) -> usize {
         let texts = [
             &mut self.principal,
@@ -233,7 +200,7 @@ impl Record {
     }
 }
 
-/// A process whose end an earlier server has recorded.
+/// A process whose exit an earlier server recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ended {
     session: Option<String>,
@@ -241,7 +208,7 @@ struct Ended {
     pid: Option<u32>,
 }
 
-/// Where records go. Copies go to the same log; the default goes nowhere.
+/// A handle to an audit log. Clones write to the same log; the default one discards all records.
 #[derive(Clone, Default)]
 pub struct Audit(Option<Arc<Inner>>);
 
@@ -249,7 +216,7 @@ struct Inner {
     mode: Mode,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Ends that are in the log already, for the adoption of processes.
+    /// Exits that are in the log already, so that adopted processes do not get a second exit record.
     ended: Vec<Ended>,
     refusals: Mutex<Refusals>,
 }
@@ -261,8 +228,8 @@ struct Refusals {
 }
 
 impl Audit {
-    /// Opens a log, goes on with the chain that is in it or that its anchor knows, and starts the thread that writes. `anchor` is the file
-    /// that keeps what is known of the log; see [`Anchor::path_in`].
+    /// Opens a log and starts the writer thread. Continues the chain in the file, or from the line that the anchor
+    /// knows. `anchor` is the path of the anchor's file; see [`Anchor::path_in`].
     pub fn open(path: &Path, mode: Mode, anchor: Option<&Path>) -> Result<Self, AuditError> {
         let shared = Arc::new(Shared::default());
         let (writer, ended) = Writer::open(path, mode, anchor, shared.clone())?;
@@ -273,19 +240,19 @@ impl Audit {
         Ok(Self(Some(Arc::new(inner))))
     }
 
-    /// Records something; never waits.
+    /// Queues a record. Never blocks.
     pub fn record(&self, record: Record) {
         if let Some(inner) = &self.0 {
             inner.shared.push(record, None);
         }
     }
 
-    /// Whether nothing may start that is not on record.
+    /// Whether processes and HTTP requests must be recorded before they start.
     pub(crate) fn is_strict(&self) -> bool {
         self.0.as_ref().is_some_and(|inner| inner.mode == Mode::Strict)
     }
 
-    /// Records something and waits until it is on the disk; false where it is not.
+    /// Records something and waits until it is synced to disk. Returns false if it could not be recorded.
     pub(crate) async fn commit(&self, record: Record) -> bool {
         let Some(inner) = &self.0 else { return true };
         let (tx, rx) = oneshot::channel();
@@ -293,7 +260,7 @@ impl Audit {
         rx.await.unwrap_or(false)
     }
 
-    /// Somebody was refused at the door.
+    /// Records that the door refused a connection.
     pub(crate) fn refused(&self, peer: &impl fmt::Display, status: u16) {
         let Some(inner) = &self.0 else { return };
         let mut refusals = lock(&inner.refusals);
@@ -311,12 +278,12 @@ impl Audit {
         inner.shared.push(record, None);
     }
 
-    /// Records that the log could not take since the server began.
+    /// The number of records lost since the server started.
     pub(crate) fn lost(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.shared.lost_ever())
     }
 
-    /// Whether the log tells the end of this process already.
+    /// Whether the log already has the exit of this process.
     pub(crate) fn tells_end(&self, session: &str, process: &str, pid: u32) -> bool {
         let is_it = |ended: &Ended| {
             ended.session.as_deref() == Some(session)
@@ -326,12 +293,12 @@ impl Audit {
         self.0.as_ref().is_some_and(|inner| inner.ended.iter().any(is_it))
     }
 
-    /// Writes what is queued and ends the thread. Blocking; what comes later is dropped.
+    /// Writes the queued records and ends the thread. Blocks. Later records are dropped.
     pub fn close(&self) {
         if let Some(inner) = &self.0 {
             inner.shared.close();
             if let Some(thread) = lock(&inner.thread).take() {
-                thread.join().ok(); // It panicked: the log ends where it does.
+                thread.join().ok(); // An error means that the thread panicked. The log then ends early.
             }
         }
     }

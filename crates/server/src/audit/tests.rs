@@ -1,4 +1,4 @@
-//! The chain of the log: what a verifier sees, and how it goes on after a crash and a rotation.
+//! Tests of the log's chain: the changes that a verifier detects, and how the chain continues after a crash and a rotation.
 
 use std::{fs, path::Path};
 
@@ -16,7 +16,7 @@ fn check(path: &Path) -> Result<Report, VerifyError> {
     verify(&[path], Expected::default())
 }
 
-/// What a verifier says about the log with its lines changed.
+/// The verifier's verdict on the log after `change` was applied to its lines.
 fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
     let mut lines: Vec<String> = fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
     change(&mut lines);
@@ -25,7 +25,8 @@ fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
     verify(&[&other], Expected::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
 }
 
-// Reasons of refusals were written whole: a name of two megabytes made a line that no verifier takes, and a longer one hid the end of the chain.
+// Reasons of refusals were once written in full. A name of two megabytes made a line that no verifier accepts, and a
+// longer one hid the end of the chain.
 #[test]
 fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,7 +57,7 @@ fn a_removed_a_changed_and_a_moved_line_are_named() {
     assert!(said.contains("line 2 does not follow"), "{said}");
     let said = changed(&path, |lines| lines.push(lines[1].clone()));
     assert!(said.contains("line 6 is out of order"), "{said}");
-    // Whoever makes a hash for a changed line cannot make the next one follow from it.
+    // With a recomputed hash, the changed line is valid, but the next line does not follow from it.
     let said = changed(&path, |lines| {
         let head = lines[2].split(",\"hash\"").next().unwrap().replace("\"c\"", "\"x\"");
         lines[2] = format!("{head},\"hash\":\"{}\"}}", chain::digest(head.as_bytes()));
@@ -64,7 +65,7 @@ fn a_removed_a_changed_and_a_moved_line_are_named() {
     assert!(said.contains("line 4 does not follow from the one before"), "{said}");
     let said = changed(&path, |lines| lines.push("{}".to_owned()));
     assert!(said.contains("line 6 is not what was written"), "{said}");
-    // The end alone can be cut off unseen, but for who has noted a hash.
+    // Without an anchor, a cut at the end goes unnoticed, unless a hash was noted before.
     let last = check(&path).unwrap().last;
     let said = changed(&path, |lines| drop(lines.pop()));
     assert!(said.contains("lines: 4"), "{said}");
@@ -92,7 +93,7 @@ fn the_chain_goes_on_after_a_restart_and_after_a_line_cut_short_anywhere() {
         let report = check(&path).unwrap_or_else(|error| panic!("{cut}: {error}"));
         assert_eq!((report.torn, report.unfinished_bytes), (u64::from(!is_whole), 0), "{cut}");
     }
-    // Bytes in the place of those that were cut are not excused.
+    // Other bytes in place of the torn ones are not accepted.
     fs::write(&path, &whole[..whole.len() - 10]).unwrap();
     write(&path, &["d"]);
     assert_eq!(check(&path).unwrap().torn, 1);

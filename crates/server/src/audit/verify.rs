@@ -1,7 +1,7 @@
-//! Reads audit logs from end to end and says whether they are what was written. Shares with the writer only what a line is.
+//! Verifies audit logs from beginning to end. Shares only the format of a line with the writer.
 //!
-//! The chain alone shows every change but three: a log cut at its end, and one replaced as a whole, from its beginning or from some line on. Its
-//! anchor shows these.
+//! The chain alone reveals every change but three: the end was cut off, the whole log was replaced, or it was replaced
+//! from some line on. The anchor reveals these.
 
 use std::{
     fs::File,
@@ -14,56 +14,47 @@ use super::{
     chain::{self, Line},
 };
 
-/// Longer than any line that is written.
+/// Longer than any line that the server writes.
 const LINE_MAX_BYTES: u64 = 1 << 20;
 
-/// What logs that hold together say.
+/// The result for logs that verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Lines read, over all files.
+    /// Number of lines, over all files.
     pub lines: u64,
-    /// The hash before the first line; all zeros where the log begins with it.
+    /// The hash before the first line. All zeros if the log begins there.
     pub after: String,
-    /// The hash of the last line; the next file goes on from it.
+    /// The hash of the last line. The next file continues from it.
     pub last: String,
-    /// Pieces of lines that a crash left behind, each followed by a line that says so.
+    /// Number of partial lines that a crash left behind. Each is followed by a line that declares it.
     pub torn: u64,
-    /// Bytes of an unfinished line at the very end.
+    /// Size of an unfinished line at the end of the log.
     pub unfinished_bytes: u64,
-    /// Records that were lost while the log could not be written, as the log itself says.
+    /// Number of records that were lost while the log could not be written, as declared in the log.
     pub lost: u64,
-    /// The number of the first line; above 1 where older files were not given.
+    /// The number of the first line. Above 1 if older files were not given.
     pub first_seq: u64,
-    /// The number of the last line.
     pub last_seq: u64,
-    /// Where the log's anchor is, as the log itself says.
+    /// The path of the log's anchor, as declared in the log.
     pub anchor: Option<PathBuf>,
-    /// With an anchor: later files of the log were not given.
+    /// With an anchor: whether later files of the log were not given.
     pub is_older_part: bool,
 }
 
-/// Why logs do not hold together.
+/// Why logs do not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// A file cannot be read.
     #[error("read `{}`", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A line is not what was written.
+    Io { path: PathBuf, source: io::Error },
+    /// A line was changed, removed or moved.
     #[error("`{}`: line {line} {what}", path.display())]
     Broken {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: u64,
-        /// What is wrong with it.
         what: String,
     },
-    /// The anchor knows a later line.
+    /// The anchor knows a later line than the last one in the files.
     #[error(
         "`{}` {}, but number {written} was written: the last {} were removed",
         path.display(),
@@ -71,34 +62,30 @@ pub enum VerifyError {
         written - last
     )]
     TailRemoved {
-        /// The last file.
         path: PathBuf,
-        /// The number of its last line.
+        /// The number of the last line in the files.
         last: u64,
-        /// The last number that the anchor knows.
+        /// The last number in the anchor.
         written: u64,
     },
-    /// The line with a known hash is not there.
+    /// No line has the hash that the caller expects.
     #[error("no line has the hash `{hash}`: lines at the end were removed, or these are other files")]
-    Missing {
-        /// What was looked for.
-        hash: String,
-    },
+    Missing { hash: String },
 }
 
-/// What must be so beside the chain itself.
+/// The caller's knowledge about the log, in addition to the chain itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected<'a> {
-    /// The hash that the first line goes on from, such as the last one of an older file.
+    /// The hash that the first line continues from, such as the last one of an older file.
     pub after: Option<&'a str>,
-    /// A hash that must be there, noted earlier and elsewhere.
+    /// A hash that must occur, which the caller noted earlier.
     pub has: Option<&'a str>,
-    /// What is known of the log apart from it. Read it before the log: a running server moves both on.
+    /// The anchor of the log. Read it before the log: a running server advances both.
     pub anchor: Option<&'a Anchor>,
 }
 
 impl Expected<'_> {
-    /// The hash that the anchor knows for a number.
+    /// The hash that the anchor has for this number.
     fn anchored(&self, seq: u64) -> Option<&str> {
         let anchor = self.anchor?;
         let marks = [&anchor.first, &anchor.last].into_iter().chain(&anchor.parts);
@@ -110,22 +97,23 @@ impl Expected<'_> {
 struct Chain {
     report: Report,
     end: Option<(u64, String)>,
-    /// Bytes that are no line, since the last that is one.
+    /// Bytes since the last valid line that are not a valid line themselves.
     torn: Vec<u8>,
     torn_line: u64,
     has_seen: bool,
-    /// The first line tells of a crash, and the second must say that this is the beginning of a file.
+    /// The first line declares a partial line from a crash, so the second line must be the start of a file
+    /// (`CONTINUE`).
     must_continue: bool,
-    /// The file that was read last has lines.
+    /// Whether the file that was read last has valid lines.
     has_lines: bool,
 }
 
-/// How the first line is named that is not the first of its log or file.
+/// The error text for a first line that is not the first of its log or file.
 fn without_head(seq: u64) -> String {
     format!("has the number {seq}: the {} before it were removed", seq.saturating_sub(1))
 }
 
-/// Verifies files as one log, the oldest first.
+/// Verifies files as one log, oldest first.
 pub fn verify(paths: &[impl AsRef<Path>], expected: Expected<'_>) -> Result<Report, VerifyError> {
     let mut chain = Chain { end: expected.after.map(|hash| (0, hash.to_owned())), ..Chain::default() };
     for path in paths {
@@ -136,7 +124,7 @@ pub fn verify(paths: &[impl AsRef<Path>], expected: Expected<'_>) -> Result<Repo
     }
     if let Some(anchor) = expected.anchor.filter(|anchor| chain.report.last_seq < anchor.last.seq) {
         let last = chain.report.last_seq;
-        // Its hash was compared when the line was read.
+        // Safe to accept by number: `file` compared the hash when it read the line.
         chain.report.is_older_part = chain.has_lines && anchor.parts.iter().any(|part| part.seq == last);
         if !chain.report.is_older_part {
             let path = paths.last().map(|path| path.as_ref().to_owned()).unwrap_or_default();
@@ -189,7 +177,8 @@ impl Chain {
         Ok(())
     }
 
-    /// A line that is whole; does it follow from the one before?
+    /// Checks that a valid line follows from the previous one. The error has the line number if it is not that of this
+    /// line.
     fn line(&mut self, line: &Line) -> Result<(), (Option<u64>, String)> {
         let is_behind_torn = !self.torn.is_empty();
         if is_behind_torn {
@@ -235,8 +224,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Bytes that are no line are fine where a crash left them and the next line names them: by length and hash, so that nothing can be
-    /// put in their place.
+    /// Accepts bytes that are not a valid line if a crash left them and the next line declares them. It declares their
+    /// length and hash, so that other bytes cannot be put in their place.
     fn excused(&mut self, line: &Line) -> Result<(), String> {
         let torn = std::mem::take(&mut self.torn);
         let piece = torn.strip_suffix(b"\n").unwrap_or(&torn);

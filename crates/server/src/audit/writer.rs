@@ -1,15 +1,17 @@
-//! The one thread that writes the audit log: takes what is queued, appends it, and goes on after a crash, a full disk and a rotation.
+//! The thread that writes the audit log: appends queued records, and continues after a crash, a full disk or a
+//! rotation.
 //!
 //! ```text
-//! up ──write fails──▶ down: what was queued is counted as lost, what got half into the file is taken back; tried again twice a second
-//!  ▲                    │     and with every record
+//! up ──write fails──▶ down: queued records are counted as lost, a partial write is truncated;
+//!  ▲                    │    retried twice a second and with every record
 //!  └──── `audit.lost` ──┘
 //! ```
 //!
-//! A file whose name leads elsewhere (it was renamed away) is left, and a new one begins with the old one's last hash. The same after a start
-//! where the anchor knows the last line and the file is not there. A file that lacks the last known line was cut or replaced: the chain goes on
-//! from the known line all the same, so that every verifier stops at this place.
-//! Must not know what is recorded.
+//! If the log's path no longer names the open file (it was rotated), the writer opens a new file, which begins with the
+//! last hash of the old one. It does the same at startup if the file is missing and the anchor knows the last line.
+//!
+//! If a file lacks the last known line, it was cut or replaced. The chain still continues from the known line, so that
+//! every verifier stops at this place.
 
 use std::{
     fs::{File, OpenOptions},
@@ -29,26 +31,26 @@ use super::{
 };
 use crate::{process::lock, wall_clock};
 
-/// Bytes of records that may wait for a slow disk; what comes beyond them is lost and counted.
+/// Most bytes of records that may wait for a slow disk. Further records are lost and counted.
 const QUEUE_MAX_BYTES: usize = 8 << 20;
 
-/// How long the thread sleeps at most: until a rotation is noticed or a full disk tried again.
+/// The longest sleep of the thread. Bounds how long a rotation goes unnoticed and how soon a full disk is retried.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long written lines wait at most until they are durable and the anchor knows them: 10 syncs a second under load.
+/// The longest time until written lines are synced and the anchor is updated: at most 10 syncs per second under load.
 pub(super) const SYNC_EVERY: Duration = Duration::from_millis(100);
 
-/// How far back the end of an existing log is looked for, and the ends of processes in it; many times the longest line.
+/// How many bytes at the end of an existing log are searched for the end of the chain and for process exits. Many times
+/// the longest line.
 const TAIL_BYTES: u64 = 8 << 20;
 
-/// What waits to be written.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: Vec<Item>,
     bytes: usize,
-    /// Records that did not get into the log since the last line that did.
+    /// Records lost since the last line that was written.
     lost: u64,
-    /// The same since the server began, for operators.
+    /// Records lost since the server started, for operators.
     lost_ever: u64,
     is_closed: bool,
 }
@@ -56,11 +58,11 @@ pub(super) struct Queue {
 struct Item {
     time_ms: u64,
     record: Record,
-    /// Whoever acts only on what is safely recorded.
+    /// Receives true once the record is synced, false if it cannot be written.
     done: Option<oneshot::Sender<bool>>,
 }
 
-/// What the thread and its clients share.
+/// State shared by the writer thread and the `Audit` handles.
 #[derive(Default)]
 pub(super) struct Shared {
     queue: Mutex<Queue>,
@@ -68,7 +70,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Queues a record; never waits. Full means lost.
+    /// Queues a record without blocking. If the queue is full, the record is lost, and dropping `done` reports it.
     pub(super) fn push(&self, mut record: Record, done: Option<oneshot::Sender<bool>>) {
         let bytes = record.bound();
         let mut queue = lock(&self.queue);
@@ -83,7 +85,7 @@ impl Shared {
         self.bell.notify_one();
     }
 
-    /// No more records; the thread ends when it has written what is there.
+    /// Accepts no more records. The thread ends when it has written the queued ones.
     pub(super) fn close(&self) {
         lock(&self.queue).is_closed = true;
         self.bell.notify_one();
@@ -99,12 +101,11 @@ impl Shared {
         (std::mem::take(&mut queue.waiting), std::mem::take(&mut queue.lost), queue.is_closed)
     }
 
-    /// How many records were lost since the server began.
     pub(super) fn lost_ever(&self) -> u64 {
         lock(&self.queue).lost_ever
     }
 
-    /// So many are to be told by the next line that can be written; `known` of them were lost before.
+    /// Counts records that the next written line must report as lost. `known` of them are in `lost_ever` already.
     fn lose(&self, count: u64, known: u64) {
         let mut queue = lock(&self.queue);
         queue.lost += count;
@@ -118,26 +119,27 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     log: Log,
     is_down: bool,
-    /// Written since the last sync.
+    /// Lines were written since the last sync.
     is_dirty: bool,
     synced: Instant,
     anchor: Option<KeptAnchor>,
-    /// The name leads to something that cannot be used; reported once.
+    /// The log's path names something that cannot be used. Reported once.
     has_lost_name: bool,
 }
 
 /// The anchor of the log and its file.
 struct KeptAnchor {
     path: PathBuf,
-    /// Absent until the first line that it knows is on the disk.
+    /// `None` until the first line for it is synced.
     known: Option<Anchor>,
-    /// The file is older than `known`.
+    /// `known` is newer than the file.
     is_stale: bool,
     is_failing: bool,
 }
 
 impl KeptAnchor {
-    /// Reads the file. One that cannot be read is replaced: the log then says that its anchor is younger.
+    /// Reads the file. An unreadable anchor is replaced, and the log then records that its anchor is newer than the
+    /// log.
     fn read(path: &Path) -> Self {
         let known = Anchor::read(path).unwrap_or_else(|error| {
             tracing::error!(path = %path.display(), %error, "the audit log's anchor cannot be read; a new one begins");
@@ -146,7 +148,7 @@ impl KeptAnchor {
         Self { path: path.to_owned(), known, is_stale: false, is_failing: false }
     }
 
-    /// Moves the anchor to the end of what is durable.
+    /// Advances the anchor to the last synced line.
     fn advance(&mut self, log: &Path, durable: &mut Log) {
         let last = Mark::from(&durable.end);
         match (&mut self.known, durable.begun.take()) {
@@ -188,25 +190,24 @@ impl KeptAnchor {
     }
 }
 
-/// An open file and where its chain ends.
 struct Log {
     file: File,
     id: (u64, u64),
-    /// Up to here every line is whole.
+    /// Size of the file up to the end of the last valid line.
     good_bytes: u64,
     end: End,
-    /// What lies beyond, to be named by the next line.
+    /// Declares the bytes after the last valid line. Written before the next record.
     torn: Option<Record>,
-    /// The piece has no newline yet.
+    /// Those bytes do not end with a newline.
     is_open_ended: bool,
-    /// What the log has to say of itself before the next record.
+    /// Records about the log itself, to be written before the next record.
     notices: Vec<Record>,
-    /// The line by which an anchor begins, once it is written.
+    /// The line at which an anchor begins, once it is written.
     begun: Option<Mark>,
 }
 
 impl Writer {
-    /// Opens the log and finds the end of its chain. Also returns the processes whose end it tells.
+    /// Opens the log and finds the end of its chain. Also returns the processes whose exit it contains.
     pub(super) fn open(
         path: &Path,
         mode: Mode,
@@ -234,7 +235,6 @@ impl Writer {
         Ok((writer, ended))
     }
 
-    /// Writes until the queue is closed and empty.
     pub(super) fn run(mut self) {
         loop {
             let within = if self.is_dirty { SYNC_EVERY } else { LOOK_EVERY };
@@ -265,7 +265,7 @@ impl Writer {
             }
             Ok(()) => {}
             Err(error) => {
-                // Whole lines may have stayed where the file cannot be cut.
+                // If the file could not be truncated, complete lines may have stayed in it. They are not lost.
                 let kept = self.log.end.seq.saturating_sub(before);
                 self.shared.lose((lost + items.len() as u64).saturating_sub(kept), lost);
                 if !self.is_down {
@@ -275,14 +275,14 @@ impl Writer {
         }
         self.is_down = written.is_err();
         for done in items.into_iter().filter_map(|item| item.done) {
-            done.send(written.is_ok()).ok(); // Whoever asked has left.
+            done.send(written.is_ok()).ok(); // An error means that the caller no longer waits.
         }
         if self.synced.elapsed() >= SYNC_EVERY {
             self.sync();
         }
     }
 
-    /// Makes lines durable, then lets the anchor know them: it is never ahead of the log.
+    /// Syncs the lines first and then advances the anchor, so that the anchor is never ahead of the log.
     fn sync(&mut self) {
         if self.is_dirty && self.log.file.sync_data().is_ok() {
             self.is_dirty = false;
@@ -293,7 +293,7 @@ impl Writer {
         }
     }
 
-    /// The name leads to another file, or to none: a tool that rotates logs has renamed ours.
+    /// Opens a new file if the log's path no longer names the open one, because a log rotation has renamed it.
     fn follow_rotation(&mut self) {
         let now = std::fs::symlink_metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
         if now.is_ok_and(|id| id == self.log.id) {
@@ -308,7 +308,7 @@ impl Writer {
                     let place = anchor.path.display().to_string();
                     log.notices.iter_mut().for_each(|notice| notice.anchor = Some(place.clone()));
                 }
-                // What the old file had no room for is said in the new one.
+                // If the old file could not take the anchor's first line, write it to the new file.
                 let unsaid = self.log.notices.drain(..).filter(|notice| notice.event == super::BEGIN);
                 log.notices.extend(unsaid);
                 self.log = log;
@@ -324,15 +324,15 @@ impl Writer {
     }
 }
 
-/// What a file says that was written before.
+/// The result of `recover`.
 struct Recovered {
     ended: Vec<Ended>,
-    /// Whether the file has the line that is known, or the one behind it; absent where it has no line at all.
+    /// Whether the file has the known line or its successor. `None` if it has no valid line.
     has_known: Option<bool>,
 }
 
 impl Log {
-    /// Opens a log to go on with, without following a link. With a last line that is known, the chain goes on from it.
+    /// Opens a log for appending, without following a symlink. If the last line is known, the chain continues from it.
     fn open(path: &Path, known: Option<&End>) -> Result<(Self, Vec<Ended>), AuditError> {
         let failed = |source: io::Error| match source.raw_os_error() {
             Some(number) if number == rustix::io::Errno::LOOP.raw_os_error() => {
@@ -340,7 +340,7 @@ impl Log {
             }
             _ => AuditError::Io { path: path.to_owned(), source },
         };
-        // A FIFO is opened without waiting for a reader, and refused below.
+        // O_NONBLOCK: opening a FIFO must not block. The FIFO is refused below.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600).custom_flags(flags.bits().cast_signed());
@@ -380,8 +380,8 @@ impl Log {
         Ok((log, found.ended))
     }
 
-    /// Finds the last whole line. What lies behind it is named by the next one. The chain goes on from `known` where the file does not
-    /// have that line.
+    /// Finds the last valid line. The bytes after it are declared by the next line. If the file lacks the line `known`,
+    /// the chain continues from `known`.
     fn recover(&mut self, known: Option<&End>) -> io::Result<Recovered> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);
@@ -392,13 +392,13 @@ impl Log {
         let mut has_known = None;
         for piece in tail.split_inclusive(|byte| *byte == b'\n') {
             at += piece.len();
-            // A crash may have cost a line its newline alone.
+            // A crash may have cut off only the newline.
             if let Some(line) = chain::read(piece.strip_suffix(b"\n").unwrap_or(piece)) {
                 good = at;
                 if let Some(known) = known {
                     let is_known = line.seq == known.seq && line.hash == known.hash;
                     let is_next = line.prev == known.hash;
-                    // The known line lies before what was read of a large file.
+                    // In a large file, the known line may be before the part that was read.
                     let is_beyond = has_known.is_none() && from > 0 && line.seq > known.seq;
                     has_known = Some(has_known == Some(true) || is_known || is_next || is_beyond);
                 }
@@ -414,7 +414,7 @@ impl Log {
         self.good_bytes = from + good as u64;
         let rest = &tail[good..];
         self.is_open_ended = !tail.is_empty() && !tail.ends_with(b"\n");
-        // A crash leaves the beginning of a line. A whole line that is wrong was made so by somebody.
+        // A crash leaves the beginning of a line, without a newline. A complete line that is invalid was tampered with.
         let event = if self.is_open_ended { super::TORN } else { super::DAMAGED };
         let piece = rest.strip_suffix(b"\n").unwrap_or(rest);
         self.torn = (!rest.is_empty()).then(|| Record {
@@ -425,7 +425,7 @@ impl Log {
         Ok(Recovered { ended, has_known })
     }
 
-    /// Appends records, all or none.
+    /// Appends all records or none.
     fn append(&mut self, items: &[Item], lost: u64) -> io::Result<()> {
         let mut end = self.end.clone();
         let mut out = Vec::new();
@@ -452,7 +452,7 @@ impl Log {
         let had_torn = self.torn.is_some();
         match self.file.write_all(&out) {
             Ok(()) => {
-                // Beside what was torn: that is counted by the size of the file.
+                // `good_bytes` does not include the torn bytes, so take the size of the file.
                 self.good_bytes =
                     if had_torn { self.file.metadata()?.len() } else { self.good_bytes + out.len() as u64 };
                 (self.end, self.torn, self.is_open_ended) = (end, None, false);
@@ -463,7 +463,8 @@ impl Log {
             Err(error) => {
                 let torn_bytes = self.torn.as_ref().and_then(|torn| torn.bytes).unwrap_or(0)
                     + u64::from(had_torn && !self.is_open_ended);
-                // What got in half goes again; where that is not allowed it is named later, like what a crash leaves.
+                // Truncate the partial write. If truncating is not allowed (append-only file), the next line declares
+                // it, as after a crash.
                 if self.file.set_len(self.good_bytes + torn_bytes).is_err() {
                     let known = self.end.clone();
                     self.recover(Some(&known))?;

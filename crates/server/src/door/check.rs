@@ -45,9 +45,7 @@ pub(super) enum Verdict {
         grant: Grant,
     },
     /// Send the metrics page.
-    Metrics {
-        with_body: bool,
-    },
+    Metrics { with_body: bool },
     /// Send this response and close.
     Answer(Response),
 }

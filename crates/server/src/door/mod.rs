@@ -130,7 +130,7 @@ pub struct Door {
     config: DoorConfig,
     report: Reporter,
     pending: Arc<Room>,
-    /// Set once by [`Door::drain`]: `/readyz` fails and upgrades are refused.
+    /// Set once by `Door::drain`: `/readyz` fails and upgrades are refused.
     draining: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! [`Holders`] for a real server: the spawner creates the holders, and their files are in the state directory. Records
+//! `Holders` for a real server: the spawner creates the holders, and their files are in the state directory. Records
 //! and infos are opaque bytes here; the core defines them.
 
 use std::{

@@ -211,7 +211,7 @@ fn check(path: &Path) -> Result<(), OpenError> {
     rustix::fs::chmod(path, Mode::RWXU).map_err(|errno| failed(errno.into()))
 }
 
-/// Takes the lock, or returns [`OpenError::InUse`] with the pid of the server that has it.
+/// Takes the lock, or returns `OpenError::InUse` with the pid of the server that has it.
 fn lock(path: &Path) -> Result<File, OpenError> {
     let file_path = path.join(LOCK_NAME);
     let failed = |source| OpenError::Io { path: file_path.clone(), source };
@@ -251,7 +251,7 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sessions::write_beside(dir.as_fd(), Path::new(name), bytes)
 }
 
-/// Like [`write_private`], but also syncs the file before the rename.
+/// Like `write_private`, but also syncs the file before the rename.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

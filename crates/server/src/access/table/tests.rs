@@ -1,4 +1,4 @@
-//! Who is let in by which entry, and whose connections hear of a change.
+//! Tests which entry admits whom, and whose connections are notified of a change.
 
 use std::{cell::Cell, time::Instant};
 
@@ -98,7 +98,7 @@ fn the_first_the_last_and_no_match_take_about_the_same_time() {
     };
     let times = [median("t0"), median("t2999"), median("none")];
     let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
-    // One that stopped at a match would be a thousand times faster for the first.
+    // A search that stopped at the match would be a thousand times faster for the first token.
     assert!(*most < *least * 10, "{times:?}");
 }
 
@@ -148,7 +148,7 @@ fn a_certificate_is_known_by_fingerprint_or_name_and_a_revoked_one_by_either() {
         table.apply(&certificates(both), 1).unwrap();
         assert!(table.by_certificate(&certificate, 1).is_none());
     }
-    // Its digest opens nothing as a token.
+    // The digest of a certificate entry is not accepted as a token.
     table.apply(&certificates(vec![Entry { sha256: Some(digest("x").to_hex()), ..entry("c", "") }]), 1).unwrap();
     assert!(table.by_tokens(None, &[digest("x")], 1).is_none());
 }
