@@ -1,5 +1,5 @@
-//! Pauses between attempts: doubling, with full jitter, so that many clients of a restarted server do not come at once.
-//! It must not sleep itself.
+//! Computes pauses between attempts: doubling, with full jitter, so that the clients of a restarted server do not all reconnect at once.
+//! Does not sleep itself.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ pub struct Backoff {
     jitter: Jitter,
 }
 
-/// Where the length of a pause comes from.
+/// The source of randomness for the pauses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Jitter {
-    /// The system's randomness.
+    /// The system's random numbers.
     System,
-    /// A sequence of one's own, by its last number.
+    /// A deterministic sequence, with its last number.
     Seeded(u64),
 }
 
 impl Jitter {
-    /// A share of the bound.
+    /// Draws the fraction of the bound to wait.
     fn draw(&mut self) -> f64 {
         let drawn = match self {
-            // A machine without randomness waits the whole bound.
+            // Without system randomness, wait for the whole bound.
             Self::System => getrandom::u32().unwrap_or(u32::MAX),
             Self::Seeded(last) => {
-                // One step of splitmix64, of which the upper half is used.
+                // One step of splitmix64. Its upper 32 bits are used.
                 *last = last.wrapping_add(0x9E37_79B9_7F4A_7C15);
                 let mixed = (*last ^ (*last >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
                 u32::try_from(mixed >> 32).unwrap_or(u32::MAX)
@@ -39,20 +39,20 @@ impl Jitter {
 }
 
 impl Backoff {
-    /// Pauses of random length up to `first`, doubled with each attempt, never above `most`.
+    /// Creates pauses of random length up to a bound. The bound starts at `first`, doubles with each attempt, and never exceeds `most`.
     #[must_use]
     pub fn new(first: Duration, most: Duration) -> Self {
         Self { first, most, attempt: 0, jitter: Jitter::System }
     }
 
-    /// Draws the lengths from a sequence of this seed: a program that must repeat itself gets the same pauses each time.
+    /// Draws the pauses from a sequence with this seed, so that they are the same in every run.
     #[must_use]
     pub fn seeded(mut self, seed: u64) -> Self {
         self.jitter = Jitter::Seeded(seed);
         self
     }
 
-    /// The next pause.
+    /// Returns the next pause.
     pub(crate) fn pause(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.attempt).unwrap_or(u32::MAX);
         let bound = self.first.saturating_mul(factor).min(self.most);
@@ -62,7 +62,7 @@ impl Backoff {
 }
 
 impl Default for Backoff {
-    /// From 50 ms to 5 s.
+    /// Bounds from 50 ms to 5 s.
     fn default() -> Self {
         Self::new(Duration::from_millis(50), Duration::from_secs(5))
     }

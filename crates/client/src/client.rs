@@ -1,7 +1,8 @@
-//! The way in: connect, start and find processes, ask about the host, leave.
+//! The `Client` and its `Builder`: connect, start, attach to and list processes, query the host, end the session.
 //!
-//! A [`Client`] is a session, not a socket: it stays the same through every reconnect. Clones share it, and so do the handles
-//! of its processes; the connection ends when the last of them is dropped, the session when its time-to-live is over.
+//! A [`Client`] is a session, not a socket: it stays the same through every reconnect. Clones of the client and the handles of its
+//! processes share the session. The connection closes when the last of them is dropped. The server keeps the session until its time-to-live
+//! is over.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -27,27 +28,28 @@ use crate::{
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
 };
 
-/// A session with a server.
+/// A session with a server. Cheap to clone; all clones share the session.
 #[derive(Clone)]
 pub struct Client {
     handle: Arc<Handle>,
 }
 
-/// What keeps the connection: shared by clients and process handles.
+/// Keeps the connection open. Clients and process handles share it.
 pub(crate) struct Handle {
     session: Arc<Session>,
-    /// The task that keeps the link; ends with the last handle.
+    /// The task that reconnects the session. It is aborted when the last handle is dropped.
     _keeper: JoinSet<()>,
 }
 
-/// How to look at a process that is there already; see [`Client::attach`].
+/// Options for a handle to a process that exists already; see [`Client::attach`].
 #[derive(Debug, Clone)]
 pub struct Attach {
-    /// Its session, if that is not the client's own.
+    /// The session of the process; `None` means the client's own session.
     pub session_id: Option<SessionId>,
-    /// Only events after this number.
+    /// Report only events after this sequence number.
     pub after: u64,
-    /// Keep its output until this reader has it, and hold the process back for it; without, a slow reader sees gaps.
+    /// Keep output until this reader has consumed it, and block the process if it gets too far ahead. Without `hold`, a slow reader sees
+    /// gaps.
     pub hold: bool,
 }
 
@@ -63,60 +65,60 @@ impl Client {
         Self::builder().connect(url).await
     }
 
-    /// Starts a program that serves on its standard streams, and speaks with it; it ends with the client.
+    /// Starts a program that serves on its stdin and stdout, and connects to it. The program ends with the client.
     pub async fn spawn(launch: Launch) -> Result<Self, Error> {
         Self::builder().spawn(launch).await
     }
 
-    /// Everything that can be set.
+    /// Returns a builder with all settings at their defaults.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The session; none on a V0 server. Keep it to come back with [`Builder::resume`].
+    /// The id of the session; `None` on a V0 server. Store it to return to the session later with [`Builder::resume`].
     #[must_use]
     pub fn session_id(&self) -> Option<SessionId> {
         self.session().peer.session_id.clone()
     }
 
-    /// How it stands with the server.
+    /// The state of the connection to the server.
     #[must_use]
     pub fn state(&self) -> State {
         self.watch_state().borrow().clone()
     }
 
-    /// The state, watched.
+    /// A receiver that reports each change of the [`state`](Self::state).
     #[must_use]
     pub fn watch_state(&self) -> watch::Receiver<State> {
         self.session().state()
     }
 
-    /// What is known of the server.
+    /// The server's generation, version and capabilities, as announced in the handshake.
     #[must_use]
     pub fn server(&self) -> ServerDescription {
         self.session().peer.server.clone()
     }
 
-    /// Where the server is, without a token.
+    /// The address of the server, without its token.
     #[must_use]
     pub fn address(&self) -> String {
         self.session().address()
     }
 
-    /// Starts a process, once, whatever becomes of the connection meanwhile.
+    /// Starts a process exactly once, even if the connection is cut during the call.
     ///
-    /// A caller that drops this future calls the start off: a process that came to be is ended in the background.
+    /// Dropping this future cancels the start: if the server started the process, the client terminates it in the background.
     pub async fn start(&self, start: Start) -> Result<Process, Error> {
         let session = self.session();
         self.check(&start)?;
         let process_id = start.id.clone().unwrap_or_else(|| ProcessId::from(crate::random_word()));
         let is_reference = session.peer.server.generation == Generation::Reference;
-        // A reference server tells by its answer of which generation it is.
+        // The answer to `environment/info` shows whether a reference server is of generation S or H.
         let info = if start.cwd.is_none() || is_reference { self.info().await? } else { None };
         let cwd = cwd(&start, info.as_ref(), session.peer.server.generation);
         let key = Key { session_id: None, process_id: process_id.clone() };
-        // Listened for before it is asked for: its first words may come before the answer.
+        // Add the route before the request is sent: the first events can arrive before the answer.
         let Some(log) = session.routes.add(key.clone(), Feed::Starting, 0) else {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
@@ -129,7 +131,8 @@ impl Client {
             Generation::V0 => self.start_v0(&start, process_id, cwd).await,
             Generation::Reference | Generation::Current => self.start_once(&start, &key, cwd).await,
         };
-        // Answered: whatever it was, nothing is under way any more. An unknown outcome is not an answer.
+        // The server has answered, so no start is in flight, whether it succeeded or failed. An error that is not `Server`, such as an
+        // unknown outcome, is not an answer.
         starting.is_asked = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
         let Started { pid, sandbox } = started?;
         std::mem::forget(starting);
@@ -145,7 +148,7 @@ impl Client {
         let params = start.params(key.process_id.clone(), cwd);
         match self.session().call_noting::<requests::ProcessStart>(&params, &mut is_repeated).await {
             Ok(result) => Ok(Started { pid: result.pid, sandbox: result.sandbox }),
-            // The first time worked, and its answer was lost with the link.
+            // The first attempt succeeded, but its answer was lost with the connection.
             Err(Error::Server { kind, message, .. }) if is_repeated && is_duplicate(kind, &message) => {
                 let info = recovery::find(self.session(), key).await.ok().flatten();
                 Ok(Started { pid: info.and_then(|info| info.pid), sandbox: None })
@@ -168,7 +171,7 @@ impl Client {
         Ok(Started { pid, sandbox: None })
     }
 
-    /// Refuses what this server would silently ignore.
+    /// Refuses options that this server would silently ignore.
     fn check(&self, start: &Start) -> Result<(), Error> {
         let capabilities = &self.session().peer.server.capabilities;
         let lacking = [
@@ -186,7 +189,7 @@ impl Client {
         }
     }
 
-    /// What the host says of itself, asked once; none from a server that does not know the question.
+    /// The result of `environment/info`, requested once per session; `None` if the server does not know the method.
     pub(crate) async fn info(&self) -> Result<Option<environment::InfoResult>, Error> {
         let session = self.session();
         if session.peer.server.generation == Generation::V0 {
@@ -201,7 +204,8 @@ impl Client {
         asked.await.cloned()
     }
 
-    /// Takes hold of a process that is there already: of this session after a [`Builder::resume`], or of another session.
+    /// Creates a handle to a process that exists already: a process of this session after a [`Builder::resume`], or a process of another
+    /// session.
     pub async fn attach(&self, id: &ProcessId, options: Attach) -> Result<Process, Error> {
         let session = self.session();
         let session_id = options.session_id.filter(|id| Some(id) != session.peer.session_id.as_ref());
@@ -256,17 +260,17 @@ impl Client {
         Ok(Process::new(Arc::clone(&self.handle), origin))
     }
 
-    /// The processes of this session, or of every session of the same principal.
+    /// Lists the processes of this session, or of every session of the same principal.
     pub async fn list(&self, scope: wire::Scope) -> Result<Vec<wire::ProcessInfo>, Error> {
         Ok(self.listing(scope).await?.processes)
     }
 
-    /// As [`list`](Self::list), with the sessions whose processes a restarted server cannot list yet.
+    /// Like [`list`](Self::list), and also returns the sessions whose processes a restarted server cannot list yet.
     pub async fn listing(&self, scope: wire::Scope) -> Result<wire::ListResult, Error> {
         recovery::list(self.session(), scope).await
     }
 
-    /// What the far host says of itself.
+    /// Information about the server's host.
     pub async fn environment_info(&self) -> Result<environment::InfoResult, Error> {
         self.request::<requests::EnvironmentInfo>(&Empty {}).await
     }
@@ -276,26 +280,26 @@ impl Client {
         self.request::<requests::EnvironmentStatus>(&Empty {}).await
     }
 
-    /// Any method of the wire, typed; see [`requests`]. Interrupted calls are repeated where that is harmless.
+    /// Calls any method of the protocol, typed; see [`requests`]. An interrupted call is repeated if that is harmless.
     pub async fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
         self.session().call::<M>(params).await
     }
 
-    /// Ends the session: every process of it is killed. Every handle of it fails from then on.
+    /// Ends the session: the server kills every process of the session. Every handle of the session fails afterwards.
     pub async fn end_session(&self) -> Result<(), Error> {
         self.session().end().await
     }
 
-    /// Leaves in order: what was taken is acknowledged, the connection closed. The session waits for its time-to-live.
+    /// Closes the connection cleanly, after acknowledging what was consumed. The server keeps the session for its time-to-live.
     pub async fn close(self) {
         self.session().close().await;
     }
 
-    /// Closes a file that nobody reads or writes any more, in the background.
+    /// Closes an open file on the server, in the background.
     pub(crate) fn close_file(&self, params: CloseParams) {
         let client = self.clone();
         behind(self.session(), async move {
-            // It ends with the session at the latest.
+            // The error is ignored: the server closes the file with the session at the latest.
             client.request::<requests::FsClose>(&params).await.ok();
         });
     }
@@ -329,7 +333,7 @@ impl Handle {
         &self.session
     }
 
-    /// Ends a process that nobody waits for, in the background.
+    /// Terminates a process in the background.
     pub(crate) fn clean_up(self: &Arc<Self>, key: Key) {
         let handle = Arc::clone(self);
         behind(&self.session, async move {
@@ -339,35 +343,36 @@ impl Handle {
         });
     }
 
-    /// Calls an HTTP request off that nobody waits for any more, in the background.
+    /// Cancels an HTTP request in the background.
     pub(crate) fn cancel_http(self: &Arc<Self>, request_id: &str) {
         if !self.session.peer.server.capabilities.http_cancel || self.session.lost().is_some() {
             return;
         }
         let (handle, params) = (Arc::clone(self), CancelParams { request_id: request_id.to_owned() });
         behind(&self.session, async move {
-            // It ends with the connection at the latest.
+            // The error is ignored: the server cancels the request with the connection at the latest.
             handle.session.call::<requests::HttpCancel>(&params).await.ok();
         });
     }
 
-    /// Ends a subscription, in the background.
+    /// Ends a subscription in the background.
     pub(crate) fn unsubscribe(self: &Arc<Self>, params: wire::ProcessParams) {
         let handle = Arc::clone(self);
         behind(&self.session, async move {
-            // It ends with the connection at the latest.
+            // The error is ignored: the server ends the subscription with the connection at the latest.
             handle.session.call::<requests::ProcessUnsubscribe>(&params).await.ok();
         });
     }
 }
 
-/// Runs work that outlives the last handle, because it is what the last handle leaves to be done. It holds the connection
-/// until then, and is bounded by the time that a cut may last; whoever takes the session takes that over too.
+/// Runs cleanup work that the drop of the last handle causes, and which therefore outlives that handle. The work keeps the connection open
+/// until it is done. It is bounded by the time for which the client tries to reconnect, and it stops when another connection takes the
+/// session over.
 fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
-    // Outside of a runtime there is no connection either.
+    // Outside of a runtime the connection does not exist either.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let mut taken = session.taken.subscribe();
-        // One type of task, so that the runtime's part is not compiled again for each.
+        // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             tokio::select! {
                 () = work => {}
@@ -378,18 +383,18 @@ fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// What the reply to a start says.
+/// The server's answer to a start.
 struct Started {
     pid: Option<u32>,
     sandbox: Option<AppliedSandbox>,
 }
 
-/// A start that was asked for; dropped before its answer, it is called off.
+/// Guard of a start that was requested. If it is dropped before the answer, the start is cancelled.
 struct Starting<'a> {
     handle: &'a Arc<Handle>,
     key: &'a Key,
     log: &'a Arc<Log>,
-    /// Whether the server may know of it.
+    /// Whether the process may exist on the server and must be terminated.
     is_asked: bool,
 }
 
@@ -402,12 +407,12 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// Whether a second start was refused because of the first. Older servers say it in words alone.
+/// Whether a second start was refused because the first one succeeded. Older servers report this only in the message text.
 fn is_duplicate(kind: Option<Kind>, message: &str) -> bool {
     kind == Some(Kind::DuplicateProcess) || (kind.is_none() && message.ends_with("already exists"))
 }
 
-/// The working directory in the form that the server reads: URIs, but native paths before generation H.
+/// The working directory in the form that the server expects: a URI, or a native path for servers before generation H.
 fn cwd(start: &Start, info: Option<&environment::InfoResult>, generation: Generation) -> PathArg {
     let own = || info.and_then(|info| info.cwd.clone()).map_or_else(|| PathArg::new("file:///"), PathArg::new);
     let cwd = start.cwd.clone().unwrap_or_else(own);
@@ -418,7 +423,7 @@ fn cwd(start: &Start, info: Option<&environment::InfoResult>, generation: Genera
     }
 }
 
-/// Sets up a [`Client`].
+/// Configures and connects a [`Client`].
 #[derive(Debug, Clone)]
 pub struct Builder {
     options: Options,
@@ -449,116 +454,116 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Says who connects, for the server's log.
+    /// Sets the name of this client for the server's log.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.options.name = name.into();
         self
     }
 
-    /// Shows this token, in place of one in the URL.
+    /// Authenticates with this token. It overrides a token in the URL.
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// Shows the token also to a `ws://` server on another machine, where everybody on the way can read it.
+    /// Allows sending the token to a `ws://` server on another machine, where it can be read on the network.
     #[must_use]
     pub fn insecure_plaintext(mut self, allow: bool) -> Self {
         self.insecure_plaintext = allow;
         self
     }
 
-    /// Sets whom to trust, and as whom to come, over `wss://`.
+    /// Sets which certificate authorities to trust, and the client certificate, for `wss://`.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = tls;
         self
     }
 
-    /// Time for one attempt to connect; 10 s unless set.
+    /// Timeout for one attempt to connect. Default: 10 s.
     #[must_use]
     pub fn connect_timeout(mut self, within: Duration) -> Self {
         self.options.connect_timeout = within;
         self
     }
 
-    /// Time for the server's answer to `initialize`; 10 s unless set.
+    /// Timeout for the server's answer to `initialize`. Default: 10 s.
     #[must_use]
     pub fn initialize_timeout(mut self, within: Duration) -> Self {
         self.options.initialize_timeout = within;
         self
     }
 
-    /// Tries the first connection again for so long where another attempt may succeed; it is tried once unless set.
-    /// Permanent failures are never tried again; see [`ConnectFailure`](crate::ConnectFailure).
+    /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are never
+    /// retried; see [`ConnectFailure`](crate::ConnectFailure).
     #[must_use]
     pub fn connect_retry_for(mut self, within: Duration) -> Self {
         self.options.connect_retry_for = within;
         self
     }
 
-    /// Reports a server that is not there without waiting for it: where nothing listens, one more attempt is made after
-    /// `pause`, and none where the host is unknown or unreachable. A busy server is still retried for
-    /// [`connect_retry_for`](Self::connect_retry_for). `None` retries all three; that is the default.
+    /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one more
+    /// attempt is made after `pause`. If the host is unknown or unreachable, no further attempt is made. A busy server is still retried for
+    /// the full time. `None`, the default, retries in all three cases.
     #[must_use]
     pub fn startup_grace(mut self, pause: Option<Duration>) -> Self {
         self.options.startup_grace = pause;
         self
     }
 
-    /// Reports a link that is open and silent for so long as [`State::Stalled`]; never unless set. A silent server is asked
-    /// for a sign of life every second, which costs a few bytes. Servers of the reference are not watched.
+    /// Reports a connection that is open but silent for this long as [`State::Stalled`]. Default: never. The client pings a silent server
+    /// every second, which costs a few bytes. Reference servers are not watched.
     #[must_use]
     pub fn report_stall_after(mut self, silent: Duration) -> Self {
         self.options.report_stall_after = Some(silent);
         self
     }
 
-    /// How long the session waits for us when the link is cut; the server's 24 hours unless set.
+    /// How long the server keeps the session while the client is disconnected. Default: the server's 24 hours.
     #[must_use]
     pub fn ttl(mut self, ttl: Ttl) -> Self {
         self.options.ttl = Some(ttl);
         self
     }
 
-    /// Returns to a session instead of making one.
+    /// Resumes an existing session instead of creating one.
     #[must_use]
     pub fn resume(mut self, session_id: SessionId) -> Self {
         self.options.resume = Some(session_id);
         self
     }
 
-    /// Takes the session to resume from a connection that still has it.
+    /// Takes the resumed session over from a connection that is still attached to it.
     #[must_use]
     pub fn takeover(mut self, take: bool) -> Self {
         self.options.takeover = take;
         self
     }
 
-    /// How long a cut link is mended before the session counts as lost; as long as it lives on the server unless set.
+    /// How long the client tries to reconnect before the session counts as lost. Default: as long as the server keeps the session.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
         self.options.recover_for = Some(within);
         self
     }
 
-    /// Sets the pauses between attempts to mend the link.
+    /// Sets the pauses between attempts to reconnect.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.options.backoff = backoff;
         self
     }
 
-    /// Lets calls fail at once while the link is cut, instead of waiting for it.
+    /// Makes calls fail at once while the connection is cut, instead of waiting for a reconnect.
     #[must_use]
     pub fn fail_fast(mut self, fail: bool) -> Self {
         self.options.fail_fast = fail;
         self
     }
 
-    /// Gives every call a deadline; there is none unless set. Writes of stdin have none.
+    /// Sets a timeout for every call. Default: none. Writes to stdin have no timeout.
     #[must_use]
     pub fn call_timeout(mut self, within: Duration) -> Self {
         self.options.call_timeout = Some(within);
@@ -571,7 +576,7 @@ impl Builder {
         self.dial(target).await
     }
 
-    /// Starts a program and speaks with it; see [`Client::spawn`].
+    /// Starts a program and connects to it; see [`Client::spawn`].
     pub async fn spawn(self, launch: Launch) -> Result<Client, Error> {
         self.dial(Target::from(launch)).await
     }
@@ -586,7 +591,7 @@ impl Builder {
         self.open(dialer).await
     }
 
-    /// Connects by a way of one's own.
+    /// Connects over a custom transport.
     pub async fn open(self, connect: impl Connect) -> Result<Client, Error> {
         let (session, keeper) = Session::open(Box::new(connect), self.options).await?;
         Ok(Client { handle: Arc::new(Handle { session, _keeper: keeper }) })

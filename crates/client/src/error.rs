@@ -1,123 +1,123 @@
-//! What can go wrong between a caller and a server, told apart by what the caller should do next.
+//! The errors of the client, distinguished by what the caller should do next.
 //!
-//! Every error is cheap to clone, because one broken link ends many calls. Texts say what was tried; they never repeat a
-//! token. It must not decide what is retried: that is the session's business.
+//! Every error is cheap to clone, because one broken link fails many calls. The texts say what was attempted and never contain a token.
+//! Retries are decided elsewhere, by the session.
 
 use std::{fmt, io, time::Duration};
 
 use exec_server_protocol::{SessionId, failure};
 
-/// The prefix of every text about a broken connection; peers of older generations compare it.
+/// The prefix of every text about a broken connection. Peers of older generations compare it.
 pub const DISCONNECTED: &str = "exec-server transport disconnected";
 
-/// Why a call or a connection failed.
+/// Why a call or a connection failed. Branch on [`Error::kind`].
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The program that speaks for a server could not be started, or ended before it answered.
+    /// The program that connects to a server could not be started, or ended before it answered.
     #[error("start `{program}`: {reason}")]
     Spawn {
-        /// What was started.
+        /// The program that was started.
         program: String,
-        /// What the system, or the program, said; with the next step where we know one.
+        /// The message of the system or of the program, with the next step if it is known.
         reason: String,
     },
     /// The server could not be reached.
     #[error("connect to {address}: {reason}")]
     Connect {
-        /// Where, without any token.
+        /// The address, without a token.
         address: String,
-        /// What another attempt could change.
+        /// Whether another attempt can succeed.
         failure: ConnectFailure,
-        /// What the system or the other side said.
+        /// The message of the system or of the peer.
         reason: String,
     },
-    /// The server was not reached in time.
+    /// The server could not be reached in time.
     #[error("connect to {address}: no connection within {within:?}")]
     ConnectTimeout {
-        /// Where, without any token.
+        /// The address, without a token.
         address: String,
-        /// The time that was given.
+        /// The timeout.
         within: Duration,
     },
     /// The server was reached, but did not answer `initialize` in time.
     #[error("initialize: no answer from {address} within {within:?}; is it an exec-server?")]
     InitializeTimeout {
-        /// Where, without any token.
+        /// The address, without a token.
         address: String,
-        /// The time that was given.
+        /// The timeout.
         within: Duration,
     },
-    /// The server does not let us in.
+    /// The server rejected the token, or requires one.
     #[error("connect to {address}: token missing or rejected (401); set `--token-file` or `EXEC_SERVER_TOKEN`")]
     Unauthorized {
-        /// Where, without any token.
+        /// The address, without a token.
         address: String,
     },
-    /// The connection broke, and the call had no effect that could be in doubt, or none that matters.
+    /// The connection broke. The call had no effect, or none that matters.
     #[error("{DISCONNECTED}{}", Reason(reason))]
     Disconnected {
-        /// Why, where it is known.
+        /// Why the connection broke, if known.
         reason: Option<String>,
     },
     /// The session is gone: expired, ended, or never known to this server. Its processes are gone with it.
     #[error("session {session_id} is lost: {reason}")]
     SessionLost {
-        /// The session.
+        /// The id of the lost session.
         session_id: SessionId,
-        /// What the server said.
+        /// The server's message.
         reason: String,
     },
-    /// The connection broke while the call was under way: it may or may not have had its effect.
+    /// The connection broke during the call, which may or may not have taken effect.
     #[error("{method}: the connection broke before the answer, the outcome is unknown{}", Reason(reason))]
     UnknownOutcome {
-        /// The method.
+        /// The method that was called.
         method: &'static str,
-        /// Why the connection broke.
+        /// Why the connection broke, if known.
         reason: Option<String>,
     },
-    /// A write to a process did not go in and one behind it did, so its input has a hole: nothing more is written to it.
+    /// The server refused a write to a process and accepted a later one, so the input has a hole. No further writes are sent.
     #[error("an earlier write to the process was refused and its bytes are missing: {reason}")]
     InputBroken {
-        /// What the server said to the write that is missing.
+        /// The server's answer to the refused write.
         reason: String,
     },
-    /// The server's answer does not have the shape that the method promises.
+    /// The server's answer does not match the method's result type.
     #[error("{method}: the answer cannot be read: {reason}")]
     Decode {
         /// The method or notification.
         method: String,
-        /// What is wrong with it.
+        /// The decode error.
         reason: String,
     },
-    /// One side broke a rule of the protocol, or the server cannot do what was asked.
+    /// A peer violated the protocol, or the server does not support the request.
     #[error("{0}")]
     Protocol(String),
     /// The server answered with an error.
     #[error("{message}")]
     Server {
-        /// The code.
+        /// The JSON-RPC error code.
         code: i64,
-        /// The stable word, where the server has it and we know it.
+        /// The stable failure kind to branch on, if the server sends one that this client knows.
         kind: Option<failure::Kind>,
         /// The text for people.
         message: String,
     },
 }
 
-/// What another attempt to connect could change; see [`Error::Connect`].
+/// Whether another attempt to connect can succeed; see [`Error::Connect`].
 ///
-/// It decides about first connections only. A session that was established retries all of them until its time is over.
+/// It applies to first connections only. An established session retries after every failure until its time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectFailure {
-    /// Nothing: the address, the token or the certificates must be changed first.
+    /// A retry cannot help: the address, the token or the certificates must be changed first.
     Permanent,
-    /// Nothing listens there, or it hangs up at once. A server that is just starting looks like this.
+    /// Nothing is listening, or the peer closes the connection at once. A server that is just starting looks like this.
     NotListening,
     /// The host is unknown or cannot be reached.
     Unreachable,
-    /// The server, or a proxy in front of it, says that it cannot serve now.
+    /// The server, or a proxy in front of it, reports that it cannot serve now.
     Busy,
 }
 
@@ -171,7 +171,7 @@ impl Error {
         }
     }
 
-    /// The server's stable word for it, where it is the server's error.
+    /// The server's stable failure kind, if the server reported this error.
     #[must_use]
     pub fn server_kind(&self) -> Option<failure::Kind> {
         match self {
@@ -196,7 +196,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A reason behind a colon, or nothing.
+/// Displays a reason after a colon, or nothing.
 struct Reason<'a>(&'a Option<String>);
 
 impl fmt::Display for Reason<'_> {
@@ -208,7 +208,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// A chain of errors in one line: what was tried, then why.
+/// Formats an error and its sources in one line: first the attempted operation, then the causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,9 +1,9 @@
-//! Processes on another machine, as if they were children of this program, and through cut links as if these did not
-//! happen.
+//! Runs processes on another machine as if they were children of this program, and hides cut connections.
 //!
-//! A [`Client`] is a *session* with a server, not a socket. It is the same session through every reconnect, and its
-//! processes live on the server, whatever becomes of us. A [`Process`] is a handle of one of them: a log of numbered
-//! events, a line for its input, and calls. The whole of it in one piece:
+//! A [`Client`] is a *session* with a server, not a socket. It keeps the same session through every reconnect. The
+//! processes of a session live on the server and outlive this program. A [`Process`] is a handle to one of them: it has
+//! a log of numbered events, a queue for stdin, and methods to signal, terminate and inspect the process. A complete
+//! example:
 //!
 //! ```no_run
 //! use exec_server_client::{Client, Event, Start};
@@ -25,24 +25,24 @@
 //! # }
 //! ```
 //!
-//! The folder `examples` has three programs that a test runs: `run_command`, `agent`, which survives a cut and its own
-//! death, and `two_readers`.
+//! Three example programs in the folder `examples` are run by a test: `run_command`, `agent` (survives a cut connection
+//! and its own death) and `two_readers`.
 //!
 //! # Connecting
 //!
-//! [`Client::connect`] takes a URL, [`Client::spawn`] a [`Launch`], and [`Client::builder`] has everything that can be
-//! set.
+//! [`Client::connect`] takes a URL. [`Client::spawn`] takes a [`Launch`], a program that serves on its stdin and
+//! stdout. [`Client::builder`] gives access to every setting.
 //!
-//! | URL | way |
+//! | URL | transport |
 //! |---|---|
 //! | `ws://HOST:PORT` | WebSocket |
-//! | `wss://HOST[:PORT]` | the same over TLS: the system's authorities, or [`Tls::ca_file`]; our own certificate by [`Tls::client_cert`] |
-//! | `unix:///PATH` | WebSocket on a Unix socket; the kernel vouches for us, no token is needed |
-//! | `ssh://[USER@]HOST[:PORT][/PATH-TO-EXEC-SERVER]` | the system's `ssh`, with its configuration, keys, agent and questions; runs `exec-server dial-stdio` there |
-//! | `stdio:COMMAND ARGS…` | a program that serves on its standard streams, and ends with the client |
+//! | `wss://HOST[:PORT]` | WebSocket over TLS. Trusts the system's certificate authorities, or [`Tls::ca_file`]. [`Tls::client_cert`] sets a client certificate |
+//! | `unix:///PATH` | WebSocket over a Unix socket. The server identifies the client by its uid, so no token is needed |
+//! | `ssh://[USER@]HOST[:PORT][/PATH-TO-EXEC-SERVER]` | the system's `ssh` with its configuration, keys, agent and prompts; runs `exec-server dial-stdio` on the host |
+//! | `stdio:COMMAND ARGS…` | a program that serves on its stdin and stdout, and ends with the client |
 //!
-//! A token may be part of the URL, but URLs end up in logs and lists of processes. Better is [`Builder::token`] with
-//! [`Token::from_file`]. Neither errors nor `Debug` ever show one.
+//! A URL may contain a token, but URLs end up in logs and process lists. Prefer [`Builder::token`] with
+//! [`Token::from_file`]. Neither errors nor `Debug` output ever contain a token.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -62,25 +62,28 @@
 //! # }
 //! ```
 //!
-//! Any other way is a [`Connect`](transport::Connect) of one's own, given to [`Builder::open`]; the example `agent` has
-//! one.
+//! For any other transport, implement [`Connect`](transport::Connect) and pass it to [`Builder::open`]. The example
+//! `agent` does this.
 //!
 //! # Starting
 //!
-//! [`Start`] says what: program and arguments, directory, environment, terminal, limits. Without more it runs in the
-//! server's own directory, with the short list of the server's variables (`PATH`, `HOME`, `LANG` and the like), with
-//! nothing to read and its two output streams apart. [`Client::start`] starts it once, even if the link is cut in
-//! between. Dropping that future calls the start off.
+//! [`Start`] describes the process: program and arguments, working directory, environment, terminal, limits. By default
+//! the process runs in the server's working directory, with a short list of the server's variables (`PATH`, `HOME`,
+//! `LANG` and the like), with empty stdin, and with stdout and stderr as separate streams. [`Client::start`] starts the
+//! process exactly once, even if the connection is cut during the call. Dropping the future of [`Client::start`]
+//! cancels the start.
 //!
 //! # Reading
 //!
-//! **Events.** [`Process::events`] is a cursor that begins at the first event, [`Process::events_after`] one that
-//! begins behind a number. Each sees everything in order, once, replayed or live alike; there may be any number of
-//! them. Output that can no longer be had is an [`Event::Gap`] in its place. [`Event::Exited`] tells the exit,
-//! [`Event::Closed`] that nothing more comes: a child that the process left behind may write in between.
+//! **Events.** [`Process::events`] is a cursor that begins at the first event. [`Process::events_after`] begins after a
+//! given sequence number. Each cursor sees every event once and in order, whether the event is replayed or live. A
+//! process can have any number of cursors. Output that the server no longer has appears as an [`Event::Gap`] in its
+//! place. [`Event::Exited`] carries the exit status. [`Event::Closed`] is the last event. Output can still arrive
+//! between the two, from a child that the process left behind.
 //!
-//! **Bytes.** [`Process::stdout`] and [`Process::stderr`] are `AsyncRead`. Read both at a time, or only one: what a
-//! reader that was made has not passed is kept, and holds the process back in the end.
+//! **Bytes.** [`Process::stdout`] and [`Process::stderr`] implement `AsyncRead`. Read both concurrently, or create only
+//! one of them. The client keeps the output that an existing reader has not read yet, and an unread reader blocks the
+//! process in the end.
 //!
 //! ```no_run
 //! use exec_server_client::{Client, Start};
@@ -95,16 +98,16 @@
 //! # }
 //! ```
 //!
-//! **The end.** [`Process::wait`] returns when the process has ended and all it wrote was heard. Where nobody else
-//! reads, it takes and discards the output, so that waiting alone never blocks a process.
+//! **Exit.** [`Process::wait`] returns when the process has ended and all of its output has arrived. If there is no
+//! other reader, it consumes and discards the output, so that waiting alone never blocks the process.
 //!
-//! **At random.** [`Process::read`] asks the server for output after a number, and takes nothing away.
+//! **Random access.** [`Process::read`] asks the server for output after a given sequence number. It consumes nothing.
 //!
 //! # Writing
 //!
-//! A process has a standard input if it was started with [`Start::pipe_stdin`] or on a terminal. [`Process::write`]
-//! returns when its pipe has every byte; [`Process::stdin`] is the same as `AsyncWrite`, where `shutdown` closes the
-//! input. Bytes go in exactly once and in order, through cuts and restarts of the server.
+//! A process has a stdin if it was started with [`Start::pipe_stdin`] or on a terminal. [`Process::write`] returns when
+//! every byte is in the pipe. [`Process::stdin`] does the same as an `AsyncWrite`, whose `shutdown` closes stdin. Bytes
+//! arrive exactly once and in order, even if the connection is cut or the server restarts.
 //!
 //! ```no_run
 //! use exec_server_client::{Client, Start};
@@ -117,30 +120,30 @@
 //! # }
 //! ```
 //!
-//! # When the link is cut
+//! # When the connection is cut
 //!
-//! Nothing has to be done. The client connects again, with growing pauses, and resumes; cursors go on where they were,
-//! writes are settled by their ids, calls that were under way are sent again where that is harmless. What waits for the
-//! server meanwhile waits.
+//! The caller does not have to do anything. The client reconnects with growing pauses and resumes the session. Cursors
+//! continue where they were. Interrupted writes are settled by their ids. Interrupted calls are sent again if a
+//! repetition is harmless. Everything that needs the server waits until the client has reconnected.
 //!
-//! [`Client::state`], and [`Client::watch_state`] for changes, say how it stands:
+//! [`Client::state`] returns the state of the connection, and [`Client::watch_state`] reports its changes:
 //!
 //! ```text
 //! Connected ──cut──▶ Recovering ──resumed──▶ Connected
 //!                        └──refused, or too late──▶ Lost
 //! ```
 //!
-//! - A link that dies without a word is noticed after 30 s. With [`Builder::report_stall_after`] a silence is reported before,
-//!   as [`State::Stalled`].
-//! - Recovering lasts as long as the session lives on the server (24 hours, or [`Builder::ttl`]), or
+//! - A connection that dies without a close is noticed after 30 s. [`Builder::report_stall_after`] reports a silent
+//!   connection earlier, as [`State::Stalled`].
+//! - The client tries to reconnect for as long as the server keeps the session (24 hours, or [`Builder::ttl`]), or for
 //!   [`Builder::recover_for`].
-//! - With [`Builder::fail_fast`] calls do not wait for the link; they end with [`Error::Disconnected`] at once.
-//! - [`Builder::call_timeout`] bounds every call. Without it a call may last as long as the recovering.
-//! - A call that must not happen twice, such as a signal, ends with [`Error::UnknownOutcome`] if it was interrupted.
-//! - Lost is final: every call and every handle of the session ends with the same error.
-//! - A session that another connection took over is not taken back: that is `Lost`, too.
+//! - With [`Builder::fail_fast`], calls do not wait for a reconnect. They fail at once with [`Error::Disconnected`].
+//! - [`Builder::call_timeout`] bounds every call. Without it, a call can last as long as the reconnect.
+//! - An interrupted call that must not happen twice, such as a signal, fails with [`Error::UnknownOutcome`].
+//! - `Lost` is final: every call and every handle of the session fails with the same error.
+//! - The client does not take back a session that another connection has taken over. This is also `Lost`.
 //!
-//! **Coming back in another life.** Keep [`Client::session_id`] and [`Events::position`] in a file. Later:
+//! **Resuming from another process.** Store [`Client::session_id`] and [`Events::position`] in a file. Later:
 //!
 //! ```no_run
 //! use exec_server_client::{Attach, Client, protocol::SessionId};
@@ -153,40 +156,43 @@
 //! # }
 //! ```
 //!
-//! An event counts as taken when the next one is asked for. Whoever writes down the position before that loses nothing,
-//! whenever it dies.
+//! An event counts as consumed when the reader asks for the next one. A program that stores the position before it asks
+//! for the next event loses nothing, whenever it dies.
 //!
 //! # Dropping
 //!
-//! Dropping handles ends nothing on the server: a dropped [`Process`] runs on, and a dropped [`Client`] leaves its
-//! session to the time-to-live. [`Start::terminate_on_drop`] ends a process with its last handle.
-//! [`Process::terminate`] ends it and everything it started, with a grace period or without. [`Client::end_session`]
-//! ends all processes of the session; [`Client::close`] leaves in order and ends none.
+//! Dropping a handle ends nothing on the server: the process of a dropped [`Process`] keeps running, and the session of
+//! a dropped [`Client`] lives until its time-to-live is over. [`Start::terminate_on_drop`] ends a process when its last
+//! handle is dropped. [`Process::terminate`] ends a process and everything that it started, with or without a grace
+//! period. [`Client::end_session`] ends all processes of the session. [`Client::close`] closes the connection cleanly
+//! and ends no process.
 //!
 //! # Errors
 //!
-//! Branch on [`Error::kind`], and for the server's own errors on [`Error::server_kind`]; texts are for people.
+//! Branch on [`Error::kind`], and on [`Error::server_kind`] for errors that the server reports. The texts are for
+//! people.
 //!
-//! | [`ErrorKind`] | means | do |
+//! | [`ErrorKind`] | meaning | what to do |
 //! |---|---|---|
-//! | `Spawn` | ssh, or a `stdio:` program, did not start or ended before it answered; or no way to start processes here | show the text: it has the next step; trying again rarely helps |
-//! | `Connect` | nothing there, or something that is not an exec-server | show the text; [`ConnectFailure`] says whether trying again can help |
-//! | `ConnectTimeout` | no connection in time | try again; [`Builder::connect_retry_for`] does |
-//! | `InitializeTimeout` | connected, but no answer | is it an exec-server? |
-//! | `Unauthorized` | the token is missing or wrong | get the right one; trying again does not help |
-//! | `Disconnected` | the link is gone and will not be mended, or [`Builder::fail_fast`] does not wait | the call had no effect; connect anew |
-//! | `SessionLost` | the server does not know the session any more: expired, ended, another server | its processes are gone; begin a new session |
-//! | `UnknownOutcome` | interrupted, and it may have happened | look ([`Client::list`], [`Process::read`]) before you do it again |
-//! | `Decode` | an answer has the wrong shape | a bug, or not an exec-server |
-//! | `Protocol` | a broken rule, or a thing that this server cannot do | show the text |
-//! | `Server` | the server said no | [`Error::server_kind`]: `programNotFound`, `duplicateProcess`, `unknownProcess` … |
+//! | `Spawn` | `ssh` or a `stdio:` program did not start, or it ended before it answered; or this program has no means to start local processes | show the text, which names the next step; a retry rarely helps |
+//! | `Connect` | nothing is listening, or the peer is not an exec-server | show the text; [`ConnectFailure`] says whether a retry can help |
+//! | `ConnectTimeout` | no connection in time | retry; [`Builder::connect_retry_for`] does this |
+//! | `InitializeTimeout` | connected, but no answer to `initialize` | check that the peer is an exec-server |
+//! | `Unauthorized` | the token is missing or wrong | get the right token; a retry does not help |
+//! | `Disconnected` | the connection is gone and will not be restored, or [`Builder::fail_fast`] does not wait | the call had no effect; create a new client |
+//! | `SessionLost` | the server no longer knows the session: it expired, was ended, or belongs to another server | its processes are gone; begin a new session |
+//! | `UnknownOutcome` | the call was interrupted and may have taken effect | check with [`Client::list`] or [`Process::read`] before you repeat it |
+//! | `InputBroken` | the server refused a write to stdin and accepted a later one | the input has a hole; terminate the process |
+//! | `Decode` | an answer has the wrong shape | a bug, or the peer is not an exec-server |
+//! | `Protocol` | a peer broke the protocol, or the server does not support the request | show the text |
+//! | `Server` | the server refused the request | [`Error::server_kind`]: `programNotFound`, `duplicateProcess`, `unknownProcess` … |
 //!
-//! # Here and there
+//! # Local and remote
 //!
-//! [`backend::Backend`] and [`backend::Running`] are the traits for code that must not know where it runs.
-//! [`backend::Remote`] is a server, [`local::Local`] this very program: the same client and the same server core over
-//! memory, so that both behave alike. [`environment::Environment`] picks by name or URL, as the user says in
-//! `EXEC_SERVER_URL` or `environments.toml`, and connects at first use:
+//! [`backend::Backend`] and [`backend::Running`] are traits for code that does not care where its processes run.
+//! [`backend::Remote`] runs them on a server. [`local::Local`] runs them on this machine, with the same client and the
+//! same server core connected in memory, so both behave alike. [`environment::Environment`] chooses between them by the
+//! name or URL that the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on first use:
 //!
 //! ```no_run
 //! use exec_server_client::{Start, environment::Environment};
@@ -200,9 +206,9 @@
 //! # }
 //! ```
 //!
-//! **The hook.** Processes must not be children of a program with threads, so a small process makes them; and it has to
-//! be forked while there is only one thread. A program that may run them here calls [`local::embed`] first in `main`,
-//! before any runtime:
+//! **The `embed` hook.** A program with threads must not fork, so a small helper process forks the children instead.
+//! That helper itself must be forked while the program has only one thread. A program that may run processes locally
+//! therefore calls [`local::embed`] as the first statement of `main`, before it creates a runtime:
 //!
 //! ```no_run
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -214,22 +220,23 @@
 //! }
 //! ```
 //!
-//! Not `#[tokio::main]`, which has its threads before the first line of `main`. Without the hook,
-//! [`local::Local::start`], and an environment that is local, fail with kind `Spawn`:
+//! Do not use `#[tokio::main]`: it creates threads before the first line of `main`. Without the hook,
+//! [`local::Local::start`] and a local environment fail with an error of kind `Spawn`:
 //!
 //! ```text
 //! start `local`: there is nothing to start processes with: call `exec_server_client::local::embed()` first in
 //! `main`, or give the path of `exec-server` as `LocalConfig::program`
 //! ```
 //!
-//! A library that does not own `main` gives that path instead. A hook that comes too late says so, too, with the number
-//! of threads it found.
+//! A library that does not own `main` sets `LocalConfig::program` instead. A hook that is called too late fails with an
+//! error that names the number of threads it found.
 //!
 //! # Files
 //!
-//! [`fs::FileSystem`] is the trait for files, wherever they are: [`fs::Remote`] is a server, `fs::Local` this machine. Files
-//! of any size pass whole or in blocks; a write may insist on the state of a file that was read. [`cp::copy`] copies files
-//! and trees between two places, goes on where it was interrupted, and trusts neither place:
+//! [`fs::FileSystem`] is the trait for file access: [`fs::Remote`] works on a server, `fs::Local` on this machine.
+//! Files of any size are transferred whole or in blocks. A write can be made conditional on the file being unchanged
+//! since it was read. [`cp::copy`] copies files and trees between two file systems. It resumes an interrupted copy, and
+//! it trusts neither side:
 //!
 //! ```no_run
 //! # #[cfg(feature = "local")]
@@ -248,8 +255,8 @@
 //!
 //! # HTTP
 //!
-//! [`Client::http_request`] and [`Client::http_stream`] make requests from the server's host and network; see [`http`]. Dropping
-//! what was not read to its end calls the request off.
+//! [`Client::http_request`] and [`Client::http_stream`] send requests from the server's host and network; see [`http`].
+//! Dropping a response before its body is read to the end cancels the request.
 //!
 //! ```no_run
 //! use exec_server_client::{Client, http::Request};
@@ -264,29 +271,31 @@
 //! # }
 //! ```
 //!
-//! # Memory and back-pressure
+//! # Memory and backpressure
 //!
-//! Nothing here grows with what a process writes. The server sends at most a window (4 MiB) beyond what was taken; the
-//! slowest cursor of a handle decides what that is. Beyond it the output waits on the server, 16 MiB in memory, and
-//! then the process waits, as one that writes into a full pipe does. So: read what you open, drop what you do not read,
-//! and start noisy processes that nobody needs with `Overflow::DropOldest` ([`Start::overflow`]). A handle without any
-//! cursor holds its process back in the same way; [`Process::wait`] does not.
+//! The client's memory does not grow with the output of a process. The server sends at most one window (4 MiB) beyond
+//! what was consumed. The slowest cursor of a handle decides what counts as consumed. Further output stays on the
+//! server, up to 16 MiB in memory. After that the process blocks, as if it wrote to a full pipe. Therefore read every
+//! cursor that you open, drop cursors that you do not read, and start noisy processes whose output is not needed with
+//! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way;
+//! [`Process::wait`] does not.
 //!
-//! Behind the last cursor 1 MiB of a process stays in memory for cursors that come late; older output is read back from
-//! the server. Input waits in a line of at most 8 MiB or 256 writes; a full line makes [`Process::write`] wait. What a
-//! hostile server sends is bounded in the same way: one that passes its window, skips numbers or breaks the framing
-//! fails the process, or the session, with an error.
+//! The client keeps the last 1 MiB behind the slowest cursor of a process in memory for cursors that are created later.
+//! Older output is read back from the server. Stdin is queued up to 8 MiB or 256 writes; when the queue is full,
+//! [`Process::write`] waits. The same bounds protect the client from a hostile server: a server that exceeds its
+//! window, skips sequence numbers or breaks the framing fails the process or the session with an error.
 //!
-//! # Servers of the reference
+//! # Reference servers
 //!
-//! [`Client::server`] says what is at the other end. Against a server without our additions the client keeps to that
-//! server's rules, and refuses with [`Error::Protocol`] what would be ignored there.
+//! [`Client::server`] describes the server. Some servers speak the reference protocol without the additions of this
+//! project. The client keeps to the rules of such a server, and refuses requests that the server would ignore with
+//! [`Error::Protocol`].
 //!
-//! | [`Generation`] | known by | what is different |
+//! | [`Generation`] | detected by | differences |
 //! |---|---|---|
-//! | `Current` | `capabilities.ack` | nothing |
-//! | `Reference` (S and H) | a session, no `ack` | a cut can be mended for 25 s; what the server dropped meanwhile is a gap; no closing of stdin, resize, grace period, time limits, list or second readers; only `interrupt` as a signal, and on S none. S forgets write ids: a write that a cut interrupted ends with `UnknownOutcome` |
-//! | `V0` | a protocol version, no session | no resume: a cut is `Lost`; nothing can be read back; no signals; input only on a terminal; of the environment only what [`Start::env`] sets |
+//! | `Current` | `capabilities.ack` | none |
+//! | `Reference` (S and H) | a session, no `ack` | The client tries to reconnect for 25 s. Output that the server dropped during that time is a gap. Not supported: closing stdin, resize, grace period, time limits, listing processes, second readers. H supports only the signal `interrupt`; S supports no signal. S ignores write ids: a write that a cut interrupts fails with `UnknownOutcome` |
+//! | `V0` | a protocol version, no session | A session cannot be resumed, so a cut is `Lost`. Output cannot be read back. Signals are not supported. Stdin works only on a terminal. The environment contains only what [`Start::env`] sets |
 
 #![warn(missing_docs)]
 
@@ -321,11 +330,11 @@ pub use process::{
 pub use session::{Generation, ServerDescription, State};
 pub use transport::{Launch, Target, Tls, Token};
 
-/// A word that nobody else will think of: 16 letters and digits.
+/// A random word of 16 letters and digits, used where names must not collide.
 pub(crate) fn random_word() -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
     let mut bytes = [0; 16];
-    // Without randomness no token could have been made either; a clash is refused by the server.
+    // If the system has no randomness, the word is constant. The server then refuses a duplicate name.
     getrandom::fill(&mut bytes).ok();
     bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect()
 }

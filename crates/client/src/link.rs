@@ -1,6 +1,6 @@
-//! One connection that has done its handshake, and the handshake itself.
+//! One connection whose handshake is done, and the handshake itself.
 //!
-//! Knows which failures are worth another attempt. It must not know what becomes of the session between two links.
+//! Decides which failures are worth another attempt. Does not depend on what the session does between two links.
 
 use std::{
     io,
@@ -38,69 +38,70 @@ use crate::{
     transport::{Carrier, Connect},
 };
 
-/// How long a server may take to answer a close.
+/// Timeout for the server's answer to a close.
 pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The end of what a server says of a session that has a connection.
+/// The end of an older server's message about a session that has a connection already.
 const ATTACHED: &str = "is already attached to another connection";
 
-/// How often a peer over TCP is pinged, and after how long without a sign of life of its machine the link counts as cut.
+/// How often a peer over TCP is pinged, and after how long without anything received the link counts as cut.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// Bytes of stdin on their way to all processes of a link, beyond which none sends a second write ahead: half of what a server
-/// holds for a connection before it refuses more, 32 MiB. Its refusals could put writes out of order that were sent ahead.
+/// Limit for the bytes of stdin in flight to all processes of a link. Above it, no process sends a write before its previous one is
+/// answered. The limit is half of the 32 MiB that a server buffers for a connection before it refuses more. Such a refusal could reorder
+/// writes that are in flight together.
 const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
-/// One connection that has done its handshake.
+/// One connection whose handshake is done.
 pub(crate) struct Link {
     pub(crate) raw: RawClient,
     pub(crate) epoch: u64,
-    /// The server of this link speaks the dialect `binary`.
+    /// Whether the server speaks the dialect `binary`.
     is_binary: bool,
-    /// Messages are WebSocket frames, so that there are pings.
+    /// Whether messages are WebSocket frames, which support pings.
     has_pings: bool,
-    /// It speaks `attached`, which knows blocks of files alone.
+    /// Whether the server speaks the dialect `attached`, in which only blocks of files are attached as bytes.
     takes_blocks: bool,
-    /// The numbers of processes in binary frames, as the server gave them.
+    /// The channel numbers of processes in binary frames, as the server assigned them.
     channels: Arc<Channels>,
-    /// Bytes of stdin that were sent and not answered.
+    /// Bytes of stdin that were sent and are not answered yet.
     writing: AtomicUsize,
-    /// Ends with the link.
+    /// The program or tunnel that carries the connection, if any. Ends with the link.
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
 
-/// An answer to `initialize` that was not the hoped-for one, or no answer.
+/// A failed attempt to connect or to do the handshake.
 pub(crate) struct Refused {
     pub(crate) error: Error,
     pub(crate) is_worth_retrying: bool,
-    /// The server broke the rules of the protocol; one that does so again and again is given up.
+    /// Whether the server violated the protocol. The session gives a server up after repeated violations.
     pub(crate) is_offence: bool,
 }
 
 impl Refused {
-    /// What another attempt may change.
+    /// A failure that another attempt may not have.
     pub(crate) fn for_now(error: Error) -> Self {
         Self { error, is_worth_retrying: true, is_offence: false }
     }
 
-    /// What no attempt can change.
+    /// A failure that every further attempt would have, too.
     pub(crate) fn for_good(error: Error) -> Self {
         Self { error, is_worth_retrying: false, is_offence: false }
     }
 
-    /// Whether nobody answered: what was asked may still reach the server.
+    /// Whether the attempt got no answer, so that its request may still reach the server.
     pub(crate) fn may_come_late(&self) -> bool {
         matches!(self.error, Error::Disconnected { .. })
     }
 }
 
-/// What a call sends, on whichever link it gets.
+/// The message of a call, which can be sent on any link.
 pub(crate) trait Sending: Sync {
     fn send(&self, link: &Link, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
 }
 
-/// Params alone, as text: else the way of a call would be compiled again for each method.
+/// Params only, already encoded, so that the call path is compiled once and not for each method.
 pub(crate) struct Plain<'a>(pub(crate) &'a RawValue);
 
 impl Sending for Plain<'_> {
@@ -109,7 +110,7 @@ impl Sending for Plain<'_> {
     }
 }
 
-/// Bytes, and the params that they are put into as text where the server does not take them attached.
+/// Attached bytes, and a function for the params. If the server does not accept attached bytes, they are put into the params as base64.
 pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
 
 impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithBytes<'_, F> {
@@ -128,7 +129,7 @@ impl Link {
         self.is_binary || (self.takes_blocks && method == requests::FsWriteBlock::NAME)
     }
 
-    /// Sends bytes to a process by the number that the server gave it; `None` where it gave none yet.
+    /// Sends bytes to a process by its channel number; `None` if the server has not assigned one yet.
     pub(crate) async fn send_write(&self, key: &Key, write_id: &str, bytes: &Bytes) -> Option<Result<Sent, CallError>> {
         let channel = self.channels.of(key)?;
         let head = |id, out: &mut Vec<u8>| {
@@ -138,7 +139,7 @@ impl Link {
         Some(self.raw.send_frame(head, bytes.clone()).await)
     }
 
-    /// Whether a process that has a write on its way may send another.
+    /// Whether a process that has a write in flight may send another one.
     pub(crate) fn has_room_for_write(&self, bytes: usize) -> bool {
         self.writing.load(Ordering::Relaxed) + bytes <= WRITING_BYTES
     }
@@ -148,21 +149,21 @@ impl Link {
         self.writing.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The counterpart of [`begin_write`](Self::begin_write): it was answered.
+    /// Uncounts a write that was answered; see [`begin_write`](Self::begin_write).
     pub(crate) fn end_write(&self, bytes: usize) {
         self.writing.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Sends a request, in the order of the calls to this function.
+    /// Sends a request. Requests go out in the order of the calls to this function.
     pub(crate) async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         match method {
-            // What ends a process must get through when a thousand reads wait.
+            // A terminate must get through even when a thousand reads are waiting.
             "process/terminate" | "command/exec/terminate" => self.raw.send_cleanup(method, params).await,
             _ => self.raw.send(method, params).await,
         }
     }
 
-    /// Gives up a link whose other end is gone without a word, as behind a router that forgot us.
+    /// Pings the peer, or closes a link whose peer has disappeared without a close, for example behind a NAT that dropped the connection.
     pub(crate) fn look_alive(&self) {
         match self.raw.silent_for() {
             Some(silent) if silent >= DEAD_AFTER => {
@@ -173,24 +174,24 @@ impl Link {
         }
     }
 
-    /// Asks for anything at all: a pong, or where there are no pings the answer to a question that costs nothing.
+    /// Makes the peer send something: a pong, or the answer to a cheap request if the transport has no pings.
     pub(crate) fn ask_for_sign_of_life(&self) {
         if self.has_pings {
             self.raw.ping();
         } else {
-            // The answer counts when it comes, though nobody waits for it. A full queue says that enough was asked.
+            // The answer counts as progress when it arrives; no caller waits for it. A full queue means that enough requests are under way.
             let asking = self.raw.send(requests::EnvironmentStatus::NAME, &exec_server_protocol::Empty {});
             drop(asking.now_or_never());
         }
     }
 
-    /// Waits for something on a link that nobody attends yet, and looks meanwhile whether its other end lives: a link that is
-    /// given up ends the calls on it, and so what is waited for.
+    /// Runs work on a link that the keeper does not attend to yet, and pings the peer at the same time. If the peer is dead, the link is
+    /// closed, which fails the calls that the work waits for.
     pub(crate) async fn watched<T>(&self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         let mut look = looks();
         loop {
-            // Both are cancel safe: the work stays where it is.
+            // Both arms are cancel safe: the work is pinned outside of the loop and keeps its progress.
             tokio::select! {
                 biased;
                 done = &mut work => return done,
@@ -199,14 +200,14 @@ impl Link {
         }
     }
 
-    /// Ends the connection in order, and what carries it.
+    /// Closes the connection cleanly, then ends its carrier.
     pub(crate) async fn end(&self) {
-        // A server that does not answer a close must not hold its client.
+        // The timeout is ignored: a server that does not answer a close must not block the client.
         time::timeout(CLOSE_WITHIN, self.raw.finish()).await.ok();
         self.drop_carrier().await;
     }
 
-    /// Ends what carries the link, and waits for that: a program must not outlive us.
+    /// Ends the carrier and waits for it: a program that this client started must not outlive it.
     async fn drop_carrier(&self) {
         self.raw.abandon(Closed::Eof);
         if let Some(mut carrier) = self.carrier.lock().await.take() {
@@ -214,7 +215,7 @@ impl Link {
         }
     }
 
-    /// A typed call on this link alone.
+    /// Calls a method, typed, on this link only.
     pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
         let fail = |error| self.error(M::NAME, error);
         let sent = self.send(M::NAME, params).await.map_err(fail)?;
@@ -225,14 +226,14 @@ impl Link {
         self.raw.notify(method, params).await.map_err(|error| self.error("notify", error))
     }
 
-    /// What a failed call says of link and server.
+    /// Converts the error of a call.
     pub(crate) fn error(&self, method: &str, error: CallError) -> Error {
         #[derive(Deserialize)]
         struct Data {
             kind: Option<String>,
         }
         match error {
-            // An older peer's way to say that it is going; one that stays all the same is left.
+            // An older server announces its shutdown this way. Close the link, even if the server keeps the connection open.
             CallError::Rpc { code: -32000, message, .. } if message == "JSON-RPC transport closed" => {
                 self.raw.abandon(Closed::Peer { code: 1000, reason: message });
                 Error::Disconnected { reason: None }
@@ -240,8 +241,8 @@ impl Link {
             CallError::Rpc { code, message, data } => {
                 let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
                 let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
-                // The last words of a link whose session another connection has taken; its close frame follows. Whether the
-                // session comes back is the keeper's business, and no reason for a process to be given up.
+                // The last answers on a link whose session another connection has taken over; the close frame follows. The keeper decides
+                // whether the session can be resumed, so the process must not fail here.
                 if kind == Some(Kind::SessionResumedElsewhere) {
                     return Error::Disconnected { reason: Some(message) };
                 }
@@ -258,14 +259,14 @@ impl Link {
     }
 }
 
-/// When to look whether the other end of a link lives.
+/// The interval at which a link is checked for signs of life.
 pub(crate) fn looks() -> time::Interval {
     let mut look = time::interval(PING_EVERY);
     look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     look
 }
 
-/// Opens a link and does the handshake, but for the last word.
+/// Opens a link and does the handshake except for the final `initialized` notification.
 pub(crate) async fn dial(
     connect: &dyn Connect,
     options: &Options,
@@ -317,7 +318,7 @@ pub(crate) async fn dial(
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
             let speaks = |dialect| dialects.is_some_and(|dialects| dialects.iter().any(|word| word == dialect));
             link.is_binary = speaks(frame::BINARY);
-            // Lines have no place for it, whatever a server says.
+            // Newline framing cannot carry attached bytes, even if the server announces them.
             link.takes_blocks = has_frames && speaks(message::ATTACHED);
             return Ok((link, result));
         }
@@ -329,7 +330,7 @@ pub(crate) async fn dial(
 }
 
 impl Link {
-    /// What a failed handshake means.
+    /// Converts the error of a failed handshake.
     async fn explain(&self, error: Error, resume: Option<SessionId>) -> Refused {
         match (error, resume) {
             (
@@ -339,7 +340,7 @@ impl Link {
                 _,
             )
             | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => Refused::for_now(error),
-            // Generation S says it in words alone.
+            // Generation S reports this only in the message text.
             (Error::Server { code, kind: None, message }, _) if message.ends_with(ATTACHED) => {
                 Refused::for_now(Error::Server { code, kind: Some(Kind::SessionAttached), message })
             }
@@ -351,7 +352,7 @@ impl Link {
         }
     }
 
-    /// What it means that the link broke before it was of use.
+    /// Converts the error of a link that broke before it was usable.
     pub(crate) async fn broken(&self, error: Error) -> Refused {
         let closed = self.raw.closed().await;
         let explained = match &*self.carrier.lock().await {
@@ -370,7 +371,7 @@ impl Link {
     }
 }
 
-/// Whether a link ended because the server broke the rules.
+/// Whether a link ended because the server violated the protocol.
 pub(crate) fn is_offence(closed: &Closed) -> bool {
     match closed {
         Closed::TooLarge { .. } | Closed::Protocol(_) | Closed::InvalidUtf8 => true,

@@ -1,7 +1,7 @@
-//! The link of the moment, and the line of those who wait for the next one.
+//! The current link of a session, and a queue of callers that wait for the next one.
 //!
-//! Owns whether a session is up, down or lost, and wakes whoever waits in the order in which they came: calls that a cut
-//! interrupted go out again as they went out first. Does not know what is sent or why a link ended.
+//! Records whether a session is up, down or lost. Wakes waiting callers in the order in which they came, so that interrupted calls are sent
+//! again in their first order. Does not depend on what is sent or why a link ended.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,23 +9,23 @@ use tokio::sync::Notify;
 
 use crate::{error::Error, link::Link};
 
-/// How a session stands with its server.
+/// Whether a session has a link.
 #[derive(Clone)]
 pub(crate) enum Status {
     Up(Arc<Link>),
     Down {
         reason: String,
     },
-    /// Never left again.
+    /// Final: no other status follows.
     Lost(Error),
 }
 
-/// Where the status is said. Whoever waits learns of its end when it is dropped.
+/// Publishes the status. When it is dropped, waiting callers see the session as lost.
 pub(crate) struct Standing(Arc<Shared>);
 
 struct Shared {
     status: Mutex<Status>,
-    /// Wakes in order, which a watch channel does not.
+    /// A `Notify` and not a watch channel, because it wakes waiters in order.
     changed: Notify,
 }
 
@@ -38,7 +38,7 @@ impl Standing {
         self.0.status().clone()
     }
 
-    /// False where the session was lost before, which nothing changes.
+    /// Changes the status. Returns false if the session is already lost, which is final.
     pub(crate) fn set(&self, status: Status) -> bool {
         let mut current = self.0.status();
         if matches!(*current, Status::Lost(_)) {
@@ -50,7 +50,7 @@ impl Standing {
         true
     }
 
-    /// `fail_fast`: a link that is down is not waited for.
+    /// With `fail_fast`, [`Links::after`] fails at once while the link is down.
     pub(crate) fn links(&self, fail_fast: bool) -> Links {
         Links { shared: Arc::clone(&self.0), fail_fast }
     }
@@ -68,17 +68,17 @@ impl Shared {
     }
 }
 
-/// The links of a session, one after the other, for work that must not keep the session itself.
+/// Access to the consecutive links of a session, for work that must not keep the session itself alive.
 pub(crate) struct Links {
     shared: Arc<Shared>,
     fail_fast: bool,
 }
 
 impl Links {
-    /// Waits for a link that is younger than `after`; at once an error where none can come, or the caller does not wait.
+    /// Waits for a link with an epoch above `after`. Fails at once if the session is lost, or if it is down and the caller does not wait.
     pub(crate) async fn after(&self, after: u64) -> Result<Arc<Link>, Error> {
         loop {
-            // In line before the look, so that no change is missed between the two.
+            // Register before reading the status, so that no change between the two is missed.
             let mut changed = std::pin::pin!(self.shared.changed.notified());
             changed.as_mut().enable();
             match &*self.shared.status() {

@@ -1,7 +1,6 @@
-//! The typed half of the wire: for every method its params, its result, and whether it may be sent twice.
+//! The typed methods of the protocol: for each method its params, its result, and whether it may be sent twice.
 //!
-//! A test compares this table with the protocol's own, so that no method is without a typed call. It must not know
-//! connections.
+//! A test compares this table with the protocol's own, so that every method has a typed call.
 
 use exec_server_protocol::{
     Empty, base64, command, environment, fs, http,
@@ -10,27 +9,27 @@ use exec_server_protocol::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Whether a call that a broken connection interrupted may be sent again on the next one.
+/// Whether a call that was interrupted by a cut may be sent again on the next connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
-    /// Sending it twice has the effect of sending it once.
+    /// Sending the call twice has the same effect as sending it once.
     Harmless,
-    /// Its effect could happen twice; an interrupted call ends with an unknown outcome.
+    /// The effect could happen twice. An interrupted call fails with an unknown outcome.
     Harmful,
 }
 
-/// A method of the wire.
+/// A method of the protocol.
 pub trait Method {
-    /// Its name.
+    /// The name of the method in messages.
     const NAME: &'static str;
-    /// Whether it may be sent again.
+    /// Whether an interrupted call may be sent again.
     const AGAIN: Again;
-    /// What is sent.
+    /// The params of the request.
     type Params: Serialize + Send + Sync;
-    /// What is answered.
+    /// The result of a successful call.
     type Result: DeserializeOwned + Send;
 
-    /// Puts bytes that came attached to an answer where they stand in it as text, for a caller who asked for the answer alone.
+    /// Writes bytes that were attached to an answer into the result, as base64. Used for callers that want only the result.
     fn put_attached(_result: &mut Self::Result, _bytes: &[u8]) {}
 }
 
@@ -61,10 +60,10 @@ macro_rules! methods {
 
 methods! {
     Initialize "initialize" Harmful InitializeParams => InitializeResult;
-    // The name of a process makes a second start of it an error, which tells that the first one worked.
+    // A second start under the same process id is refused, which proves that the first one succeeded.
     ProcessStart "process/start" Harmless process::StartParams => process::StartResult;
     ProcessRead "process/read" Harmless process::ReadParams => process::ReadResult;
-    // With a `writeId`, which this client always sends; see `process::input` for servers that ignore it.
+    // Harmless with a `writeId`, which this client always sends. See `process::input` for servers that ignore it.
     ProcessWrite "process/write" Harmless process::WriteParams<'static> => process::WriteResult;
     ProcessSignal "process/signal" Harmful process::SignalParams => process::SignalResult;
     ProcessTerminate "process/terminate" Harmless process::TerminateParams => process::TerminateResult;
@@ -78,7 +77,7 @@ methods! {
     EnvironmentInfo "environment/info" Harmless Empty => environment::InfoResult;
     EnvironmentStatus "environment/status" Harmless Empty => environment::StatusResult;
     FsReadFile "fs/readFile" Harmless fs::ReadFileParams => fs::ReadFileResult [data_base64];
-    // An `append` could happen twice, and an `ifMatch` would fail by its own success.
+    // An `append` could happen twice, and the first success would make a repeated `ifMatch` fail.
     FsWriteFile "fs/writeFile" Harmful fs::WriteFileParams<'static> => fs::WriteFileResult;
     FsCreateDirectory "fs/createDirectory" Harmful fs::CreateDirectoryParams => fs::CreateDirectoryResult;
     FsGetMetadata "fs/getMetadata" Harmless fs::GetMetadataParams => fs::GetMetadataResult;
@@ -87,7 +86,7 @@ methods! {
     FsWalk "fs/walk" Harmless fs::WalkParams => fs::WalkResult;
     FsRemove "fs/remove" Harmful fs::RemoveParams => fs::RemoveResult;
     FsCopy "fs/copy" Harmful fs::CopyParams => fs::CopyResult;
-    // A second one of the same name is refused, and the first one may be of another path.
+    // A second open under the same name is refused, and the first one may be for another path.
     FsOpen "fs/open" Harmful fs::OpenParams => fs::OpenResult;
     FsReadBlock "fs/readBlock" Harmless fs::ReadBlockParams => fs::ReadBlockResult [chunk];
     FsClose "fs/close" Harmless fs::CloseParams => fs::CloseResult;
@@ -96,17 +95,17 @@ methods! {
     FsCommit "fs/commit" Harmful fs::CommitParams => fs::CommitResult;
     FsSetMetadata "fs/setMetadata" Harmless fs::SetMetadataParams => fs::SetMetadataResult;
     FsCreateSymlink "fs/createSymlink" Harmful fs::CreateSymlinkParams => fs::CreateSymlinkResult;
-    // With pages it has a name, and a second one of that name is refused; without it tells the same again.
+    // A paged search has a name, and a second one under that name is refused. A search without pages returns the same result again.
     FsSearch "fs/search" Harmless fs::SearchParams => fs::SearchResult;
-    // A page that was answered and lost is not told again.
+    // The server does not send a page again whose answer was lost.
     FsSearchNext "fs/searchNext" Harmful fs::SearchNextParams => fs::SearchResult;
     FsGlob "fs/glob" Harmless fs::GlobParams => fs::GlobResult;
-    // Both end with their connection: whoever goes on has to look at everything anyway.
+    // A watch ends with its connection. A caller that continues has to scan everything again anyway.
     FsWatch "fs/watch" Harmful fs::WatchParams => fs::WatchResult;
     FsWatchNext "fs/watchNext" Harmful fs::WatchNextParams => fs::WatchNextResult;
-    // What it does to its target may happen twice.
+    // The effect on the HTTP target could happen twice.
     HttpRequest "http/request" Harmful http::RequestParams => http::RequestResult;
-    // What it is about ends with its connection.
+    // The request to cancel ends with its connection anyway.
     HttpCancel "http/cancel" Harmful http::CancelParams => http::CancelResult;
     CommandExec "command/exec" Harmful command::ExecParams => command::ExecResult;
     CommandExecWrite "command/exec/write" Harmful command::WriteParams<'static> => command::WriteResult;

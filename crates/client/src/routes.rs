@@ -1,4 +1,4 @@
-//! From the name of a process to its log. It must not know connections, nor what an event means.
+//! Maps the name of a process to its log. Does not depend on connections or on the meaning of events.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -12,16 +12,16 @@ use crate::{
     session::Key,
 };
 
-/// How events of a process reach its log.
+/// How the events of a process reach its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Feed {
-    /// By notifications, once the server knows the process: its start was asked for and not answered yet.
+    /// By notifications. The start was requested and is not answered yet, so the server may not know the process.
     Starting,
-    /// By notifications.
+    /// By notifications. The server keeps output until it is acknowledged.
     Pushed,
-    /// By notifications that nobody waits for: what is not taken in time is a gap.
+    /// By notifications that the process does not wait for. Output that is not consumed in time becomes a gap.
     Observed,
-    /// By reading; notifications are not for it.
+    /// By `process/read`. Notifications are ignored.
     Polled,
 }
 
@@ -33,22 +33,23 @@ pub(crate) struct Routes {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Known after the first handshake.
+    /// Set after the first handshake.
     expected: Option<Discipline>,
+    /// The id of the client's own session.
     own: Option<SessionId>,
-    /// Sorted, so that what is done for all of them is done in the same order every time.
+    /// Sorted, so that operations on all logs run in the same order every time.
     routes: BTreeMap<Key, (Arc<Log>, Feed)>,
 }
 
 impl Routes {
-    /// Says what to expect of the server, and which session is ours.
+    /// Sets the rules that the server's events follow, and the id of the client's own session.
     pub(crate) fn set_discipline(&self, discipline: Discipline, own: Option<SessionId>) {
         let mut state = self.lock();
         state.expected = Some(discipline);
         state.own = own;
     }
 
-    /// Makes a log for a process, before anything is asked of the server; `None` if it has one already.
+    /// Creates the log of a process before any request about it is sent; `None` if the process has a log already.
     pub(crate) fn add(&self, key: Key, feed: Feed, after: u64) -> Option<Arc<Log>> {
         let mut state = self.lock();
         let discipline = match feed {
@@ -71,14 +72,14 @@ impl Routes {
         }
     }
 
-    /// Notes that the server has started a process.
+    /// Records that the server has started a process.
     pub(crate) fn confirm(&self, key: &Key) {
         if let Some((_, feed)) = self.lock().routes.get_mut(key) {
             *feed = Feed::Pushed;
         }
     }
 
-    /// Forgets a process, if the log is still its own.
+    /// Removes a process if `log` is still its log. A newer handle of the same process may have replaced the log.
     pub(crate) fn remove(&self, key: &Key, log: &Arc<Log>) {
         let mut state = self.lock();
         if state.routes.get(key).is_some_and(|(current, _)| Arc::ptr_eq(current, log)) {
@@ -86,13 +87,13 @@ impl Routes {
         }
     }
 
-    /// The process that an event names.
+    /// The key of the process that an event names.
     pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> Key {
         let session_id = session_id.filter(|id| Some(id) != self.lock().own.as_ref());
         Key { session_id, process_id }
     }
 
-    /// The log that an event is for; none where nobody listens.
+    /// The log that a notification is for; `None` if the process has no log or its log is polled.
     pub(crate) fn pushed(&self, key: &Key) -> Option<Arc<Log>> {
         match self.lock().routes.get(key) {
             Some((log, Feed::Starting | Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
@@ -100,18 +101,16 @@ impl Routes {
         }
     }
 
-    /// Every log.
     pub(crate) fn logs(&self) -> Vec<Arc<Log>> {
         self.lock().routes.values().map(|(log, _)| Arc::clone(log)).collect()
     }
 
-    /// Every log with its process.
     pub(crate) fn all(&self) -> Vec<(Key, Arc<Log>, Feed)> {
         let state = self.lock();
         state.routes.iter().map(|(key, (log, feed))| (key.clone(), Arc::clone(log), *feed)).collect()
     }
 
-    /// What is to be acknowledged now.
+    /// The acknowledgements that are due now.
     pub(crate) fn due_acks(&self) -> Vec<AckParams> {
         let state = self.lock();
         let due = state.routes.iter().filter_map(|(key, (log, _))| log.due_ack().map(|seq| (key, seq)));
@@ -120,7 +119,7 @@ impl Routes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock can panic half-way through a change.
+        // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,15 +1,15 @@
-//! One session with a server, through as many connections as it takes.
+//! One session with a server, over any number of consecutive connections.
 //!
 //! ```text
 //!  open ──▶ Up ──link ends──▶ Down ──resumed──▶ Up
 //!                              │
 //!                              └──refused, or too late──▶ Lost   (never left again)
 //! ```
-//! Owns the link of the moment, the routes from process names to logs, and the one task that keeps the link. Every call goes
+//! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Every call goes
 //! through [`Session::call`], which alone decides what is sent again.
 //!
-//! Failure paths: a call that was interrupted is sent again where that is harmless, else it ends with an unknown outcome;
-//! a session that the server does not know any more fails every process, and every later call, with the same reason.
+//! Failure paths: an interrupted call is sent again if that is harmless; otherwise it fails with an unknown outcome. If the server no
+//! longer knows the session, every process and every later call fails with the same reason.
 
 use std::{
     pin::Pin,
@@ -55,20 +55,21 @@ mod stall;
 pub(crate) use self::adopting::is_adopting;
 use self::{first_connect::FirstConnect, mending::Mending};
 
-/// How long a reference server's session can be resumed: 25 s, inside the 30 s of generation H.
+/// How long the client tries to resume a session on a reference server: 25 s, less than the 30 s for which generation H keeps it.
 const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
 
-/// The largest window we believe: more would be a way to fill our memory.
+/// Upper bound for the window that a server announces. A larger window could fill the client's memory.
 const WINDOW_MAX: u64 = 16 << 20;
 
-/// As long as anybody can mean by a time without end; more would overflow the clock.
+/// Upper bound for durations that the caller sets, about 100 years. A larger one would overflow `Instant`.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// How long a session that was taken from us is asked for: it comes back if the taker was a late ghost of our own, which the
-/// server lets go after a silence. Somebody who lives has it to keep, or two clients would take it from each other for ever.
+/// How long the client tries to resume a session that another connection has taken over. The session comes back if the other connection was
+/// a delayed attempt of this client (a ghost): the server detaches it after a silence. If another client took the session over, that client
+/// keeps it. Otherwise two clients would take the session from each other endlessly.
 const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
-/// What a caller can set; see [`Builder`](crate::Builder).
+/// The settings of [`Builder`](crate::Builder).
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) name: String,
@@ -86,86 +87,86 @@ pub(crate) struct Options {
     pub(crate) call_timeout: Option<Duration>,
 }
 
-/// The state of a session with its server.
+/// The state of the connection between a session and its server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum State {
-    /// Calls are served.
+    /// The client is connected, and calls are served.
     Connected,
-    /// The link is open and silent; calls wait, processes go on. Only with
+    /// The connection is open but silent. Calls wait; processes keep running. Reported only with
     /// [`Builder::report_stall_after`](crate::Builder::report_stall_after).
     Stalled {
-        /// For how long nothing has come, at least.
+        /// Nothing was received for at least this long.
         silent: Duration,
     },
-    /// The link is cut and is being mended; calls wait, processes go on.
+    /// The connection was cut and the client is reconnecting. Calls wait; processes keep running.
     Recovering {
-        /// Why the link was cut.
+        /// Why the connection was cut.
         reason: String,
     },
-    /// The session is lost, and so is every handle of it.
+    /// The session is lost, and with it every handle. This state is final.
     Lost {
-        /// Why.
+        /// Why the session was lost.
         error: Error,
     },
 }
 
-/// How much of the wire a server speaks.
+/// The generation of the protocol that a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Generation {
-    /// The first one: `command/exec`, no sessions, no reading back.
+    /// The first generation: `command/exec`, no sessions, no reading back of output.
     V0,
-    /// A server of the reference, without our additions.
+    /// A server of the reference protocol, without the additions of this project.
     Reference,
-    /// A server that acknowledges, and counts what it drops.
+    /// A server with acknowledgements, which counts the output that it drops.
     Current,
 }
 
-/// What is known of a server.
+/// The server's generation, version and capabilities, as announced in the handshake.
 #[derive(Debug, Clone)]
 pub struct ServerDescription {
-    /// How much of the wire it speaks.
+    /// The generation of the protocol that the server speaks.
     pub generation: Generation,
-    /// Its name and version, where it says them.
+    /// Name and version of the server, if it reports them.
     pub info: Option<ServerInfo>,
-    /// What it adds to the reference; nothing is announced by the reference itself.
+    /// The server's features beyond the reference protocol. All off for a reference server, which announces nothing.
     pub capabilities: ServerCapabilities,
-    /// How long it keeps the session without use, as it was granted; nothing from a server that does not say.
+    /// The time-to-live that the server granted to the session; `None` if the server does not report it.
     pub session_ttl: Option<Ttl>,
 }
 
-/// What the first `initialize` told.
+/// The result of the first `initialize`.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) session_id: Option<SessionId>,
     pub(crate) server: ServerDescription,
 }
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct Session {
     connect: Box<dyn Connect>,
     pub(crate) options: Options,
     pub(crate) peer: Peer,
     standing: Standing,
     state: watch::Sender<State>,
-    /// Somebody else has the session, as far as is known.
+    /// Whether another client has taken the session over, as far as this client knows.
     pub(crate) taken: watch::Sender<bool>,
     pub(crate) routes: Arc<Routes>,
-    /// Bodies of HTTP answers.
+    /// The bodies of HTTP responses.
     pub(crate) streams: Arc<Streams>,
-    /// Logs have something to acknowledge.
+    /// Notified when a log or a response body has something to acknowledge.
     pub(crate) acks: Arc<Notify>,
-    /// Background work: writes of stdin, cleaning up. Ends with the session.
+    /// Background work, such as writes to stdin and cleanup. Aborted with the session.
     tasks: Mutex<JoinSet<()>>,
-    /// Held while the session is asked to end and its answer has not been looked at.
+    /// Held from the request to end the session until its answer has been handled.
     ending: tokio::sync::Mutex<()>,
-    /// What the host says of itself, asked for once.
+    /// The result of `environment/info`, requested once.
     pub(crate) info: OnceCell<Option<environment::InfoResult>>,
 }
 
 impl Session {
-    /// Connects for the first time, and starts the keeper.
+    /// Connects for the first time and starts the keeper task.
     pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
         let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
@@ -178,7 +179,8 @@ impl Session {
                 Err(refused) => {
                     let within = adopting::resume_within(&options, &refused.error);
                     let Some(pause) = first_connect.pause_after(&refused, within) else { return Err(refused.error) };
-                    // One that asked for a new session takes nothing from us when it comes late.
+                    // Only an attempt that resumes can take the session from this client when it arrives late. An attempt that asked for a
+                    // new session cannot.
                     has_ghost |= options.resume.is_some() && refused.may_come_late();
                     time::sleep(pause).await;
                 }
@@ -192,7 +194,7 @@ impl Session {
         }
         routes.set_discipline(peer.discipline(), peer.session_id.clone());
         let link = Arc::new(link);
-        // The session is ours by now: a link that broke again is mended by the keeper, as at any other time.
+        // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.ok();
         let session = Arc::new(Self {
             connect,
@@ -213,7 +215,7 @@ impl Session {
         Ok((session, keeper))
     }
 
-    /// Where the server is, without a token.
+    /// The address of the server, without its token.
     pub(crate) fn address(&self) -> String {
         self.connect.address()
     }
@@ -222,7 +224,7 @@ impl Session {
         self.state.subscribe()
     }
 
-    /// Whether nothing can be hoped for any more, and why.
+    /// The reason why the session is lost, if it is.
     pub(crate) fn lost(&self) -> Option<Error> {
         match self.standing.get() {
             Status::Lost(error) => Some(error),
@@ -230,12 +232,12 @@ impl Session {
         }
     }
 
-    /// The typed call of a method, through as many links as it takes.
+    /// Calls a method, typed, over as many links as it takes.
     pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
         self.call_noting::<M>(params, &mut false).await
     }
 
-    /// As [`call`](Self::call); says whether the call was sent more than once.
+    /// Like [`call`](Self::call), and sets `is_repeated` if the call was sent more than once.
     pub(crate) async fn call_noting<M: Method>(
         &self,
         params: &M::Params,
@@ -251,7 +253,7 @@ impl Session {
         Ok(result)
     }
 
-    /// As [`call`](Self::call), with the bytes attached to the answer.
+    /// Like [`call`](Self::call), and also returns the bytes that are attached to the answer.
     pub(crate) async fn call_attached<M: Method>(
         &self,
         params: &M::Params,
@@ -262,7 +264,8 @@ impl Session {
         Ok((link::decode(M::NAME, &answer)?, attached))
     }
 
-    /// As [`call`](Self::call), with bytes that are in the params where a server does not take them attached.
+    /// Like [`call`](Self::call), with bytes attached to the request. A server that does not accept attached bytes gets them in the params,
+    /// as base64.
     pub(crate) async fn call_with<M: Method>(
         &self,
         params: &(impl Fn(String) -> M::Params + Sync),
@@ -272,7 +275,7 @@ impl Session {
         link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
     }
 
-    /// A call within the time that the caller has given to calls.
+    /// Applies the caller's `call_timeout`.
     pub(crate) async fn bounded<T>(
         &self,
         method: &'static str,
@@ -303,7 +306,7 @@ impl Session {
                     Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
                     other => return other,
                 },
-                // It was never sent: the next link will do, whatever the method.
+                // The call was never sent, so sending it on the next link is safe for every method.
                 Err(error) => match link.error(method, error) {
                     Error::Disconnected { .. } => {}
                     other => return Err(other),
@@ -312,12 +315,12 @@ impl Session {
         }
     }
 
-    /// The links of this session, one after the other.
+    /// Access to the current link and to those that follow it.
     pub(crate) fn links(&self) -> Links {
         self.standing.links(self.options.fail_fast)
     }
 
-    /// Ends the connection in order; the session stays with the server.
+    /// Closes the connection cleanly. The server keeps the session.
     pub(crate) async fn close(&self) {
         let link = match self.standing.get() {
             Status::Up(link) => Some(link),
@@ -325,13 +328,13 @@ impl Session {
         };
         self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
         if let Some(link) = link {
-            // The link may be gone, or the server hear nothing: then it keeps a little more.
+            // Errors are ignored: if the link is gone or the server does not read, the server only keeps some output longer.
             time::timeout(link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
         }
     }
 
-    /// Asks the server to end the session and all in it, on as many links as it takes, and ends the connection.
+    /// Asks the server to end the session and all of its processes, over as many links as it takes, then closes the connection.
     pub(crate) async fn end(&self) -> Result<(), Error> {
         if let Some(link) = self.bounded(requests::SessionEnd::NAME, self.ask_to_end()).await? {
             link.end().await;
@@ -339,19 +342,20 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the link that is left over, if any.
+    /// Returns the link that is still open, if any.
     async fn ask_to_end(&self) -> Result<Option<Arc<Link>>, Error> {
         let mut after = 0;
         let links = self.links();
         loop {
             let link = match links.after(after).await {
                 Ok(link) => link,
-                // Ended on the link before, whose answer was lost.
+                // The session was ended over the previous link, whose answer was lost.
                 Err(Error::SessionLost { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             };
             after = link.epoch;
-            // Until the answer is looked at, the keeper waits: the server hangs up behind it, and that is no cut.
+            // The keeper waits for this lock: the server closes the connection after its answer, and the keeper must not treat that as a
+            // cut.
             let _answering = self.ending.lock().await;
             match link.call::<requests::SessionEnd>(&exec_server_protocol::Empty {}).await {
                 Ok(_) => {
@@ -364,24 +368,25 @@ impl Session {
         }
     }
 
-    /// Runs work that belongs to the session and ends with it.
+    /// Spawns a task that belongs to the session and is aborted with it.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
-        // One type of task, so that the runtime's part is not compiled again for each.
+        // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
         tasks.spawn(work);
     }
 
-    /// The life of the links.
+    /// The keeper task: attends to the current link, and reconnects when it ends.
     async fn keep(self: Arc<Self>, mut link: Arc<Link>, has_ghost: bool) {
         let mut mending = Mending::new(&self.options.backoff, has_ghost);
         loop {
             let since = Instant::now();
             let closed = self.attend(&link).await;
-            // Bodies end with the link that they came by; whoever reads them has to begin anew.
+            // An HTTP body ends with the link over which it came. Its reader has to repeat the request.
             self.streams.fail(link.epoch, &Error::Disconnected { reason: Some(chain(&*closed)) });
             drop(link);
+            // Waits for `ask_to_end`, which marks the session as lost before it releases the lock.
             drop(self.ending.lock().await);
             if self.lost().is_some() {
                 return;
@@ -395,7 +400,8 @@ impl Session {
             let by_another = self.peer.server.generation == Generation::Current && mending.is_taken(&closed);
             self.taken.send_replace(by_another);
             if by_another {
-                // Who only has something left to be done leaves before an attempt is made.
+                // Let cleanup tasks (`behind` in `client.rs`) see `taken` and stop before an attempt is made. If one of them holds the last
+                // handle, this keeper is aborted here and the session is not resumed.
                 tokio::task::yield_now().await;
             }
             match self.recover(reason, by_another, &mut mending).await {
@@ -406,10 +412,10 @@ impl Session {
         }
     }
 
-    /// Mends the link, or gives the session up.
+    /// Reconnects, or gives the session up.
     ///
-    /// The first attempt of a link that had settled is made at once; `backoff` goes on where links do not last. A session that
-    /// somebody else has taken is not taken back.
+    /// The first attempt is made at once. The pause after a failed attempt grows, and starts over only after a link that lasted. A session
+    /// that another client has taken over is not taken back.
     async fn recover(&self, reason: String, is_taken: bool, mending: &mut Mending) -> Option<Arc<Link>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
         let epoch = match self.standing.get() {
@@ -423,7 +429,7 @@ impl Session {
         };
         let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
         let until = Instant::now() + within.min(FOREVER);
-        // Once: its text counts the seconds.
+        // Report this only once: the text contains a count of seconds and would change on each attempt.
         let mut is_adopting_told = false;
         loop {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
@@ -457,11 +463,11 @@ impl Session {
         }
     }
 
-    /// One attempt to get the session back, and everything that was missed with it.
+    /// One attempt to resume the session and to fetch the events that were missed.
     async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<Link>, Refused> {
         let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
         let capabilities = &self.peer.server.capabilities;
-        // Our own old connection may not have been missed by the server yet.
+        // Take over: the server may not have noticed yet that the previous connection of this client is gone.
         let takeover = takeover && capabilities.takeover;
         let (link, result) =
             link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, ear, epoch).await?;
@@ -484,13 +490,13 @@ impl Session {
         Ok(link)
     }
 
-    /// The last word of the handshake, and what was missed. An error means that the link is gone again.
+    /// Finishes the handshake and fetches the missed events. An error means that the link is gone again.
     async fn take_up(&self, link: &Link) -> Result<(), Error> {
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
         link.watched(recovery::catch_up(self, link)).await
     }
 
-    /// How long a cut may last: what the caller says, else what the session lives without us.
+    /// How long the client tries to reconnect: the caller's setting, or as long as the server keeps the session.
     fn recover_for(&self) -> Duration {
         if let Some(given) = self.options.recover_for {
             return given;
@@ -504,13 +510,13 @@ impl Session {
         }
     }
 
-    /// Ends with its last handle: nothing of it goes on by itself.
+    /// Called when the last handle is dropped: aborts all background work.
     pub(crate) fn abandon(&self) {
         self.set(Status::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
         lock(&self.tasks).abort_all();
     }
 
-    /// Gives the session up: every call and every process ends with this error.
+    /// Gives the session up: every call and every process fails with this error.
     pub(crate) fn lose(&self, error: Error) {
         self.set(Status::Lost(error.clone()));
         self.streams.fail(u64::MAX, &error);
@@ -519,7 +525,7 @@ impl Session {
         }
     }
 
-    /// Lost is never left again.
+    /// Changes the status. `Lost` is final.
     fn set(&self, status: Status) {
         let state = match &status {
             Status::Up(_) => State::Connected,
@@ -548,7 +554,7 @@ impl Peer {
         Ok(Self { session_id: result.session_id, server })
     }
 
-    /// What may be expected of this server's events.
+    /// Which rules this server's events follow.
     pub(crate) fn discipline(&self) -> Discipline {
         match self.server.generation {
             Generation::Current => {
@@ -559,15 +565,15 @@ impl Peer {
     }
 }
 
-/// The key of a process: its session where that is another one, and its name.
+/// Identifies a process: its name, and its session if that is not the client's own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) process_id: ProcessId,
-    /// `None`: the client's own session.
+    /// `None` means the client's own session.
     pub(crate) session_id: Option<SessionId>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can panic half-way through a change.
+    // Poisoning is harmless: no code under these locks can panic half-way through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

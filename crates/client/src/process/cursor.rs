@@ -1,7 +1,7 @@
-//! A reader of one process: every event in order, once, from any number on.
+//! A cursor over the events of one process: every event in order, once, from any sequence number on.
 //!
-//! What the log still has comes from memory; what lies before it is read back from the server, and what the server no longer
-//! has is a gap. An event counts as taken when the next one is asked for: until then it is kept, here or there.
+//! Events come from the log if it still has them. Older ones are read back from the server, and those that the server no longer has appear
+//! as a gap. An event counts as consumed when the reader asks for the next one. Until then the client or the server keeps it.
 
 use std::{
     collections::VecDeque,
@@ -15,15 +15,15 @@ use futures_util::Stream;
 use super::{Shared, event::Event, log::Found, recovery};
 use crate::{error::Error, transport::BoxFuture};
 
-/// The events of a process. Cancel safe: an event that was not returned is not lost.
+/// A cursor over the events of a process. Cancel safe: an event that was not returned is not lost.
 ///
-/// The process is held back when its output is not taken, so drop this when you no longer read.
+/// Output that a cursor has not consumed blocks the process in the end, so drop a cursor that you no longer read.
 pub struct Events {
     shared: Arc<Shared>,
     id: u64,
-    /// The last number that was returned.
+    /// The last sequence number that was returned.
     position: u64,
-    /// Read back from the server, from before the log's beginning.
+    /// Events from before the log's beginning, read back from the server.
     older: VecDeque<Event>,
     reading: Option<BoxFuture<'static, Result<VecDeque<Event>, Error>>>,
     is_over: bool,
@@ -35,12 +35,13 @@ impl Events {
         Self { shared, id, position: after, older: VecDeque::new(), reading: None, is_over: false }
     }
 
-    /// The next event; `None` after the last.
+    /// Returns the next event, or `None` after the last one.
     pub async fn next(&mut self) -> Option<Event> {
         std::future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
-    /// The last number that was returned: where another reader would go on.
+    /// The last sequence number that was returned. Another cursor continues from here with
+    /// `Process::events_after`.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position
@@ -88,7 +89,7 @@ impl Events {
         Event::Failed(error)
     }
 
-    /// Reads what lies between the cursor and the first number in memory.
+    /// Reads the events between the cursor and the first one in memory.
     fn read_back(&self, first: u64) -> BoxFuture<'static, Result<VecDeque<Event>, Error>> {
         let (shared, position) = (Arc::clone(&self.shared), self.position);
         Box::pin(async move { recovery::read_back(&shared, position, first).await })

@@ -1,49 +1,48 @@
-//! What a process says: output, gaps, its exit and its close, each in its place.
-//! It must not know how events travel or who keeps them.
+//! The events of a process: output, gaps, exit and close.
 
 use bytes::Bytes;
 use exec_server_protocol::process as wire;
 
 use crate::error::Error;
 
-/// One thing that happened to a process.
+/// An event of a process.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The process wrote something.
+    /// The process wrote output.
     Output {
-        /// Its number.
+        /// The sequence number.
         seq: u64,
-        /// Where it wrote.
+        /// The stream to which the process wrote.
         stream: wire::Stream,
-        /// What it wrote.
+        /// The output itself.
         bytes: Bytes,
-        /// Output bytes of the process before these, where the server says so.
+        /// Output bytes of the process before this event, if the server reports offsets.
         offset: Option<u64>,
     },
-    /// These numbers can no longer be told: dropped by choice, or by a server that keeps little.
+    /// These events are no longer available. Either the overflow policy dropped them, or the server keeps only little output.
     Gap {
-        /// The first number that is gone.
+        /// The first missing sequence number.
         from_seq: u64,
-        /// The last number that is gone.
+        /// The last missing sequence number.
         to_seq: u64,
-        /// Output bytes that went with them, where the server counts them.
+        /// Output bytes in the missing events, if the server counts them.
         bytes: Option<u64>,
     },
-    /// The process ended. Output of what it left behind may follow.
+    /// The process exited. Output of children that it left behind may follow.
     Exited {
-        /// Its number.
+        /// The sequence number.
         seq: u64,
-        /// How it ended.
+        /// How the process ended.
         exit: Exit,
     },
-    /// The process ended and everything it wrote was told. Nothing follows.
+    /// The process exited and all of its output was reported. This is the last event.
     Closed {
-        /// Its number.
+        /// The sequence number.
         seq: u64,
-        /// What it wrote in all.
+        /// The totals of the process's output.
         totals: Totals,
     },
-    /// Nothing more can be learned of the process, and why. Nothing follows.
+    /// No further events can be received, for this reason. This is the last event.
     Failed(Error),
 }
 
@@ -52,29 +51,29 @@ pub enum Event {
 pub struct Exit {
     /// The exit status, or 128 + n after signal n.
     pub code: i32,
-    /// The name of the signal that ended it, where the server says so.
+    /// The name of the signal that ended the process, if the server reports it.
     pub signal: Option<String>,
-    /// Why it ended, where the server says so.
+    /// Why the process ended, if the server reports it.
     pub cause: Option<wire::Cause>,
-    /// What it used, where the server says so.
+    /// Resource usage of the process, if the server reports it.
     pub usage: Option<wire::Usage>,
-    /// Limits of the server that it, or something that it started, has reached.
+    /// The server's limits that the process, or a process that it started, has reached.
     pub limits_hit: Vec<wire::Limit>,
-    /// Whether a sandbox was the reason, where the server says so.
+    /// Whether a sandbox was the reason, if the server reports it.
     pub sandbox_denied: Option<bool>,
 }
 
-/// What a closed process wrote.
+/// The totals of a closed process's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Output bytes in all, where the server counts them.
+    /// All output bytes, if the server counts them.
     pub output_bytes: Option<u64>,
-    /// Of these, bytes that were dropped.
+    /// Those of them that were dropped.
     pub dropped_bytes: Option<u64>,
 }
 
 impl Event {
-    /// Output bytes that it tells or tells to be gone; none for a gap that was not counted.
+    /// Output bytes that the event contains or reports as missing; `None` for a gap without a byte count.
     pub(crate) fn output_bytes(&self) -> Option<u64> {
         match self {
             Self::Output { bytes, .. } => Some(bytes.len() as u64),
@@ -83,7 +82,7 @@ impl Event {
         }
     }
 
-    /// The numbers it covers, both ends included; none for a failure.
+    /// The first and the last sequence number of the event; `None` for a failure.
     pub(crate) fn span(&self) -> Option<(u64, u64)> {
         match self {
             Self::Output { seq, .. } | Self::Exited { seq, .. } | Self::Closed { seq, .. } => Some((*seq, *seq)),
@@ -92,7 +91,7 @@ impl Event {
         }
     }
 
-    /// Output bytes that it holds in memory.
+    /// Output bytes that the event holds in memory.
     pub(crate) fn weight(&self) -> u64 {
         match self {
             Self::Output { bytes, .. } => bytes.len() as u64,

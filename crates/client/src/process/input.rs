@@ -1,10 +1,10 @@
-//! Standard input of a process: in order and exactly once, through as many links as it takes.
+//! Sends stdin to a process, in order and exactly once, over as many links as it takes.
 //!
-//! Writes wait in one line, which is here. A task sends them and settles the first as its answer comes; it is in `serving`,
-//! and lives only while something waits.
+//! This file contains the queue of writes. A task in `serving` sends them and settles the first one when its answer arrives. The task
+//! exists only while the queue is not empty.
 //!
-//! Failure paths: a lost session fails the whole line. A line is broken off for good where a write did not go in and one
-//! behind it did: whoever went on would write to a stream with a hole.
+//! Failure paths: a lost session fails the whole queue. If the server refused a write and accepted a later one, the stream has a hole. All
+//! later writes then fail for good.
 
 use std::{
     collections::VecDeque,
@@ -25,26 +25,26 @@ mod serving;
 
 pub(super) use serving::serve;
 
-/// Bytes and writes that may wait: enough to fill a link that is a fifth of a second away at 50 MB/s.
+/// Limits of the queue: enough to fill a link with a latency of a fifth of a second at 50 MB/s.
 const WAITING_BYTES: usize = 8 << 20;
 const WAITING: usize = 256;
 
-/// What became of a write.
+/// The result of a write.
 pub(crate) type Written = Result<wire::WriteStatus, Error>;
-/// What became of a request to close.
+/// The result of a request to close stdin.
 pub(crate) type Closed = Result<wire::CloseStdinStatus, Error>;
 
-/// The line of one process. It holds no session, so that a write which never ends keeps no connection.
+/// The stdin queue of one process. It does not hold the session, so that a write that never ends does not keep the connection open.
 #[derive(Debug)]
 pub(crate) struct Input {
     key: Key,
     generation: Generation,
     /// Whether the server remembers write ids, so that a write may be sent twice.
     keeps_write_ids: bool,
-    /// Makes the ids of our writes our own.
+    /// Prefix of the write ids, which keeps them distinct from those of other clients.
     nonce: String,
     state: Mutex<State>,
-    /// Something joined the line.
+    /// Notified when an item was added to the queue.
     joined: Notify,
 }
 
@@ -54,9 +54,9 @@ struct State {
     bytes: usize,
     next_id: u64,
     is_served: bool,
-    /// Why nothing can be written any more.
+    /// Why nothing more can be written.
     broken: Option<Error>,
-    /// Callers that wait for room.
+    /// Callers that wait for room in the queue.
     wakers: Vec<Waker>,
 }
 
@@ -88,7 +88,6 @@ enum Reply {
 }
 
 impl Input {
-    /// An empty line.
     pub(super) fn new(key: Key, generation: Generation, keeps_write_ids: bool) -> Self {
         Self {
             key,
@@ -100,14 +99,14 @@ impl Input {
         }
     }
 
-    /// Joins the line as soon as there is room.
+    /// Queues a write as soon as there is room. The returned flag is true if the caller must start the serving task.
     pub(super) fn poll_write(&self, cx: &Context<'_>, bytes: &Bytes) -> Poll<(oneshot::Receiver<Written>, bool)> {
         let mut state = self.lock();
-        // One write is always let in, whatever its size.
+        // An empty queue accepts a write of any size.
         let is_full =
             !state.line.is_empty() && (state.bytes + bytes.len() > WAITING_BYTES || state.line.len() >= WAITING);
         if is_full {
-            // A caller may look again and again while it waits.
+            // A caller may poll repeatedly while it waits: register its waker only once.
             if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
                 state.wakers.push(cx.waker().clone());
             }
@@ -115,7 +114,7 @@ impl Input {
         }
         let (reply, written) = oneshot::channel();
         if let Some(error) = &state.broken {
-            reply.send(Err(error.clone())).ok(); // The other end is held here.
+            reply.send(Err(error.clone())).ok(); // Cannot fail: `written` is held here.
             return Poll::Ready((written, false));
         }
         let id = state.next_id;
@@ -125,19 +124,19 @@ impl Input {
         Poll::Ready((written, self.wake_or_serve(state)))
     }
 
-    /// Joins the line with a request to close.
+    /// Queues a request to close stdin. The returned flag is true if the caller must start the serving task.
     pub(super) fn close(&self) -> (oneshot::Receiver<Closed>, bool) {
         let mut state = self.lock();
         let (reply, closed) = oneshot::channel();
         if let Some(error) = &state.broken {
-            reply.send(Err(error.clone())).ok(); // The other end is held here.
+            reply.send(Err(error.clone())).ok(); // Cannot fail: `closed` is held here.
             return (closed, false);
         }
         state.line.push_back(Item { what: What::Close, reply: Reply::Close(reply) });
         (closed, self.wake_or_serve(state))
     }
 
-    /// True if the caller must start the task.
+    /// Wakes the serving task. Returns true if none is running, so that the caller must start it.
     fn wake_or_serve(&self, mut state: MutexGuard<'_, State>) -> bool {
         let must_serve = !std::mem::replace(&mut state.is_served, true);
         drop(state);
@@ -145,25 +144,25 @@ impl Input {
         must_serve
     }
 
-    /// The item at `at`, if there is one.
+    /// The item at index `at`, if there is one.
     fn peek(&self, at: usize) -> Option<What> {
         self.lock().line.get(at).map(|item| item.what.clone())
     }
 
-    /// Settles the first item.
+    /// Removes the first item and reports its outcome to the caller.
     fn settle(&self, outcome: Result<Outcome, Error>) {
         let mut state = self.lock();
         let Some(item) = state.line.pop_front() else { return };
         state.bytes -= item.what.len();
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        // Whoever asked may have stopped waiting.
+        // Errors are ignored: the caller may have stopped waiting.
         match (item.reply, outcome) {
             (Reply::Write(reply), Ok(Outcome::Write(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
             (Reply::Write(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
             (Reply::Close(reply), Ok(Outcome::Close(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
             (Reply::Close(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
-            // An answer has the shape of its question.
+            // Unreachable: `outcome` decodes an answer by the type of its item.
             (Reply::Write(_), Ok(Outcome::Close(_))) | (Reply::Close(_), Ok(Outcome::Write(_))) => {}
         }
         for waker in wakers {
@@ -171,17 +170,17 @@ impl Input {
         }
     }
 
-    /// Fails the whole line because a write before it was refused, now and from now on.
+    /// Fails the whole queue, and every later write, because an earlier write was refused.
     fn break_off(&self, refused: &Error) {
         let error = Error::InputBroken { reason: refused.to_string() };
-        // First of all, so that nobody joins any more.
+        // Set this first, so that no further item is queued.
         self.lock().broken = Some(error.clone());
         while self.peek(0).is_some() {
             self.settle(Err(error.clone()));
         }
     }
 
-    /// Whether the task may end: nobody waits, and whoever joins next starts another.
+    /// Whether the task may end because the queue is empty. The next caller then starts another task.
     fn is_done(&self) -> bool {
         let mut state = self.lock();
         if state.line.is_empty() {
@@ -191,12 +190,12 @@ impl Input {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock can panic half-way through a change.
+        // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the server did with an item.
+/// The server's answer to an item.
 #[derive(Debug, Clone, Copy)]
 enum Outcome {
     Write(wire::WriteStatus),
@@ -204,7 +203,7 @@ enum Outcome {
 }
 
 impl Outcome {
-    /// Whether it had its effect on the stream.
+    /// Whether the item took effect on the stream.
     fn is_taken(self) -> bool {
         matches!(self, Self::Write(wire::WriteStatus::Accepted) | Self::Close(wire::CloseStdinStatus::Accepted))
     }

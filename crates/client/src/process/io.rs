@@ -1,5 +1,4 @@
-//! A process's streams as byte streams, for everything that takes `AsyncRead` and `AsyncWrite`.
-//! It must not know calls: it stands on events and on the line of stdin.
+//! The streams of a process as `AsyncRead` and `AsyncWrite`, built on `Events` and on the stdin queue.
 
 use std::{
     collections::VecDeque,
@@ -23,11 +22,11 @@ use super::{
     input::{Closed, Written},
 };
 
-/// One write: large enough that its envelope does not count.
+/// The largest single write. Large enough that the overhead of its message does not matter.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Standard input of a process. Bytes are on their way when a write returns; `flush` waits until the process has them,
-/// `shutdown` then closes its input.
+/// Stdin of a process. A write returns when its bytes are queued. `flush` waits until the process has them. `shutdown` flushes and then
+/// closes stdin.
 pub struct Stdin {
     shared: Arc<Shared>,
     under_way: VecDeque<oneshot::Receiver<Written>>,
@@ -40,7 +39,7 @@ impl Stdin {
         Self { shared, under_way: VecDeque::new(), closing: None, is_closed: false }
     }
 
-    /// Settles what is answered; with `all`, waits for the rest.
+    /// Removes writes that are answered. With `all`, waits for the answers of the others.
     fn poll_settle(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<io::Result<()>> {
         while let Some(first) = self.under_way.front_mut() {
             let written = match Pin::new(first).poll(cx) {
@@ -95,7 +94,7 @@ impl AsyncWrite for Stdin {
         self.closing = None;
         self.is_closed = true;
         match closed {
-            // One that was closed before, or ended, is closed.
+            // An stdin that was closed before, or whose process has ended, counts as closed.
             Ok(Ok(wire::CloseStdinStatus::RawMode)) => {
                 Poll::Ready(Err(io::Error::other("the terminal is in raw mode, where the end of input cannot be told")))
             }
@@ -117,7 +116,7 @@ fn refused(status: wire::WriteStatus) -> io::Error {
     }
 }
 
-/// Output of a process as bytes. A gap is an error of kind `InvalidData`, once; reading goes on behind it.
+/// Output of a process as bytes. A gap is reported once, as an error of kind `InvalidData`. Reading continues after the gap.
 pub struct Output {
     events: Events,
     streams: &'static [wire::Stream],

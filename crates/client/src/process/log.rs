@@ -1,13 +1,14 @@
-//! One log per process handle: filled by the connection, read by cursors, outliving every connection beneath it.
+//! The event log of a process handle. The connection fills it, cursors read it, and it outlives every connection.
 //!
-//! Owns order and memory. An event is published only after the one before it; what is published stays until every cursor
-//! has taken it, and a little longer, for cursors that come late. The lowest cursor decides what is acknowledged, so a slow
-//! reader holds the process back and loses nothing.
+//! The log guarantees order and bounds memory. It publishes an event only after the previous one. It keeps a published event until every
+//! cursor has consumed it, plus some history for cursors that are created later. The lowest cursor determines what is acknowledged. A slow
+//! reader therefore blocks the process, but loses nothing.
 //!
-//! Must not know connections: it is told events and asked what may be acknowledged. Failure paths: a number that is skipped
-//! by a server that promises order, or more than the window allows, is a [`Breach`], which fails this process and no other.
-//! However small the pieces are, a window is never a reason to stop reading the link: whoever takes events may be waiting
-//! for the answer to a call, which would then lie behind what nobody reads.
+//! Failure paths: a [`Breach`] is a sequence number that an ordered server skipped, or more output than the window allows. It fails only
+//! this process.
+//!
+//! The log of a server with a window never stops the client from reading the connection, however small the pieces of output are. The
+//! consumer of the events may be waiting for the answer to a call. That answer would be stuck behind output that is not being read.
 
 use std::{
     collections::BTreeMap,
@@ -24,90 +25,90 @@ use crate::error::Error;
 
 mod kept;
 
-/// Output kept behind the last cursor, for those who come late: 1 MiB, as much as a server keeps at least.
+/// Consumed output that is kept for cursors that are created later: 1 MiB, the least that a server keeps, too.
 const HISTORY_BYTES: u64 = 1 << 20;
 
-/// Events kept behind the last cursor. Small chunks would make 1 MiB expensive.
+/// Consumed events that are kept. With small pieces of output, 1 MiB of history would need too much memory.
 const HISTORY_EVENTS: usize = 4096;
 
-/// Events that may wait for an earlier one, and their bytes: as the reference.
+/// Limits for events that arrive before an earlier one, as in the reference implementation.
 const EARLY_EVENTS: usize = 256;
 const EARLY_BYTES: u64 = 1 << 20;
 
-/// Events without output that are kept of a server with a window, which does not count them. An honest one has hardly any: an
-/// exit, a close, a gap here and there. Those with output are as many as there are bytes, and kept small.
+/// Limit for events without output from a server with a window, because the window does not count them. An honest server sends few: an
+/// exit, a close, an occasional gap. The number of events with output is bounded by their bytes, and `Kept` stores them compactly.
 const EMPTY_EVENTS: usize = 1 << 16;
 
-/// How much a server may send before it is acknowledged, and whether it promises order.
+/// How much a server may send before it is acknowledged, and whether it sends events in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discipline {
-    /// Sends in order, and at most this many bytes beyond the last acknowledgement.
+    /// Sends events in order, and at most this many bytes beyond the last acknowledgement.
     Acked { window: u64 },
-    /// Answers what it is asked, in order; acknowledged as if it were pushed with this window, where the server knows that.
+    /// The client reads the events in order. It acknowledges as for a pushed process with this window, if the server supports that.
     Polled { window: Option<u64> },
-    /// Sends in order, and waits for nobody.
+    /// Sends events in order, and does not wait for the reader.
     Observed,
-    /// Sends in any order, and knows no acknowledgement.
+    /// Sends events in any order, and has no acknowledgements.
     Reference,
 }
 
-/// A rule that the server broke, or a bound that it passed.
+/// A protocol violation by the server, or a limit that it exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Breach(pub(crate) &'static str);
 const SKIPPED: Breach = Breach("the server skipped a number");
 const OVERRUN: Breach = Breach("the server sent more than its window allows");
 
-/// What became of an event.
+/// The result of appending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// It was new, or known already.
+    /// The event was appended, or was known already.
     Fine,
-    /// A reference server is ahead of a reader that is there: read no more until it has caught up.
+    /// A reference server is too far ahead of an existing reader: stop reading the connection until the reader has caught up.
     Full,
 }
 
-/// How far a process may be ahead of its reader where no acknowledgement bounds it.
+/// How far a process may be ahead of its reader if no acknowledgement bounds it.
 const AHEAD_BYTES: u64 = 16 << 20;
 const AHEAD_EVENTS: usize = 1 << 16;
 
 /// The events of one process.
 #[derive(Debug)]
 pub(crate) struct Log {
-    /// It begins behind this number.
+    /// The log begins after this sequence number.
     after: u64,
     state: Mutex<State>,
-    /// The highest number heard of; one more on a failure.
+    /// The highest sequence number received. A failure increases it by one, to wake the receivers.
     wake: watch::Sender<u64>,
-    /// Something was taken, or a reader left.
+    /// Notified when events were consumed or a reader was removed.
     room: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     discipline: Discipline,
-    /// Published, in order, without holes.
+    /// Published events, in order and without holes.
     events: Kept,
-    /// The number that is published next.
+    /// The sequence number to publish next.
     next: u64,
-    /// Output bytes of the process before `next`, where that is known.
+    /// Output bytes of the process before `next`, if known.
     offset: Option<u64>,
-    /// Events that came before their turn.
+    /// Events that arrived before an earlier one.
     early: BTreeMap<u64, Event>,
     early_bytes: u64,
     cursors: BTreeMap<u64, Slot>,
     next_cursor: u64,
-    /// Callers who wait for the end and read nothing.
+    /// The number of callers that wait for the end and read no events.
     waiting: usize,
-    /// Everything up to here was taken by all who read.
+    /// Every reader has consumed the events up to this number.
     taken: u64,
     /// Output bytes published after `taken`.
     untaken_bytes: u64,
-    /// The last number acknowledged, and the output bytes taken since.
+    /// The last acknowledged number, and the output bytes consumed since.
     acked: u64,
     unacked_bytes: u64,
-    /// With its number.
+    /// The exit event with its sequence number.
     exit: Option<(u64, Exit)>,
-    /// How the process ended, learned beside the events: its own may lie before the log's beginning.
+    /// The exit status from a source other than an event. The exit event may lie before the log's beginning.
     learned_exit: Option<Exit>,
     closed: Option<Totals>,
     failed: Option<Error>,
@@ -119,21 +120,21 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-/// What a cursor finds.
+/// The result of a cursor's read.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// The next event.
     Event(Event),
-    /// The numbers after the cursor's are no longer here; the first that is.
+    /// The events after the cursor's position are no longer in memory. Contains the first number that is.
     Before(u64),
-    /// Nothing will follow.
+    /// The process is closed and every event was read.
     End,
-    /// Nothing will follow, because of this.
+    /// The log failed and no event follows.
     Failed(Error),
 }
 
 impl Log {
-    /// A log that begins after `after`.
+    /// Creates a log that begins after `after`.
     pub(crate) fn new(discipline: Discipline, after: u64) -> Self {
         let state = State {
             discipline,
@@ -157,12 +158,12 @@ impl Log {
         Self { after, state: Mutex::new(state), wake: watch::Sender::new(after), room: Notify::new() }
     }
 
-    /// The number that it begins behind.
     pub(crate) fn began_after(&self) -> u64 {
         self.after
     }
 
-    /// Hears an event: publishes it, and what waited for it; keeps it when it is early; ignores it when it is known.
+    /// Appends an event. A new event is published, together with early events that waited for it. An early event is kept; a known one is
+    /// ignored.
     pub(crate) fn hear(&self, event: Event) -> Result<Heard, Breach> {
         let mut state = self.lock();
         let event = state.late_end(event);
@@ -183,18 +184,19 @@ impl Log {
         let heard = state.bound()?;
         state.let_go();
         let wakers = state.wakers();
+        // Unlock first: a woken task may poll this log at once.
         drop(state);
         self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to);
         wake(wakers);
         Ok(heard)
     }
 
-    /// The number after the last published one.
+    /// The sequence number after the last published event.
     pub(crate) fn next(&self) -> u64 {
         self.lock().next
     }
 
-    /// Ends the log with a failure, once, unless it is closed.
+    /// Ends the log with a failure, unless it has failed or closed already.
     pub(crate) fn fail(&self, error: Error) {
         let mut state = self.lock();
         if state.failed.is_some() || state.closed.is_some() {
@@ -210,17 +212,17 @@ impl Log {
         wake(wakers);
     }
 
-    /// The highest number heard of, watched.
+    /// A receiver of the highest sequence number received.
     pub(crate) fn wake(&self) -> watch::Receiver<u64> {
         self.wake.subscribe()
     }
 
-    /// Learns how the process ended: no event, because its number may lie before the log's beginning.
+    /// Records how the process ended without an event, because the exit event may lie before the log's beginning.
     pub(crate) fn learn_exit(&self, exit: Exit) {
         self.lock().learned_exit = Some(exit);
     }
 
-    /// Learns that the close lies before the log's beginning: nothing will follow.
+    /// Records that the close lies before the log's beginning, so that no event follows.
     pub(crate) fn learn_closed(&self, totals: Totals) {
         let mut state = self.lock();
         if state.failed.is_some() || state.closed.is_some() {
@@ -234,18 +236,18 @@ impl Log {
         wake(wakers);
     }
 
-    /// What [`learn_exit`](Self::learn_exit) was told.
+    /// The exit recorded by [`learn_exit`](Self::learn_exit).
     pub(crate) fn learned_exit(&self) -> Option<Exit> {
         self.lock().learned_exit.clone()
     }
 
-    /// How the process ended, as far as that is known.
+    /// How the process ended, if known.
     pub(crate) fn exit(&self) -> Option<Exit> {
         let state = self.lock();
         state.exit.as_ref().map(|(_, exit)| exit).or(state.learned_exit.as_ref()).cloned()
     }
 
-    /// The exit and its number, where it was told as an event.
+    /// The exit and its sequence number, if it arrived as an event.
     pub(crate) fn exit_at(&self) -> Option<(u64, Exit)> {
         self.lock().exit.clone()
     }
@@ -258,7 +260,7 @@ impl Log {
         self.lock().failed.clone()
     }
 
-    /// Adds a reader after `position`; what it has not taken is kept from now on.
+    /// Adds a reader after `position`. From now on the log keeps what this reader has not consumed.
     pub(crate) fn add_cursor(&self, position: u64) -> u64 {
         let mut state = self.lock();
         let id = state.next_cursor;
@@ -267,7 +269,7 @@ impl Log {
         id
     }
 
-    /// Removes a reader; what it was given counts as taken.
+    /// Removes a reader. Everything up to `position` counts as consumed by it.
     pub(crate) fn remove_cursor(&self, id: u64, position: u64) {
         let mut state = self.lock();
         if state.cursors.remove(&id).is_some() && state.cursors.is_empty() {
@@ -278,7 +280,7 @@ impl Log {
         self.room.notify_waiters();
     }
 
-    /// Finds what follows `position`, and counts everything up to it as taken by this reader.
+    /// Returns the event after `position`. Everything up to `position` counts as consumed by this reader.
     pub(crate) fn poll(&self, id: u64, position: u64, cx: &Context<'_>) -> Poll<Found> {
         let mut state = self.lock();
         if let Some(slot) = state.cursors.get_mut(&id) {
@@ -301,7 +303,7 @@ impl Log {
         found
     }
 
-    /// Counts a caller who only waits: with no reader beside it, everything counts as taken.
+    /// Registers a caller that only waits. If there is no reader, every event counts as consumed.
     pub(crate) fn begin_wait(&self) {
         let mut state = self.lock();
         state.waiting += 1;
@@ -310,17 +312,17 @@ impl Log {
         self.room.notify_waiters();
     }
 
-    /// The counterpart of [`begin_wait`](Self::begin_wait).
+    /// Unregisters a caller; see [`begin_wait`](Self::begin_wait).
     pub(crate) fn end_wait(&self) {
         self.lock().waiting -= 1;
     }
 
-    /// Waits until a reference server may be read on.
+    /// Waits until the connection to a reference server may be read again.
     pub(crate) async fn room(&self) {
         self.wait_until(|state| !matches!(state.bound(), Ok(Heard::Full))).await;
     }
 
-    /// Waits until fewer than `bytes` are published and not taken.
+    /// Waits until fewer than `bytes` of published output are unconsumed, or the log has failed.
     pub(crate) async fn room_below(&self, bytes: u64) {
         self.wait_until(|state| state.untaken_bytes < bytes || state.failed.is_some()).await;
     }
@@ -329,7 +331,7 @@ impl Log {
         loop {
             let changed = self.room.notified();
             tokio::pin!(changed);
-            // Registered before the look, or a change in between would be missed.
+            // Register before checking, so that no change between the two is missed.
             changed.as_mut().enable();
             if is_met(&mut self.lock()) {
                 return;
@@ -338,12 +340,12 @@ impl Log {
         }
     }
 
-    /// Whether there is something to acknowledge: a quarter of the window was taken, or the last event.
+    /// Whether an acknowledgement is due: a quarter of the window, or the last event, was consumed.
     pub(crate) fn is_ack_due(&self) -> bool {
         self.lock().is_ack_due()
     }
 
-    /// The number to acknowledge, where one is due.
+    /// Returns the number to acknowledge if an acknowledgement is due, and records it as acknowledged.
     pub(crate) fn due_ack(&self) -> Option<u64> {
         let mut state = self.lock();
         if !state.is_ack_due() {
@@ -354,7 +356,7 @@ impl Log {
         Some(state.taken)
     }
 
-    /// Forgets what was acknowledged on an earlier connection, so that it is said again on the next.
+    /// Resets the acknowledgement after a reconnect, so that it is sent again on the new connection.
     pub(crate) fn renew_ack(&self) {
         let mut state = self.lock();
         state.acked = 0;
@@ -362,14 +364,15 @@ impl Log {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock can panic half-way through a change.
+        // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Numbers an end that was made up for a lost process behind all that was heard. A server whose holder died has only the disk to go
-    /// by, and may number it below what was in memory and told; it would seem to be known, and nobody would ever hear the end.
+    /// Renumbers the end of a lost process so that it follows every event received so far. A server whose holder died knows only the output
+    /// on disk. It may give the exit or the close a number below events that it had sent from memory. The log would then ignore the end as
+    /// a duplicate, and readers would wait forever.
     fn late_end(&self, event: Event) -> Event {
         let is_late = |seq: u64| seq < self.next && self.closed.is_none();
         match event {
@@ -400,11 +403,11 @@ impl State {
         self.events.push(event);
     }
 
-    /// The part of an event that was not told: only a gap can reach back.
+    /// The part of an event that was not reported yet. Only a gap can overlap events that were.
     ///
-    /// After a resume a server tells a gap from the last acknowledgement on, or from the very beginning where it has no number to
-    /// count from any more. The rest is the difference to what was told: all of the output before, or what of it is still here. Where
-    /// that was let go of nobody knows it.
+    /// After a resume, a server reports a gap from the last acknowledgement on, or from the very beginning if it no longer knows the
+    /// numbers. The bytes of the rest are the gap's bytes minus those that were already reported. That difference is unknown if the log no
+    /// longer has the reported events.
     fn untold(&self, event: Event) -> Event {
         let Event::Gap { from_seq, to_seq, bytes } = event else { return event };
         let told = (from_seq < self.next).then(|| self.told_bytes(from_seq));
@@ -415,7 +418,8 @@ impl State {
         Event::Gap { from_seq: from_seq.max(self.next), to_seq, bytes: rest }
     }
 
-    /// Output bytes told from number `from` on; none where that is not known: an event began before it, is gone, or was not counted.
+    /// Output bytes reported from number `from` on. `None` if they are unknown: an event spans `from`, was dropped from memory, or is a gap
+    /// without a byte count.
     fn told_bytes(&self, from: u64) -> Option<u64> {
         if from == 1 {
             return self.offset;
@@ -455,11 +459,11 @@ impl State {
         }
     }
 
-    /// Keeps memory within its bound.
+    /// Enforces the bound on memory.
     fn bound(&mut self) -> Result<Heard, Breach> {
         match self.discipline {
             Discipline::Acked { window } => {
-                // Twice, because acknowledgements travel; and what is behind the last cursor is history.
+                // Twice the window, because acknowledgements are in flight, plus the history.
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
                 let is_within = self.untaken_bytes <= most && self.events.empty() <= EMPTY_EVENTS;
                 is_within.then_some(Heard::Fine).ok_or(OVERRUN)
@@ -468,11 +472,11 @@ impl State {
             Discipline::Observed | Discipline::Reference if !self.is_full() => Ok(Heard::Fine),
             Discipline::Reference if !self.cursors.is_empty() => Ok(Heard::Full),
             Discipline::Observed | Discipline::Reference => {
-                // Nobody reads, or nobody waits for the reader: the oldest go, and whoever comes later finds a gap.
+                // There is no reader, or the server does not wait for it: drop the oldest events. A later reader finds a gap.
                 while self.is_full()
                     && let Some((_, to)) = self.events.front()
                 {
-                    // Taken before it goes: what is gone can no longer be counted.
+                    // Count it as consumed first: once it is dropped, its bytes can no longer be counted.
                     self.take(to);
                     self.events.pop();
                 }
@@ -494,7 +498,7 @@ impl State {
             && (self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS)
     }
 
-    /// Moves what is taken to the lowest reader, or to the end where callers only wait; then forgets what is old.
+    /// Moves `taken` to the lowest reader, or to the end if callers only wait. Then drops history beyond its limits.
     fn let_go(&mut self) {
         match self.cursors.values().map(|slot| slot.position).min() {
             Some(lowest) => self.take(lowest),
@@ -509,7 +513,7 @@ impl State {
         }
     }
 
-    /// Counts everything up to `position` as taken.
+    /// Counts everything up to `position` as consumed.
     fn take(&mut self, position: u64) {
         let position = position.min(self.next - 1);
         if position <= self.taken {
@@ -524,7 +528,7 @@ impl State {
     fn find(&self, position: u64) -> Poll<Found> {
         if let Some(event) = self.events.after(position) {
             let from = event.span().map_or(0, |(from, _)| from);
-            // There are no holes, so this is the first of all.
+            // Published events have no holes, so this can only be the oldest event in memory.
             let is_before = from > position.saturating_add(1);
             return Poll::Ready(if is_before {
                 Found::Before(from)
@@ -547,7 +551,7 @@ impl State {
     }
 }
 
-/// The part of an event from `from` on: a reader may begin inside a gap, of which nobody knows how much lies behind it.
+/// The part of an event from `from` on. A reader may begin inside a gap; the bytes of the remaining part are unknown.
 fn trimmed(event: Event, from: u64) -> Event {
     match event {
         Event::Gap { from_seq, to_seq, .. } if from_seq < from => Event::Gap { from_seq: from, to_seq, bytes: None },

@@ -1,7 +1,7 @@
-//! A process on the server, as its user holds it: a log that outlives every connection, a line for its input, and calls.
+//! The handle to a process on the server: a log that outlives every connection, a queue for stdin, and calls.
 //!
-//! `log` keeps events, `cursor` reads them, `input` carries stdin, `recovery` gets back what was missed, `io` dresses it all
-//! as byte streams. This file is the handle.
+//! `log` stores events, `cursor` reads them, `input` sends stdin, `recovery` fetches missed events, and `io` adapts the streams to
+//! `AsyncRead` and `AsyncWrite`. This file contains the handle.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -30,16 +30,16 @@ use log::Log;
 pub use cursor::Events;
 pub use io::{Output, Stdin};
 
-/// A process on a server. Clones are the same process; dropping them all ends nothing.
+/// A handle to a process on a server. Clones refer to the same process. Dropping all of them does not end the process.
 ///
-/// While a handle is there its output is kept: a process whose events nobody takes is held back once the server's memory for
-/// it is full, as a program is that writes into a full pipe. [`wait`](Self::wait) takes and discards.
+/// While a handle exists, output is kept for it. A process whose events are not consumed blocks once the server's memory for it is full, as
+/// a program does that writes to a full pipe. [`wait`](Self::wait) consumes and discards output.
 #[derive(Clone)]
 pub struct Process {
     shared: Arc<Shared>,
 }
 
-/// What all clones of a handle share.
+/// State that all clones of a handle share.
 pub(crate) struct Shared {
     handle: Arc<Handle>,
     pub(crate) key: Key,
@@ -51,48 +51,48 @@ pub(crate) struct Shared {
     terminate_on_drop: bool,
 }
 
-/// What a server has of a process's output; see [`Process::read`].
+/// Output and status of a process, as stored on the server; see [`Process::read`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Read {
     /// The output, in order.
     pub chunks: Vec<Chunk>,
-    /// The number to go on with: `after` of the next read, plus one.
+    /// The sequence number after the last one of this read. Pass `next_seq - 1` as `after` to continue.
     pub next_seq: u64,
-    /// Whether the process ended.
+    /// Whether the process has exited.
     pub exited: bool,
-    /// Its exit status, or 128 + n after signal n.
+    /// The exit status, or 128 + n after signal n.
     pub exit_code: Option<i32>,
-    /// Whether it ended and all of its output is told.
+    /// Whether the process has exited and all of its output has been reported.
     pub closed: bool,
-    /// Why nothing more can be learned of it.
+    /// Why the server cannot report more about the process, if it cannot.
     pub failure: Option<String>,
-    /// Whether a sandbox denied it something.
+    /// Whether a sandbox denied the process an operation.
     pub sandbox_denied: bool,
-    /// What was asked for and is gone.
+    /// The requested output that the server no longer has.
     pub gap: Option<wire::Gap>,
-    /// Why the process waits for its output to be taken.
+    /// Why the process is blocked until its output is consumed, if it is.
     pub blocked: Option<wire::Blocked>,
 }
 
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its number.
+    /// The sequence number.
     pub seq: u64,
-    /// Where it was written.
+    /// The stream to which the process wrote.
     pub stream: wire::Stream,
-    /// What was written.
+    /// The output itself.
     pub bytes: Bytes,
 }
 
-/// How a handle came to be.
+/// The parameters of a new handle.
 pub(crate) struct Origin {
     pub(crate) key: Key,
     pub(crate) log: Arc<Log>,
     pub(crate) is_tty: bool,
     pub(crate) pid: Option<u32>,
     pub(crate) sandbox: Option<AppliedSandbox>,
-    /// The server is of generation H, which keeps write ids.
+    /// Whether the server is of generation H, which remembers write ids.
     pub(crate) is_h: bool,
     pub(crate) terminate_on_drop: bool,
 }
@@ -115,19 +115,19 @@ impl Process {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The name of the process.
+    /// The name of the process, unique in its session.
     #[must_use]
     pub fn id(&self) -> &ProcessId {
         &self.shared.key.process_id
     }
 
-    /// The session it belongs to; none on a V0 server.
+    /// The session of the process; `None` on a V0 server.
     #[must_use]
     pub fn session_id(&self) -> Option<SessionId> {
         self.shared.key.session_id.clone().or_else(|| self.shared.session().peer.session_id.clone())
     }
 
-    /// The process id of the far operating system, where the server tells it.
+    /// The process id in the server's operating system, if the server reports it.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.shared.pid
@@ -135,67 +135,67 @@ impl Process {
 
     /// The sandbox that the server applied when it started the process.
     ///
-    /// `None` without a sandbox, for a process that was attached, and where the connection broke before the reply to the start.
+    /// `None` if the process has no sandbox, if the handle was created by attaching, or if the connection broke before the reply to the
+    /// start.
     #[must_use]
     pub fn sandbox(&self) -> Option<AppliedSandbox> {
         self.shared.sandbox
     }
 
-    /// Whether it runs on a terminal.
+    /// Whether the process runs on a terminal.
     #[must_use]
     pub fn is_tty(&self) -> bool {
         self.shared.is_tty
     }
 
-    /// Whether it has ended, as far as was heard.
+    /// Whether the process has exited, as far as this client has received events.
     #[must_use]
     pub fn has_exited(&self) -> bool {
         self.exit().is_some()
     }
 
-    /// How it ended.
+    /// The exit status, once it is known.
     #[must_use]
     pub fn exit(&self) -> Option<Exit> {
         self.shared.log.exit()
     }
 
-    /// What it wrote in all, once it has ended and everything was heard.
+    /// The totals of the process's output, once the process has ended and all events have arrived.
     #[must_use]
     pub fn closed(&self) -> Option<Totals> {
         self.shared.log.closed()
     }
 
-    /// Why nothing more can be heard of it.
+    /// Why no further events of the process can be received, if the handle has failed.
     #[must_use]
     pub fn failed(&self) -> Option<Error> {
         self.shared.log.failed()
     }
 
-    /// The highest number heard of, watched: changes whenever there is news.
+    /// A receiver of the highest sequence number received. It changes with every event, and when the handle fails.
     #[must_use]
     pub fn wake(&self) -> watch::Receiver<u64> {
         self.shared.log.wake()
     }
 
-    /// Every event from the first on, replayed and live alike.
+    /// A cursor over every event from the first one on, replayed and live.
     #[must_use]
     pub fn events(&self) -> Events {
         self.events_after(0)
     }
 
-    /// Every event after number `seq`.
+    /// A cursor over every event after sequence number `seq`.
     #[must_use]
     pub fn events_after(&self, seq: u64) -> Events {
         Events::new(Arc::clone(&self.shared), seq)
     }
 
-    /// Writes to standard input; returns when the process's pipe or terminal has every byte.
+    /// Writes to stdin. Returns when every byte is in the pipe or terminal of the process.
     ///
-    /// Exactly once and in order, through reconnects and restarts of the server. Dropping the future takes nothing back.
-    /// What the server has no room for is sent again until it has. Where a write did not go in and one that was made behind
-    /// it did, this one fails with the server's reason and every later one with [`Error::InputBroken`].
-    /// On a reference server of generation S, which knows no write ids, a write that a cut interrupted ends with
-    /// [`Error::UnknownOutcome`].
+    /// Bytes arrive exactly once and in order, through reconnects and restarts of the server. Dropping the future does not cancel the
+    /// write. If the server has no room for a write, the client sends it again later. If the server refused a write and accepted a later
+    /// one, the refused write fails with the server's error and all further writes fail with [`Error::InputBroken`]. A reference server of
+    /// generation S ignores write ids: there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<wire::WriteStatus, Error> {
         let bytes = bytes.into();
         let (written, must_serve) = poll_fn(|cx| self.shared.input.poll_write(cx, &bytes)).await;
@@ -203,7 +203,7 @@ impl Process {
         written.await.unwrap_or(Err(Error::Disconnected { reason: None }))
     }
 
-    /// Closes standard input behind everything written before; on a terminal sends the end-of-file character.
+    /// Closes stdin after all earlier writes. On a terminal, sends the end-of-file character.
     pub async fn close_stdin(&self) -> Result<wire::CloseStdinStatus, Error> {
         self.shared.require(|capabilities| capabilities.close_stdin, "close stdin")?;
         let (closed, must_serve) = self.shared.input.close();
@@ -211,10 +211,10 @@ impl Process {
         closed.await.unwrap_or(Err(Error::Disconnected { reason: None }))
     }
 
-    /// Asks the server for output after number `after`, at most `max` bytes (one piece at least), waiting up to `wait` for news.
+    /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, but at least one piece. Waits up to `wait`
+    /// for new output.
     ///
-    /// Takes nothing away and acknowledges nothing. Once the session is lost, the answer is made here: no output, closed,
-    /// and why.
+    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<Read, Error> {
         if self.shared.generation() == Generation::V0 {
             let text = "this server speaks exec-server.v0, which cannot read back: follow the events instead";
@@ -237,9 +237,9 @@ impl Process {
         }
     }
 
-    /// Waits until the process has ended and everything it wrote was heard.
+    /// Waits until the process has ended and all of its events have arrived.
     ///
-    /// Where nobody reads its events beside this, its output is discarded, so that it cannot block.
+    /// If there is no other reader, the output is discarded, so that the process cannot block.
     pub async fn wait(&self) -> Result<Exit, Error> {
         let waiting = Waiting::new(&self.shared);
         let mut wake = self.shared.log.wake();
@@ -258,7 +258,7 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the process group: any POSIX name on a current server, `interrupt` on an older one.
+    /// Sends a signal to the process group. A current server accepts any POSIX signal name, an older one only `interrupt`.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
         self.shared.refuse_v0("send signals")?;
         let params = wire::SignalParams {
@@ -269,7 +269,7 @@ impl Process {
         self.shared.session().call::<requests::ProcessSignal>(&params).await.map(drop)
     }
 
-    /// Sets the size of its terminal.
+    /// Sets the size of the process's terminal.
     pub async fn resize(&self, size: wire::Size) -> Result<(), Error> {
         self.shared.require(|capabilities| capabilities.resize, "resize a terminal")?;
         let params = wire::ResizeParams {
@@ -281,7 +281,8 @@ impl Process {
         self.shared.session().call::<requests::ProcessResize>(&params).await.map(drop)
     }
 
-    /// Ends the process and everything it started: at once, or after SIGTERM and a grace period. True if it ran.
+    /// Ends the process and everything that it started, either at once (`None`) or with SIGTERM followed by a grace period. Returns whether
+    /// the process was running.
     pub async fn terminate(&self, grace: Option<Duration>) -> Result<bool, Error> {
         if grace.is_some() {
             self.shared.require(|capabilities| capabilities.grace, "terminate with a grace period")?;
@@ -289,13 +290,13 @@ impl Process {
         self.shared.terminate(grace).await
     }
 
-    /// Drops a closed process and its log from the server; its name is free at once.
+    /// Removes a closed process and its log from the server. Its name can be used again at once.
     pub async fn forget(&self) -> Result<(), Error> {
         self.shared.require(|capabilities| capabilities.forget, "forget a process")?;
         let mut is_repeated = false;
         let params = self.shared.params();
         match self.shared.session().call_noting::<requests::ProcessForget>(&params, &mut is_repeated).await {
-            // Forgotten on the link before.
+            // The process was forgotten over the previous link, whose answer was lost.
             Err(error)
                 if is_repeated && error.server_kind() == Some(exec_server_protocol::failure::Kind::UnknownProcess) =>
             {
@@ -305,21 +306,21 @@ impl Process {
         }
     }
 
-    /// Its standard input as a writer; shutting it down closes the input.
+    /// The stdin of the process as an `AsyncWrite`. `shutdown` closes stdin.
     #[must_use]
     pub fn stdin(&self) -> Stdin {
         Stdin::new(Arc::clone(&self.shared))
     }
 
-    /// Its standard output, or its terminal, as a reader from the first byte on.
+    /// The stdout of the process, or the output of its terminal, as an `AsyncRead` from the first byte on.
     #[must_use]
     pub fn stdout(&self) -> Output {
         Output::new(self.events(), &[wire::Stream::Stdout, wire::Stream::Pty])
     }
 
-    /// Its standard error as a reader from the first byte on.
+    /// The stderr of the process as an `AsyncRead` from the first byte on.
     ///
-    /// Read it beside [`stdout`](Self::stdout), not after: what one reader has not passed holds the process back.
+    /// Read it concurrently with [`stdout`](Self::stdout), not after it: the process blocks on output that one of the readers has not read.
     #[must_use]
     pub fn stderr(&self) -> Output {
         Output::new(self.events(), &[wire::Stream::Stderr])
@@ -371,7 +372,7 @@ impl Shared {
     }
 }
 
-/// Ends a process by name.
+/// Terminates a process by its key.
 pub(crate) async fn terminate(session: &Session, key: &Key, grace: Option<Duration>) -> Result<bool, Error> {
     if session.peer.server.generation == Generation::V0 {
         let params = command::TerminateParams { process_id: key.process_id.clone() };
@@ -388,7 +389,7 @@ pub(crate) async fn terminate(session: &Session, key: &Key, grace: Option<Durati
 impl Drop for Shared {
     fn drop(&mut self) {
         self.session().routes.remove(&self.key, &self.log);
-        // Nobody is left to read: whoever fills it, and waits for room, stops.
+        // No reader is left. The failure stops tasks that fill the log or wait for room in it.
         self.log.fail(Error::Disconnected { reason: None });
         if self.terminate_on_drop && self.log.closed().is_none() {
             self.handle.clean_up(self.key.clone());
@@ -426,7 +427,7 @@ impl Read {
         })
     }
 
-    /// The answer for a process of a lost session.
+    /// The result of a read of a lost session's process.
     fn lost(next_seq: u64, error: &Error) -> Self {
         Self {
             chunks: Vec::new(),
@@ -442,7 +443,7 @@ impl Read {
     }
 }
 
-/// A caller that waits and reads nothing.
+/// Guard for a caller that waits for the end and reads no events.
 struct Waiting<'a>(&'a Shared);
 
 impl<'a> Waiting<'a> {
@@ -460,7 +461,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Milliseconds for the wire; a part of one counts as one.
+/// Milliseconds for the wire, rounded up.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

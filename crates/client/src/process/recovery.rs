@@ -1,7 +1,8 @@
-//! Getting back what no notification will bring: after a cut, before the log's beginning, and for a session taken over.
+//! Fetches events that no notification will deliver: after a cut, before the log's beginning, and for a session that was resumed by another
+//! client.
 //!
-//! The wire's own rules rebuild events from a `process/read`: output has numbers, the exit takes the number that is missing
-//! among them, the close takes the last. A contradiction fails that process alone.
+//! The rules of the protocol allow rebuilding events from a `process/read`. Output has sequence numbers. The exit has the number that is
+//! missing among them. The close has the last number. A contradiction fails only that process.
 
 use std::{
     collections::VecDeque,
@@ -24,19 +25,19 @@ use crate::{
     session::{Generation, Key, Session, State, is_adopting},
 };
 
-/// How long a polling read waits for news.
+/// How long one read of a polled process waits for new events.
 const POLL_WAIT: Duration = Duration::from_secs(30);
 
-/// Reads of what was missed by one process, at most.
+/// Limit for the reads that fetch the missed events of one process.
 const MISSED_READS: usize = 8;
 
-/// Reads behind the last chunk of a process that has ended, at most.
+/// Limit for the reads after the last chunk of a process that has ended.
 const TAIL_READS: usize = 3;
 
-/// Bytes of processes that one list may have: a server's answers are bounded, their number is not.
+/// Limit for the bytes of a list of processes. Each answer of a server is bounded, but their number is not.
 const LISTED_BYTES: usize = 256 << 20;
 
-/// Bytes not taken beyond which a polled process is not read on.
+/// A polled process is not read further while this many bytes are unconsumed.
 const POLL_AHEAD: u64 = 1 << 20;
 
 /// Brings every log of the session up to date on a new link. An error means that the link is gone again.
@@ -50,7 +51,7 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
         } else if session.peer.server.generation == Generation::Reference {
             read_missed(link, &key, &log).await
         } else {
-            // Pushed again from the last acknowledgement on.
+            // The server pushes events again from the last acknowledgement on.
             Ok(())
         };
         match caught_up {
@@ -59,7 +60,7 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
             Err(error) if is_adopting(&error) => {
                 session.subscribe_adopted(key, Arc::downgrade(&log), feed != Feed::Observed, link.epoch);
             }
-            // The start may have been lost with the link, and is about to be repeated.
+            // The request to start may have been lost with the link. It will be sent again.
             Err(Error::Server { .. }) if feed == Feed::Starting => {}
             Err(error) => log.fail(error),
         }
@@ -67,8 +68,8 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
     Ok(())
 }
 
-/// Asks again for the events of a process of another session, behind what was heard. Only what was taken is acknowledged, and that is said
-/// right after this: until then nothing behind the log's beginning counts as taken.
+/// Subscribes again to a process of another session, after the last event received. `from_seq` asks the server to keep everything after the
+/// log's beginning. The acknowledgement of what was consumed follows right after this call.
 pub(crate) async fn subscribe(link: &Link, key: &Key, log: &Log, hold: bool) -> Result<(), Error> {
     let params = wire::SubscribeParams {
         process_id: key.process_id.clone(),
@@ -80,17 +81,17 @@ pub(crate) async fn subscribe(link: &Link, key: &Key, log: &Log, hold: bool) -> 
     link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
 
-/// Reads what a reference server kept while we were away; it pushes only what comes later.
+/// Reads the events that a reference server kept during the cut. Such a server pushes only later events.
 ///
-/// A read tells all that is kept, so the second one finds nothing, or what is pushed meanwhile. The bound is for a process
-/// that writes faster than it can be read, and for a server that has no end to tell.
+/// One read returns everything that the server keeps, so the second one finds nothing, or output that is being pushed as well. The limit
+/// protects against a process that writes faster than it can be read, and against a server whose answers never end.
 async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
     for _ in 0..MISSED_READS {
         let after = log.next() - 1;
         let read = Through::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
         let told = tell(log, after, read, None);
         if let Err(breach) = &told {
-            // As the reference: a process that cannot be followed is not left running unseen.
+            // As in the reference implementation: a process whose events cannot be followed must not keep running unseen.
             let params = wire::TerminateParams { process_id: key.process_id.clone(), session_id: None, grace_ms: None };
             link.call::<requests::ProcessTerminate>(&params).await?;
             return Err(Error::Protocol(breach.0.to_owned()));
@@ -102,12 +103,12 @@ async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
     Ok(())
 }
 
-/// The way of a read.
+/// The connection that a read uses.
 #[derive(Clone, Copy)]
 enum Through<'a> {
-    /// On this link alone.
+    /// This link only.
     Link(&'a Link),
-    /// On as many as it takes.
+    /// As many links as it takes.
     Session(&'a Session),
 }
 
@@ -119,10 +120,10 @@ impl Through<'_> {
         }
     }
 
-    /// Reads what a reference server has after a number.
+    /// Reads everything that a reference server has after a sequence number.
     ///
-    /// Generation S counts what it returns and no more: which numbers the exit and the close took behind the last chunk is
-    /// told by a read that returns none.
+    /// `next_seq` of generation S covers only the chunks that a read returns. A further read that returns no chunk shows which numbers the
+    /// exit and the close have after the last chunk.
     async fn read_all(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
         let mut read = self.read(params).await?;
         for _ in 0..TAIL_READS {
@@ -143,7 +144,7 @@ impl Through<'_> {
     }
 }
 
-/// Reads what any server has after a number, through as many links as it takes.
+/// Reads everything that the server has after a sequence number, over as many links as it takes.
 async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
     match session.peer.server.generation {
         Generation::Reference => Through::Session(session).read_all(params).await,
@@ -160,13 +161,13 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
     let params = read_params(&shared.key, position, Duration::ZERO);
     let read = match read_after(shared.session(), &params).await {
         Ok(read) => read,
-        // A server that has forgotten the process has forgotten its output.
+        // A server that has forgotten the process has also forgotten its output.
         Err(Error::Server { .. }) => return Ok(gap()),
         Err(error) => return Err(error),
     };
     let events =
         rebuild(position, read, shared.log.exit_at()).map_err(|breach| Error::Protocol(breach.0.to_owned()))?;
-    // What memory has comes from memory, with all that a notification tells.
+    // Events that the log has in memory come from the log: notifications contain more than a read.
     let mut events: VecDeque<Event> =
         events.into_iter().filter(|event| event.span().is_some_and(|(from, _)| from < first)).collect();
     match events.back_mut() {
@@ -177,7 +178,7 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
     Ok(events)
 }
 
-/// Feeds a log by reading alone, for a process of our own session whose notifications went to somebody before us.
+/// Fills a log only by reading, for a process of this session whose notifications went to an earlier connection.
 pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
     loop {
         let Some(log) = weak.upgrade() else { return };
@@ -186,7 +187,7 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
             return;
         }
         let after = log.next() - 1;
-        // While the answer is awaited, the handle may go.
+        // Release the log while waiting, so that the handle can be dropped.
         drop(log);
         let Some(session) = session.upgrade() else { return };
         let read = read_after(&session, &read_params(&key, after, POLL_WAIT)).await;
@@ -196,7 +197,7 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
                 let exit = if read.end.exited && log.exit().is_none() { exit_of(&session, &key).await } else { None };
                 tell(&log, after, read, exit).map_err(|breach| Error::Protocol(breach.0.to_owned()))
             }
-            // Deadlines and haste are those of the caller's own calls: this one goes on with the next link.
+            // `call_timeout` and `fail_fast` are meant for the caller's own calls. This read continues on the next link.
             Err(Error::Disconnected { .. } | Error::UnknownOutcome { .. }) if session.lost().is_none() => {
                 drop(log);
                 session.state().wait_for(|state| !matches!(state, State::Recovering { .. })).await.ok();
@@ -211,12 +212,12 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
     }
 }
 
-/// How a process ended, with all that a read leaves out; nothing where the server does not list.
+/// How a process ended, including the details that a read leaves out; `None` if the server does not list processes.
 pub(crate) async fn exit_of(session: &Session, key: &Key) -> Option<Exit> {
     find(session, key).await.ok().flatten().and_then(|info| info.exit).map(Exit::from)
 }
 
-/// The server's entry of a process; nothing where it has none.
+/// The server's entry for a process, if it has one.
 pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::ProcessInfo>, Error> {
     let scope = if key.session_id.is_some() { wire::Scope::All } else { wire::Scope::Session };
     let own = session.peer.session_id.as_ref();
@@ -231,8 +232,8 @@ pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::Pr
     Ok(None)
 }
 
-/// All processes of a session, or of every session of its principal, in one list. The sessions that are being adopted are those of
-/// the first page: one that is adopted later may have processes that belong on an earlier page.
+/// Lists all processes of a session, or of every session of its principal. The reported sessions in adoption are those of the first page. A
+/// session that is adopted between two pages may have processes that belong on an earlier page.
 pub(crate) async fn list(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
     let mut pages = Pages::new(scope);
     let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
@@ -250,16 +251,16 @@ pub(crate) async fn list(session: &Session, scope: wire::Scope) -> Result<wire::
     Ok(all)
 }
 
-/// What an entry takes here, about.
+/// The approximate memory that an entry needs.
 fn kept_bytes(info: &wire::ProcessInfo) -> usize {
     let argv: usize = info.argv.iter().map(|arg| arg.len() + size_of::<String>()).sum();
     size_of::<wire::ProcessInfo>() + info.process_id.as_str().len() + info.cwd.len() + argv
 }
 
-/// The pages of a list, one at a time. A server that does not page has one.
+/// The pages of a list, one at a time. A server without paging sends one page.
 struct Pages {
     scope: wire::Scope,
-    /// Where the next page begins; `None` behind the last.
+    /// The cursor of the next page; `None` after the last page.
     next: Option<Option<String>>,
 }
 
@@ -272,7 +273,7 @@ impl Pages {
         let Some(cursor) = self.next.take() else { return Ok(None) };
         let params = wire::ListParams { scope: self.scope, cursor, limit: None };
         let mut listed = session.call::<requests::ProcessList>(&params).await?;
-        // Otherwise a server that lies would be asked for ever.
+        // A faulty server could otherwise make this client ask endlessly.
         if listed.next_cursor.is_some() && (listed.processes.is_empty() || listed.next_cursor == params.cursor) {
             return Err(Error::Protocol("process/list: the server's pages do not go on".to_owned()));
         }
@@ -281,10 +282,10 @@ impl Pages {
     }
 }
 
-/// Tells a log that begins after `after` of an end that no event will tell of, because it lies before.
+/// Records the end of a process whose exit or close lies before the beginning of its log, and which no event will report.
 pub(crate) fn learn_end(log: &Log, info: &wire::ProcessInfo, after: u64, feed: Feed) {
     let is_over = info.closed && info.next_seq <= after.saturating_add(1);
-    // Whoever polls finds out from the first read whether the exit lies before.
+    // A polled log finds out with its first read whether the exit lies before its beginning.
     if let Some(exit) = info.exit.clone().filter(|_| is_over || feed != Feed::Polled) {
         log.learn_exit(exit.into());
     }
@@ -293,11 +294,11 @@ pub(crate) fn learn_end(log: &Log, info: &wire::ProcessInfo, after: u64, feed: F
     }
 }
 
-/// Gives the events of a read to a log; `exit` says more of the exit than the read does.
+/// Appends the events of a read to a log. `exit` contains more details of the exit than the read.
 fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<Heard, Breach> {
     let mut heard = Heard::Fine;
     let (past, is_over) = (past_exit(&read.end), read.end.closed && read.end.next_seq <= after.saturating_add(1));
-    // What was learned beside the events has no number here.
+    // An exit that was not learned from an event has no sequence number; 0 matches no event.
     let known = log.exit_at().or_else(|| log.learned_exit().map(|exit| (0, exit)));
     let events = rebuild(after, read, known)?;
     let is_told = log.exit().is_some() || events.iter().any(|event| matches!(event, Event::Exited { .. }));
@@ -316,7 +317,7 @@ fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Re
     Ok(heard)
 }
 
-/// The exit that a read tells of, as far as it tells.
+/// The exit as far as a read reports it.
 fn past_exit(end: &wire::ReadEnd) -> Option<Exit> {
     let code = end.exit_code.filter(|_| end.exited)?;
     Some(Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) })
@@ -327,14 +328,14 @@ fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
         after_seq: Some(after),
-        // With a bound, an older server would say `closed` beside a part of the output.
+        // With a bound, an older server would report `closed` together with only a part of the output.
         max_bytes: None,
         wait_ms: Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
         from_seq: None,
     }
 }
 
-/// The events that a read of everything after `after` stands for; with number and exit where these are known already.
+/// Rebuilds the events from a read of everything after `after`. `known_exit` is the exit with its number, if it is known already.
 pub(crate) fn rebuild(
     after: u64,
     read: wire::ReadResult,
@@ -376,17 +377,17 @@ pub(crate) fn rebuild(
         None if end.exited => {
             let exit = past_exit(&end).ok_or(Breach("a process exited without a code"))?;
             match holes.last() {
-                // What was evicted was evicted from the front, so the last hole is the exit's.
+                // The server evicts the oldest output first, so the last missing number is that of the exit.
                 Some((_, seq)) => Some((*seq, exit)),
                 None if after == 0 => return Err(Breach("there is no number left for the exit")),
-                // Its number lies before those that were asked for.
+                // The number of the exit lies before the requested range.
                 None => None,
             }
         }
         None => None,
     };
-    // Asked for what follows a number whose output is gone, a server may count from the very beginning: only there its count is sure.
-    // A gap that the exit divides is counted with its first part, as where it is pushed.
+    // If the requested output is gone, a server may count a gap's bytes from the very beginning. The count is reliable only for a read from
+    // the beginning. If the exit divides a gap, its first part gets all of the bytes, as in a notification.
     let counted = end.gap.as_ref().filter(|_| after == 0);
     let mut gap_bytes = counted.map_or(0, |gap| gap.bytes);
     let is_counted = |to_seq: u64| counted.is_some_and(|gap| to_seq <= gap.to_seq);
@@ -476,13 +477,13 @@ mod tests {
             assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(7)), None));
             assert_eq!(log.closed().is_some(), is_closed);
         }
-        // With all that the list says; and what is missing later is a gap, because the exit is known.
+        // The log takes the details of the exit from the list. A number that is missing later is a gap, because the exit is known.
         let log = Log::new(Discipline::Observed, 3);
         let more = Exit { signal: Some("SIGKILL".to_owned()), ..Exit::of_code(137) };
         tell(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
         tell(&log, 4, read(&[8], 9, Some(137), false), None).expect("a gap");
         assert_eq!((log.exit(), log.exit_at(), log.next()), (Some(more), None, 9));
-        // The close is before, too.
+        // The close lies before the beginning, too.
         let log = Log::new(Discipline::Observed, 4);
         tell(&log, 4, read(&[], 5, Some(7), true), None).expect("everything is before");
         assert_eq!((log.exit(), log.closed(), log.next()), (Some(Exit::of_code(7)), Some(Totals::default()), 5));

@@ -1,4 +1,4 @@
-//! What to start: a program, where, with which environment and streams. It must not know how it is sent.
+//! Describes a process to start: program, working directory, environment and streams.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ use exec_server_protocol::{
 
 use super::millis;
 
-/// A process to be started; see [`Client::start`](crate::Client::start).
+/// A process to start; see [`Client::start`](crate::Client::start).
 ///
 /// ```
 /// # use exec_server_client::Start;
@@ -38,7 +38,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// A program and its arguments, in the server's own directory, with the short list of the server's variables.
+    /// A program and its arguments. Runs in the server's working directory, with a short list of the server's variables (`PATH`, `HOME`,
+    /// `LANG` and the like).
     pub fn new<A: Into<String>>(argv: impl IntoIterator<Item = A>) -> Self {
         Self {
             id: None,
@@ -60,18 +61,19 @@ impl Start {
         }
     }
 
-    /// Names the process; without it, a name is made up. Unique in the session.
+    /// Sets the name of the process, which must be unique in the session. Default: a random name.
     #[must_use]
     pub fn id(mut self, id: impl Into<ProcessId>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// Sets the working directory: an absolute path on the server.
+    /// Sets the working directory, an absolute path on the server.
     #[must_use]
     pub fn cwd(mut self, dir: impl AsRef<Path>) -> Self {
         let dir = dir.as_ref();
-        // Paths are bytes, JSON is text: only a URI carries every path. A URI, or what the server will refuse, goes as it is.
+        // Paths are bytes and JSON is text, so only a URI can carry every path. A URI, or a relative path that the server will refuse, is
+        // sent unchanged.
         self.cwd = Some(PathArg::new(match dir.to_str() {
             Some(text) if !dir.is_absolute() => text.to_owned(),
             Some(_) | None => path::to_uri(dir),
@@ -79,28 +81,29 @@ impl Start {
         self
     }
 
-    /// Sets a variable of the environment.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.insert(name.into(), value.into());
         self
     }
 
-    /// Inherits all, the short list, or none of the server's variables; names that look like secrets are left out of `all`.
+    /// Sets which of the server's variables the process inherits: all, the short list, or none. `all` leaves out names that look like
+    /// secrets.
     #[must_use]
     pub fn inherit(mut self, which: wire::Inherit) -> Self {
         self.env_policy = Some(inherit(which, false));
         self
     }
 
-    /// Sets the whole policy by which the environment is made; `None` inherits nothing.
+    /// Sets the complete policy for the environment. `None` inherits no variables.
     #[must_use]
     pub fn env_policy(mut self, policy: Option<wire::EnvPolicy>) -> Self {
         self.env_policy = policy;
         self
     }
 
-    /// Gives it a terminal, of this size or of 24 by 80.
+    /// Runs the process on a terminal of this size. Default: 24 rows by 80 columns.
     #[must_use]
     pub fn tty(mut self, size: Option<wire::Size>) -> Self {
         self.tty = true;
@@ -115,49 +118,49 @@ impl Start {
         self
     }
 
-    /// Keeps a standard input that can be written; without it, a process without a terminal reads nothing.
+    /// Opens a stdin that can be written to. Without it, and without a terminal, the process reads EOF.
     #[must_use]
     pub fn pipe_stdin(mut self, keep: bool) -> Self {
         self.pipe_stdin = keep;
         self
     }
 
-    /// Sets what the program sees as its own name.
+    /// Sets `argv[0]` of the program.
     #[must_use]
     pub fn arg0(mut self, name: impl Into<String>) -> Self {
         self.arg0 = Some(name.into());
         self
     }
 
-    /// Ends it after this time; what it wrote is kept.
+    /// Ends the process after this time. Its output is kept.
     #[must_use]
     pub fn timeout(mut self, after: Duration) -> Self {
         self.timeout = Some(after);
         self
     }
 
-    /// Ends it after this time without output.
+    /// Ends the process after this time without output.
     #[must_use]
     pub fn idle_timeout(mut self, after: Duration) -> Self {
         self.idle_timeout = Some(after);
         self
     }
 
-    /// Says what happens when its output is not taken.
+    /// Sets what the server does when the output is not consumed and its memory for the process is full.
     #[must_use]
     pub fn overflow(mut self, overflow: wire::Overflow) -> Self {
         self.overflow = Some(overflow);
         self
     }
 
-    /// Lets the server forget it once it has ended and no reader needs its output; see the capability `autoForget`.
+    /// Makes the server forget the process once it has ended and no reader needs its output. Requires the capability `autoForget`.
     #[must_use]
     pub fn auto_forget(mut self, forget: bool) -> Self {
         self.auto_forget = forget;
         self
     }
 
-    /// Confines it and all that it starts; a server that cannot do so refuses.
+    /// Confines the process and everything that it starts. A server that cannot apply the sandbox refuses the start.
     #[must_use]
     pub fn sandbox(mut self, sandbox: SandboxContext) -> Self {
         self.sandbox = Some(sandbox);

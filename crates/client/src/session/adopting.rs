@@ -1,7 +1,8 @@
-//! Waiting for a session that its server is still adopting: a restarted server knows it, but its holder process has not answered yet.
+//! Waits for a session that a restarted server is still adopting: the server knows the session, but its holder process has not answered
+//! yet.
 //!
-//! Owns how long and how often such a session is asked for again. An answer of this kind means that nothing was done, so every method
-//! may be repeated.
+//! This module defines how long and how often the client asks again. The error `sessionAdopting` means that the server did nothing, so
+//! every method may be repeated.
 
 use std::{
     sync::{Arc, Weak},
@@ -22,24 +23,25 @@ use crate::{
     requests::Method,
 };
 
-/// How long the first connection waits for the session that it resumes, where no time for recovery is set.
+/// How long the first connection waits for the session that it resumes, if `recover_for` is not set.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 
-/// How long to wait before such a session is asked for again.
+/// Pause before the client asks for such a session again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Whether the server says that it is still adopting the session.
+/// Whether the server reports that it is still adopting the session.
 pub(crate) fn is_adopting(error: &Error) -> bool {
     error.server_kind() == Some(Kind::SessionAdopting)
 }
 
-/// How long a first connection waits after this refusal, beside the time that it gives to connecting.
+/// How long a first connection retries after this refusal, independently of `connect_retry_for`.
 pub(super) fn resume_within(options: &Options, refused: &Error) -> Duration {
     if is_adopting(refused) { options.recover_for.unwrap_or(RESUME_WITHIN).min(FOREVER) } else { Duration::ZERO }
 }
 
 impl Session {
-    /// As [`call`](Self::call), but waits while the session that the call is about is being adopted, as long as a cut may last.
+    /// Like [`call`](Self::call), but retries while the server is adopting the session that the call is about. Waits at most as long as for
+    /// a reconnect.
     pub(crate) async fn call_adopted<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
         let until = Instant::now() + self.recover_for().min(FOREVER);
         loop {
@@ -50,7 +52,7 @@ impl Session {
         }
     }
 
-    /// Subscribes to a process of another session, on the link with this epoch, as soon as that session is adopted.
+    /// Subscribes to a process of another session as soon as the server has adopted that session. Applies only to the link with this epoch.
     pub(crate) fn subscribe_adopted(&self, key: Key, log: Weak<Log>, hold: bool, epoch: u64) {
         tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
         let later = Later { links: self.standing.links(false), key, log, hold, epoch, acks: Arc::clone(&self.acks) };
@@ -58,7 +60,7 @@ impl Session {
     }
 }
 
-/// A subscription to be made.
+/// A subscription that is still to be made.
 struct Later {
     links: Links,
     key: Key,
@@ -73,7 +75,7 @@ impl Later {
         let until = Instant::now() + within;
         loop {
             time::sleep(PAUSE).await;
-            // The next link subscribes to everything again, and a lost session has failed its logs.
+            // The next link subscribes to every process again, and a lost session has already failed its logs.
             let Some(link) = self.links.after(self.epoch - 1).await.ok().filter(|link| link.epoch == self.epoch) else {
                 return;
             };
@@ -82,7 +84,7 @@ impl Later {
             };
             match recovery::subscribe(&link, &self.key, &log, self.hold).await {
                 Ok(()) => {
-                    // What was acknowledged on this link before was for nobody.
+                    // The server ignored acknowledgements that were sent on this link before the subscription existed.
                     log.renew_ack();
                     return self.acks.notify_one();
                 }

@@ -1,4 +1,4 @@
-//! What is done on a link while it is up: acknowledgements, signs of life, and the report of a silence. Must not mend it.
+//! Work on a link while it is up: acknowledgements, pings, and the report of a silent link. Reconnecting is left to the keeper.
 
 use std::sync::Arc;
 
@@ -15,16 +15,17 @@ use crate::{
 };
 
 impl Session {
-    /// Acknowledges what was taken until the link ends; returns why.
+    /// Sends acknowledgements and pings until the link ends. Returns why the link ended.
     pub(super) async fn attend(&self, link: &Link) -> Arc<Closed> {
         let closed = link.raw.closed();
         tokio::pin!(closed);
         let mut look = link::looks();
-        // A reference server's output can stop our own reader, so its silence says nothing.
+        // Output of a reference server can block this client's own reader, so silence on such a link proves nothing.
         let is_told = self.peer.server.generation == Generation::Current;
         let mut stall = StallWatch::new(self.options.report_stall_after.filter(|_| is_told));
         loop {
-            // All are cancel safe: a wake-up that is not taken stays. What is rare comes first, so that much output does not starve it.
+            // All arms are cancel safe: a `Notify` permit that is not taken stays. Rare arms come first, so that much output does not
+            // starve them.
             tokio::select! {
                 biased;
                 closed = &mut closed => return closed,
@@ -35,7 +36,7 @@ impl Session {
                 _ = look.tick(), if link.raw.silent_for().is_some() => link.look_alive(),
                 () = self.acks.notified() => {}
             }
-            // A failed one is the end of the link, which the next turn sees.
+            // An error means that the link has ended, which the next iteration notices.
             self.send_acks(link).await.ok();
         }
     }

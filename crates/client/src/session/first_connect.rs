@@ -1,7 +1,7 @@
-//! Decides whether a first connection that failed is tried again, and after which pause. Must not sleep or connect itself.
+//! Decides whether a failed first connection is retried, and after which pause. Neither sleeps nor connects itself.
 //!
-//! A permanent mistake is reported at once. Only a first connection is judged here: a session that was established is
-//! retried by `Mending`, whatever the failure was.
+//! A permanent failure is reported at once. This module covers only the first connection. An established session is retried by `Mending`
+//! after every kind of failure.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::{
     link::Refused,
 };
 
-/// The longest pause between two attempts: a caller that waits for a server to come up should notice it soon.
+/// The longest pause between two attempts, so that a caller that waits for a server to start notices it soon.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct FirstConnect {
     backoff: Backoff,
     began: Instant,
     retry_for: Duration,
-    /// Left until the one retry that it stands for was made.
+    /// The pause before the one retry that `startup_grace` allows. Taken when that retry is made.
     grace: Option<Duration>,
     is_brief: bool,
 }
@@ -37,8 +37,8 @@ impl FirstConnect {
         }
     }
 
-    /// The pause before the next attempt; `None` if the failure is to be reported. `within`: this failure is retried for so
-    /// long after the beginning, whatever the caller has set.
+    /// Returns the pause before the next attempt, or `None` if the failure is to be reported. This failure is retried until `within` has
+    /// passed since the first attempt, even if the caller set a shorter time.
     pub(super) fn pause_after(&mut self, refused: &Refused, within: Duration) -> Option<Duration> {
         if !refused.is_worth_retrying || refused.is_offence {
             return None;
@@ -58,9 +58,9 @@ impl FirstConnect {
 fn failure_of(error: &Error) -> ConnectFailure {
     match error {
         Error::Connect { failure, .. } => *failure,
-        // The program that carries the connection has said why it cannot. Waiting does not change that.
+        // The program that carries the connection has reported why it failed. Waiting does not change that.
         Error::Spawn { .. } => ConnectFailure::Permanent,
-        // The server took the connection and ended it before it answered `initialize`.
+        // The server accepted the connection and closed it before it answered `initialize`.
         Error::Disconnected { .. } => ConnectFailure::NotListening,
         Error::ConnectTimeout { .. } => ConnectFailure::Unreachable,
         _ => ConnectFailure::Busy,

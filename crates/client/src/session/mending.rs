@@ -1,4 +1,4 @@
-//! What is remembered from one attempt to mend a link to the next. Knows how links ended, not what is done about it.
+//! The state that is kept from one attempt to reconnect to the next: backoff, protocol violations, and possible ghosts.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::{
     link::{self, Refused},
 };
 
-/// A link that lasted so long was no failure: the next one is made without a pause.
+/// A link that lasted this long counts as a success: the backoff and the count of violations start over.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Broken rules of the protocol, on links that did not last, after which a server is given up.
+/// The client gives a server up after this many protocol violations on links that did not last.
 const OFFENCES: u32 = 5;
 
-/// The close code of a link whose session another connection has taken.
+/// The WebSocket close code of a link whose session another connection has taken over.
 const TAKEN: u16 = 1008;
 
 pub(super) struct Mending {
-    /// As it is at first.
+    /// A backoff that has not been used, to start over from.
     fresh: Backoff,
     backoff: Backoff,
     offences: u32,
-    /// An attempt ended without an answer: it may reach the server late, and take the session from the link that came after it.
-    /// That is no reason to give the session up to somebody else.
+    /// Whether an earlier attempt ended without an answer. Such an attempt (a ghost) can reach the server late and take the session from
+    /// the current link. The client must then resume the session, because no other client has it.
     has_ghost: bool,
 }
 
@@ -33,7 +33,7 @@ impl Mending {
         Self { fresh: backoff.clone(), backoff: backoff.clone(), offences: 0, has_ghost }
     }
 
-    /// A link has ended that lasted so long.
+    /// Records the end of a link that lasted this long.
     pub(super) fn handle_end(&mut self, lasted: Duration, closed: &Closed) {
         if lasted >= SETTLED {
             (self.backoff, self.offences) = (self.fresh.clone(), 0);
@@ -41,13 +41,14 @@ impl Mending {
         self.offences += u32::from(link::is_offence(closed));
     }
 
-    /// An attempt has failed.
+    /// Records a failed attempt.
     pub(super) fn handle_refused(&mut self, refused: &Refused) {
         self.offences += u32::from(refused.is_offence);
         self.has_ghost |= refused.may_come_late();
     }
 
-    /// Whether somebody else has taken the session, by the end of the link that had it; a ghost of our own comes once.
+    /// Whether another client has taken the session over, judged by how the link ended. A ghost explains one such end, so the flag is
+    /// cleared here.
     pub(super) fn is_taken(&mut self, closed: &Closed) -> bool {
         matches!(closed, Closed::Peer { code: TAKEN, .. }) && !std::mem::take(&mut self.has_ghost)
     }

@@ -1,30 +1,30 @@
-//! Notices a link that is open and silent: the server has stopped, or the way to it swallows packets.
+//! Detects a link that is open but silent: the server has stopped, or the network drops its packets.
 //!
-//! A silent peer is asked for a sign of life once a second, because an idle server has no other reason to speak. Only a caller
-//! that shows the state to a person turns this on. It decides nothing: a link that stays silent is given up by `Link::look_alive`.
+//! The client pings a silent server once a second, because an idle server sends nothing by itself. Only a caller that shows the state to a
+//! person turns this on. The watch only reports; a link that stays silent is closed by `Link::look_alive`.
 
 use std::time::Duration;
 
 use tokio::time::{self, Instant};
 
-/// How often a link is looked at, and after which silence a sign of life is asked for.
+/// How often the link is checked, and after which silence the client pings the server.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What a look at the link has shown.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Something came since the last look.
+    /// Something was received since the last check.
     Alive,
-    /// Something came after a silence that was reported.
+    /// Something was received after a silence that had been reported.
     AliveAgain,
-    /// Nothing came: ask for a sign of life.
+    /// Nothing was received: ping the server.
     Silent,
-    /// Nothing came for as long as the caller wants to be told of, which is to be told now.
+    /// Nothing was received for as long as the caller's threshold: report it now.
     Stalled,
 }
 
 pub(super) struct StallWatch {
-    /// `None`: nobody wants to be told.
+    /// The silence to report; `None` turns the watch off.
     after: Option<Duration>,
     look: time::Interval,
     progress: u64,
@@ -43,12 +43,12 @@ impl StallWatch {
         self.after.is_some()
     }
 
-    /// Waits until it is time for a look. Cancel safe.
+    /// Waits until the next check is due. Cancel safe.
     pub(super) async fn tick(&mut self) {
         self.look.tick().await;
     }
 
-    /// Looks: `progress` grows whenever something comes.
+    /// Checks the link. `progress` grows with everything that is received.
     pub(super) fn look(&mut self, progress: u64) -> Seen {
         let now = Instant::now();
         if progress != self.progress {

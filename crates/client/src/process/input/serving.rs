@@ -1,11 +1,11 @@
-//! The task that serves a line of input: sends its front, several at a time, and settles the first as its answer comes.
+//! The task that serves a stdin queue: it sends several items from the front at a time, and settles the first one when its answer arrives.
 //!
-//! When the link is cut, everything that was not settled is sent again in the same order under the same ids: the server
-//! knows what it had. So is what a server has no room for, after a pause: it is not settled, and nothing passes it.
+//! After a cut, every item that was not settled is sent again, in the same order and under the same ids. The server recognizes the writes
+//! that it already has. If the server has no room, the refused items are also sent again in order, after a pause.
 //!
-//! Failure paths: a server that ignores ids cannot be asked twice, so what a cut interrupted there ends with an unknown
-//! outcome. What was on its way behind a write that was refused may have gone in before it; then order cannot be had any
-//! more, and the line is broken off.
+//! Failure paths: a server that ignores write ids cannot recognize a repeated write, so a write that a cut interrupts there ends with an
+//! unknown outcome. Items that were in flight behind a refused write may have been accepted. The order is then broken, and the whole queue
+//! fails.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -28,13 +28,13 @@ use crate::{
     transport::BoxFuture,
 };
 
-/// Writes on their way at once. The server holds what a process does not read, so this bounds both.
+/// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
 const UNDER_WAY: usize = 16;
 
-/// Pauses before what a server had no room for is sent again: 50 ms at first, 2 s at most.
+/// The first and the longest pause before a write is repeated for which the server had no room.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// Serves the line until it is empty.
+/// Serves the queue until it is empty.
 pub(crate) async fn serve(input: Arc<Input>, links: Links) {
     let mut after = 0;
     let mut is_repeated = false;
@@ -47,7 +47,7 @@ pub(crate) async fn serve(input: Arc<Input>, links: Links) {
             }
         };
         after = link.epoch;
-        // Once the line was left empty it is another task's: to ask again could find what that one serves.
+        // After `Served::All`, the queue may already be served by another task. Calling `is_done` again could interfere with that task.
         if Serving::new(&input, &link, is_repeated).run().await == Served::All {
             return;
         }
@@ -55,26 +55,27 @@ pub(crate) async fn serve(input: Arc<Input>, links: Links) {
     }
 }
 
-/// How far the line was served on a link.
+/// How far the queue was served on one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Served {
-    /// To its end; whoever joins next starts another task.
+    /// The queue is empty. The next caller starts another task.
     All,
-    /// As far as the link lasted.
+    /// The link ended first.
     Part,
 }
 
-/// The line on one link.
+/// Serves the queue on one link.
 struct Serving<'a> {
     input: &'a Input,
     link: &'a Link,
-    /// What was sent: the front of the line, in its order.
+    /// The items in flight: the front of the queue, in order.
     under_way: VecDeque<Asked>,
-    /// The link takes nothing more.
+    /// Whether the link is closed for sending.
     is_gone: bool,
-    /// The front may have been sent on an earlier link, too.
+    /// Whether the front of the queue may have been sent on an earlier link, too.
     is_repeated: bool,
-    /// A write was refused for good; how many that were on their way behind it are left. None of them may go in.
+    /// The error of a write that was refused for good, and how many of the items that were in flight behind it are unanswered. None of
+    /// these may take effect.
     failed: Option<(Error, usize)>,
     backoff: Backoff,
 }
@@ -90,13 +91,13 @@ impl<'a> Serving<'a> {
         Self { input, link, under_way, is_gone: false, is_repeated, failed: None, backoff }
     }
 
-    /// Serves until the line is empty or the link is gone.
+    /// Serves until the queue is empty or the link is gone.
     async fn run(mut self) -> Served {
         let joined = &self.input.joined;
         loop {
             self.fill().await;
             if self.under_way.is_empty() {
-                // Not by a look at the line: somebody may have joined it this moment.
+                // Do not decide by looking at the queue: an item may be added at this moment. `is_done` decides under the lock.
                 if self.is_gone {
                     return Served::Part;
                 }
@@ -106,7 +107,7 @@ impl<'a> Serving<'a> {
                 continue;
             }
             let has_place = self.under_way.len() < UNDER_WAY;
-            // Both are cancel safe.
+            // Both arms are cancel safe.
             let answer = tokio::select! {
                 biased;
                 answer = self.answer() => answer,
@@ -123,14 +124,15 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Sends as much of the line as may be on its way.
+    /// Sends as many items as may be in flight.
     async fn fill(&mut self) {
         while !self.is_gone
             && self.under_way.len() < UNDER_WAY
             && let Some(what) = self.input.peek(self.under_way.len())
         {
             let bytes = what.len();
-            // Where much is on its way already, one of each line: what is refused by itself can be sent again.
+            // If many bytes are in flight on this link, each queue sends only one item at a time. A refusal then cannot break the order,
+            // and the item can be sent again.
             if !self.under_way.is_empty() && !self.link.has_room_for_write(bytes) {
                 return;
             }
@@ -144,12 +146,12 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// What is behind the last that is on its way could not be sent.
+    /// Handles an item that could not be sent. Earlier items may be in flight.
     async fn handle_unsent(&mut self, error: CallError) {
         let is_full = matches!(error, CallError::Pending(PendingError::Full { .. }));
         let error = self.link.error("process/write", error);
         self.is_gone = matches!(error, Error::Disconnected { .. });
-        // Those before it may be answered yet.
+        // The earlier items may still be answered.
         if self.is_gone || !self.under_way.is_empty() {
             return;
         }
@@ -160,7 +162,7 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// The answer to the first that is on its way. Cancel safe: an answer that is not returned stays.
+    /// The answer to the first item in flight. Cancel safe: an answer that is not returned stays.
     async fn answer(&mut self) -> Result<Box<RawValue>, Error> {
         let Some(first) = self.under_way.front_mut() else { return Err(Error::Disconnected { reason: None }) };
         let answer = first.answer.as_mut().await;
@@ -169,7 +171,7 @@ impl<'a> Serving<'a> {
         answer.map_err(|error| self.link.error("process/write", error))
     }
 
-    /// Settles the front of the line by its answer.
+    /// Settles the first item with its answer.
     fn handle_answer(&mut self, answer: Result<Box<RawValue>, Error>) {
         let outcome = answer.and_then(|answer| outcome(self.input, 0, &answer, self.is_repeated));
         let is_write = matches!(self.input.peek(0), Some(What::Write { .. }));
@@ -186,24 +188,24 @@ impl<'a> Serving<'a> {
         self.backoff = Backoff::new(PAUSES.0, PAUSES.1);
     }
 
-    /// The link was cut before the front of the line was answered.
+    /// The link was cut before the first item was answered.
     fn handle_cut(&mut self, reason: Option<String>) {
         if self.input.keeps_write_ids {
             return;
         }
-        // It may have been written: to send it again could write it twice.
+        // The server may have written the item. Sending it again could write it twice.
         for _ in 0..=self.under_way.len() {
             let reason = reason.clone();
             self.input.settle(Err(Error::UnknownOutcome { method: "process/write", reason }));
         }
     }
 
-    /// The server had no room for the front of the line. All that was on its way is sent again after a pause, unless something
-    /// behind the front found room, or may have: then it would come before what it stands behind.
+    /// The server had no room for the first item. All items in flight are sent again after a pause, unless the server accepted, or may have
+    /// accepted, one of the later items: the order would then be broken.
     async fn send_again(&mut self, error: Error) {
         for at in 1..=self.under_way.len() {
             let is_refused = match self.answer().await {
-                // What cannot be read may mean anything.
+                // An answer that cannot be decoded may mean that the item was accepted.
                 Ok(answer) => outcome(self.input, at, &answer, false).is_ok_and(|outcome| !outcome.is_taken()),
                 Err(error) => matches!(error, Error::Server { .. }),
             };
@@ -216,7 +218,7 @@ impl<'a> Serving<'a> {
         time::sleep(self.backoff.pause()).await;
     }
 
-    /// Order cannot be had any more, because of what was refused.
+    /// Fails the queue, because the order is broken after a refused write.
     fn break_off(&mut self, refused: &Error) {
         self.input.break_off(refused);
         for asked in self.under_way.drain(..) {
@@ -253,19 +255,19 @@ async fn send(input: &Input, link: &Link, what: &What) -> Result<Sent, CallError
     }
 }
 
-/// What the answer to the item at `at` says.
+/// Decodes the answer to the item at index `at`.
 fn outcome(input: &Input, at: usize, answer: &RawValue, is_repeated: bool) -> Result<Outcome, Error> {
     let text = answer.get();
     let read = match input.peek(at) {
         Some(What::Write { .. }) if input.generation == Generation::V0 => {
-            // Trouble is an error there, so an answer means yes.
+            // V0 reports a problem as an error, so an answer means success.
             serde_json::from_str::<command::WriteResult>(text).map(|_| Outcome::Write(wire::WriteStatus::Accepted))
         }
         Some(What::Write { .. }) | None => {
             serde_json::from_str::<wire::WriteResult>(text).map(|result| Outcome::Write(result.status))
         }
         Some(What::Close) => serde_json::from_str::<wire::CloseStdinResult>(text).map(|result| {
-            // Closed by ourselves, on the link before.
+            // This client closed stdin over the previous link, and the answer was lost.
             let is_ours = is_repeated && result.status == wire::CloseStdinStatus::StdinClosed;
             Outcome::Close(if is_ours { wire::CloseStdinStatus::Accepted } else { result.status })
         }),

@@ -1,11 +1,9 @@
-//! The published events of a log: in order, without holes, and small.
+//! Stores the published events of a log, in order, without holes, and compactly.
 //!
-//! A server's window counts bytes, and a program that writes a byte at a time makes an event of each: millions of them may
-//! come before the first is taken. Each as an [`Event`] would take a hundred times what it tells, so small pieces that
-//! follow each other are kept as one run, with five bytes beside those of a piece or little more. That way the window bounds
-//! memory too, and nobody has to count events that hold something.
-//!
-//! Must not know readers, nor what was taken.
+//! A server's window counts bytes. A program that writes one byte at a time produces one event per byte, so millions of events can be in
+//! memory before the first is consumed. An [`Event`] needs about a hundred times the memory of a single byte. Small consecutive pieces are
+//! therefore stored as one run, with little more than five bytes of memory per piece beyond its output. This way the window bounds memory,
+//! too, and the number of events with output needs no limit.
 
 use std::collections::VecDeque;
 
@@ -14,20 +12,20 @@ use exec_server_protocol::process::Stream;
 
 use crate::process::event::Event;
 
-/// The largest piece that joins a run: 64 bytes. An event of its own is no great waste for a larger one.
+/// The largest piece that joins a run. For a larger one, the overhead of a separate event does not matter.
 const SMALL_BYTES: usize = 64;
 
-/// Pieces of one run, at most. It goes when its last piece does, so this bounds what is held for nothing; and with the size
-/// of a piece it keeps the place of each within 16 bits.
+/// The most pieces in one run. A run is freed when its last piece is removed, so this bounds the memory held for removed pieces. Together
+/// with `SMALL_BYTES` it keeps each offset within 16 bits.
 const RUN_PIECES: usize = 1000;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     parts: VecDeque<Part>,
     len: usize,
     bytes: u64,
-    /// Events that hold no output.
+    /// The number of events without output.
     empty: usize,
 }
 
@@ -37,43 +35,44 @@ enum Part {
     Run(Run),
 }
 
-/// Small pieces of output that follow each other.
+/// Small consecutive pieces of output.
 #[derive(Debug)]
 struct Run {
-    /// The number of the first piece.
+    /// The sequence number of the first piece.
     first: u64,
-    /// Output bytes of the process before the first piece, where the server says so: then of every piece.
+    /// Output bytes of the process before the first piece, if the server reports offsets. Either all pieces of a run have an offset or
+    /// none.
     offset: Option<u64>,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
-    /// Pieces at the front that are gone.
+    /// The number of pieces at the front that were removed.
     gone: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Piece {
-    /// Where it ends among the bytes of its run.
+    /// The end of the piece in the bytes of its run.
     end: u16,
     stream: Stream,
 }
 
 impl Kept {
-    /// How many events are here.
+    /// The number of events.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Their output bytes.
+    /// The number of output bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many of them hold no output, and so are bounded by no window.
+    /// The number of events without output, which no window bounds.
     pub(super) fn empty(&self) -> usize {
         self.empty
     }
 
-    /// The numbers of the first event.
+    /// The first and the last sequence number of the oldest event.
     pub(super) fn front(&self) -> Option<(u64, u64)> {
         match self.parts.front()? {
             Part::One(event) => event.span(),
@@ -81,7 +80,7 @@ impl Kept {
         }
     }
 
-    /// Adds the event whose number is next.
+    /// Appends the event with the next sequence number.
     pub(super) fn push(&mut self, event: Event) {
         self.len += 1;
         self.bytes += event.weight();
@@ -102,7 +101,7 @@ impl Kept {
         self.parts.push_back(Part::Run(run));
     }
 
-    /// Removes the first event.
+    /// Removes the oldest event.
     pub(super) fn pop(&mut self) {
         let weight = match self.parts.front_mut() {
             None => return,
@@ -117,7 +116,7 @@ impl Kept {
         self.empty -= usize::from(weight == 0);
     }
 
-    /// The first event that reaches beyond number `position`.
+    /// The first event that ends after number `position`.
     pub(super) fn after(&self, position: u64) -> Option<Event> {
         match self.parts.get(self.part_after(position))? {
             Part::One(event) => Some(event.clone()),
@@ -125,7 +124,7 @@ impl Kept {
         }
     }
 
-    /// Output bytes in the events that end after number `after`, and not after number `to`.
+    /// Output bytes of the events that end after number `after` and not after number `to`.
     pub(super) fn bytes_between(&self, after: u64, to: u64) -> u64 {
         let mut bytes = 0;
         for part in self.parts.iter().skip(self.part_after(after)) {
@@ -138,7 +137,7 @@ impl Kept {
         bytes
     }
 
-    /// Output bytes that were told from number `from` on; none where an event began before it, is gone, or was not counted.
+    /// Output bytes reported from number `from` on. `None` if an event spans `from`, was removed, or is a gap without a byte count.
     pub(super) fn told_from(&self, from: u64) -> Option<u64> {
         let mut bytes = 0;
         for part in self.parts.iter().rev() {
@@ -159,7 +158,7 @@ impl Kept {
         None
     }
 
-    /// The place of the first part that reaches beyond number `position`.
+    /// The index of the first part that ends after number `position`.
     fn part_after(&self, position: u64) -> usize {
         self.parts.partition_point(|part| match part {
             Part::One(event) => event.span().is_some_and(|(_, to)| to <= position),
@@ -169,12 +168,12 @@ impl Kept {
 }
 
 impl Run {
-    /// The number of the first piece that is here.
+    /// The sequence number of the first piece that was not removed.
     fn from(&self) -> u64 {
         self.first + self.gone as u64
     }
 
-    /// The number of the last piece.
+    /// The sequence number of the last piece.
     fn last(&self) -> u64 {
         self.first + self.pieces.len() as u64 - 1
     }
@@ -194,25 +193,25 @@ impl Run {
         self.pieces.push(Piece { end, stream });
     }
 
-    /// Forgets the first piece; returns its bytes.
+    /// Removes the first piece and returns its length.
     fn pop(&mut self) -> u64 {
         let bytes = self.end(self.gone + 1) - self.end(self.gone);
         self.gone += 1;
         bytes as u64
     }
 
-    /// Where the first `count` pieces end.
+    /// The end of the first `count` pieces in `bytes`.
     fn end(&self, count: usize) -> usize {
         count.checked_sub(1).and_then(|at| self.pieces.get(at)).map_or(0, |piece| usize::from(piece.end))
     }
 
-    /// The place of a number among the pieces, between those that are gone and the end.
+    /// The index of a sequence number among the pieces, clamped to those that were not removed.
     fn place(&self, seq: u64) -> usize {
         let place = usize::try_from(seq.saturating_sub(self.first)).unwrap_or(usize::MAX);
         place.clamp(self.gone, self.pieces.len())
     }
 
-    /// The piece with this number.
+    /// The piece with this sequence number.
     fn event(&self, seq: u64) -> Option<Event> {
         let at = self.place(seq);
         let (from, piece) = (self.end(at), self.pieces.get(at)?);
@@ -221,7 +220,7 @@ impl Run {
         Some(Event::Output { seq, stream: piece.stream, bytes, offset })
     }
 
-    /// Bytes of the pieces behind number `after`, up to number `to`.
+    /// Bytes of the pieces after number `after`, up to number `to`.
     fn bytes_between(&self, after: u64, to: u64) -> u64 {
         let (from, to) = (self.place(after.saturating_add(1)), self.place(to.saturating_add(1)));
         self.end(to.max(from)) as u64 - self.end(from) as u64
@@ -236,7 +235,7 @@ mod tests {
         Event::Output { seq, stream, bytes: bytes.to_owned().into(), offset }
     }
 
-    /// Everything that can be asked of it, by the events themselves.
+    /// Compares every query with the same computation over the plain events.
     fn check(kept: &Kept, events: &[Event]) {
         let weight = |events: &[Event]| events.iter().map(Event::weight).sum::<u64>();
         let spans: Vec<_> = events.iter().map(|event| event.span().unwrap()).collect();
@@ -267,7 +266,7 @@ mod tests {
             output(4, Stream::Stdout, &large, Some(3)),
             output(5, Stream::Stdout, "d", Some(68)),
             output(6, Stream::Pty, "e", Some(69)),
-            // Neither counted on nor counted at all: each begins a run of its own.
+            // An offset that does not follow, or a missing one, starts a new run.
             output(7, Stream::Pty, "f", Some(7)),
             output(8, Stream::Pty, "g", None),
             output(9, Stream::Pty, "h", None),
@@ -288,7 +287,7 @@ mod tests {
         }
         kept.pop();
         assert_eq!((kept.len(), kept.parts.len()), (0, 0));
-        // A number inside of a gap, or one that is gone, cannot be counted from.
+        // `told_from` knows nothing about a number inside a gap, or about one that was removed.
         kept.push(Event::Gap { from_seq: 17, to_seq: 20, bytes: Some(9) });
         assert_eq!((kept.told_from(18), kept.told_from(16)), (None, None));
     }

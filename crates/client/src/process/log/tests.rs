@@ -1,4 +1,4 @@
-//! The log by itself: gaps that reach back, what lies before its beginning, and how much it holds.
+//! Unit tests of the log: gaps that overlap known events, events before the log's beginning, and memory bounds.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
     Event::Gap { from_seq, to_seq, bytes: Some(bytes) }
 }
 
-/// The numbers and the bytes of the last event, which is a gap.
+/// The numbers and the bytes of the last event, which must be a gap.
 fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
     let state = log.lock();
     match state.events.after(state.next - 2) {
@@ -31,7 +31,7 @@ fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
         log.hear(event).expect("in order");
     }
     assert_eq!(last_gap(&log), (6, 9, Some(70)));
-    // Output that was told is no part of it.
+    // Output that was reported does not count as part of the gap.
     log.hear(output(10, 7)).and_then(|_| log.hear(gap(2, 20, 300))).expect("in order");
     assert_eq!(last_gap(&log), (11, 20, Some(300 - 100 - 70 - 7)));
 }
@@ -42,7 +42,7 @@ fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
         Event::Output { stream, bytes, .. } => Event::Output { seq, stream, bytes, offset: Some(offset) },
         other => other,
     };
-    // It comes in the middle, and knows where that is by the first output.
+    // The log begins in the middle, and learns its offset from the first output.
     let log = Log::new(Discipline::Observed, 4);
     log.hear(at(5, 10, 100)).and_then(|_| log.hear(gap(1, 9, 170))).expect("in order");
     assert_eq!(last_gap(&log), (6, 9, Some(60)));
@@ -79,11 +79,11 @@ fn the_end_of_a_lost_process_comes_behind_what_its_server_has_forgotten() {
     for seq in 1..=9 {
         log.hear(output(seq, 10)).expect("in order");
     }
-    // Sent again, and known.
+    // A repeated event is ignored.
     log.hear(output(5, 10)).expect("known");
     log.hear(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that something else had");
     assert_eq!((log.exit(), log.next()), (None, 10));
-    // All that the server knows after its holder died.
+    // After its holder died, the server reports the end with numbers that were used before.
     let exit = Exit { cause: Some(wire::Cause::Lost), ..Exit::of_code(-1) };
     log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("the exit");
     log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("sent again");
@@ -103,7 +103,7 @@ fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
     for position in 0..count {
         let found = log.poll(reader, position, &cx);
         assert!(matches!(found, Poll::Ready(Found::Event(Event::Output { seq, .. })) if seq == position + 1));
-        // The reader alone makes it due: nothing has to be heard for that.
+        // Reading alone makes an acknowledgement due; no further event has to arrive.
         assert_eq!(log.is_ack_due(), position >= window / 4, "{position}");
     }
     assert_eq!(log.due_ack(), Some(count - 1));
