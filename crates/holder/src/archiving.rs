@@ -109,8 +109,8 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    /// Handles `Leave`: the server has handled everything that the holder sent before. Only disk jobs may still be
-    /// under way. If the session has become busy since `Archived`, the holder answers `Staying`.
+    /// Handles `Leave`. Commands arrive in order, so everything that the server sent before is done; only disk jobs may
+    /// still be under way. If the session has become busy since `Archived`, the holder answers `Staying`.
     pub(crate) fn handle_leave(&mut self) {
         self.is_leaving = matches!(self.archiving.step, Step::Told { .. }) && self.may_archive();
         if !self.is_leaving {

@@ -22,8 +22,8 @@ use crate::wire::{FromHolder, Status};
 /// How long free segments are kept for reuse after the last one was returned.
 const TRIM_NS: u64 = 2_000_000_000;
 
-/// File descriptors that children and their output must leave free, for a new controller, spill files and `/proc`
-/// reads. Smaller if `RLIMIT_NOFILE` itself is small.
+/// Number of fds that children and their output must leave free. They are reserved for a new controller, spill files
+/// and `/proc` reads. Smaller if `RLIMIT_NOFILE` itself is small.
 const FREE_FDS: u64 = 64;
 
 /// How many fds are available.

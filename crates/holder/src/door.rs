@@ -1,7 +1,7 @@
 //! Accepts connections of controllers: owns the session's path socket and the connections that have not sent `Hello`
 //! yet.
 //!
-//! Checks the peer's uid and the secret. What an accepted controller may do is decided elsewhere.
+//! Checks the peer's uid and the secret. Does not decide which connection becomes the controller.
 //!
 //! Failure paths:
 //! - A foreign uid, a wrong secret, a first message other than `Hello`, or no message until the deadline: the

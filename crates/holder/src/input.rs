@@ -1,12 +1,13 @@
-//! A child's stdin: parts of writes, in order, each byte once.
+//! A child's stdin: accepts writes in parts, and passes each byte to the child once and in order.
 //!
-//! Owns the part in hand, the ledger and a close that waits behind them. It does not know how parts travel.
+//! Owns the current part, the ledger of keyed writes, and a close that waits for the current part.
 //!
-//! One part is in hand at a time. Where the controller that sent it is gone the part still goes in, and its successor's
-//! first part waits behind it; a retry then finds in the ledger how far the write came. So the bound is two parts.
+//! One part is written at a time. If the controller that sent it disconnects, the part is still written, and the first
+//! part from the next controller waits behind it. A retry then finds in the ledger how much of the write is done. So at
+//! most two parts are held.
 //!
-//! Failure paths: a child that closed its end, or died, ends everything that waits with `StdinClosed` and the count of
-//! what went in; a write that is done in full is `Accepted` when it is tried again, even then.
+//! Failure path: if the child closes its stdin or dies, everything that waits is answered with `StdinClosed` and the
+//! number of bytes written. The retry of a keyed write that was completed is answered with `Accepted` even then.
 
 use exec_server_process::CloseStdin;
 use exec_server_session::{Begin, StdinLedger};
@@ -20,39 +21,40 @@ use crate::wire::{FromHolder, Status, WriteStatus};
 
 #[derive(Default)]
 pub(crate) struct Input {
-    /// Takes writes.
+    /// Whether stdin accepts writes.
     pub(crate) is_open: bool,
     pub(crate) interest: Interest,
-    /// Made by the first write with a key.
+    /// Created by the first write with a key.
     ledger: Option<Box<StdinLedger>>,
     current: Option<Part>,
     next: Option<Part>,
-    /// The line that a terminal has not got to the end of.
+    /// The line that the terminal has received so far, without its end.
     line: UnfinishedLine,
-    /// Close when nothing is in hand; whom to answer.
+    /// A `CloseStdin` that waits until no part is left. The inner value is the request to answer, if its controller is
+    /// still connected.
     closing: Option<Option<u32>>,
 }
 
-/// A part of a write.
+/// One part of a write.
 pub(crate) struct Part {
-    /// Whom to answer; nobody when that controller is gone.
+    /// The request to answer. `None` if the controller that sent it has disconnected.
     pub(crate) req: Option<u32>,
     pub(crate) key: Option<[u8; 16]>,
-    /// Digest of the whole write; none from an older server.
+    /// Digest of the whole write. `None` from a server of an older release.
     pub(crate) digest: Option<u32>,
     /// Length of the whole write.
     pub(crate) total: u64,
-    /// Where in the whole write `data` begins.
+    /// Position of `data` in the whole write.
     pub(crate) offset: u64,
     pub(crate) data: Vec<u8>,
-    /// Bytes of `data` that went in.
+    /// How many bytes of `data` have been written to the child.
     pub(crate) at: usize,
-    /// The terminal dropped some of it.
+    /// The terminal dropped some of the bytes.
     pub(crate) is_cut: bool,
 }
 
 impl Part {
-    /// Bytes of the whole write that went in, once the part has begun.
+    /// Bytes of the whole write that have been written to the child. Valid once the part has been started.
     fn done(&self) -> u64 {
         self.offset.saturating_add(self.at as u64)
     }
@@ -63,7 +65,7 @@ impl Part {
 }
 
 impl Input {
-    /// Whether a write with a key was made, which may be repeated.
+    /// Whether a write with a key was made. Such a write may be repeated.
     pub(crate) fn has_ledger(&self) -> bool {
         self.ledger.is_some()
     }
@@ -72,12 +74,13 @@ impl Input {
         Self { is_open, ..Self::default() }
     }
 
-    /// Whether something waits for the child to take more.
+    /// Whether a part or a close waits until the child accepts more input.
     pub(crate) fn wants_out(&self) -> bool {
         self.current.is_some() || self.closing.is_some()
     }
 
-    /// The controller is gone: what it handed over goes on, what had not begun does not.
+    /// Handles the loss of the controller: the current part and a pending close continue without an answer. A part that
+    /// has not started is dropped.
     pub(crate) fn orphan(&mut self) {
         self.next = None;
         if let Some(part) = &mut self.current {
@@ -94,7 +97,7 @@ impl Input {
 }
 
 impl Process {
-    /// Takes a part of a write.
+    /// Handles one part of a write.
     pub(crate) fn handle_write(&mut self, part: Part, cx: &mut Context) {
         let known = part.key.and_then(|key| self.input.ledger.as_ref()?.progress(key));
         let done = known.map_or(0, |known| known.done);
@@ -116,7 +119,7 @@ impl Process {
         answer(part.req, status, done, cx);
     }
 
-    /// Closes stdin behind what is in hand.
+    /// Closes stdin after the current part.
     pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut Context) {
         if !self.takes_input() {
             return cx.done(Some(req), Status::StdinClosed);
@@ -125,7 +128,7 @@ impl Process {
         self.push(cx);
     }
 
-    /// Gives the child what it takes.
+    /// Writes as much as the child accepts.
     pub(crate) fn push(&mut self, cx: &mut Context) {
         while let Some(part) = self.input.current.take() {
             if let Some(waiting) = self.push_part(part, cx) {
@@ -142,7 +145,7 @@ impl Process {
         self.settle(cx);
     }
 
-    /// Ends stdin for good, when the child is gone.
+    /// Closes stdin because the child is gone, and answers everything that waits.
     pub(crate) fn close_input(&mut self, cx: &mut Context) {
         self.input.is_open = false;
         for part in [self.input.current.take(), self.input.next.take()].into_iter().flatten() {
@@ -167,7 +170,7 @@ impl Process {
         self.push(cx);
     }
 
-    /// Makes the part the one in hand, past what of it went in before.
+    /// Makes the part the current one, and skips the bytes that an earlier attempt has written.
     fn start(&mut self, mut part: Part, cx: &mut Context) {
         let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
@@ -181,19 +184,19 @@ impl Process {
                 part.at = skip.min(part.data.len());
                 self.input.current = Some(part);
             }
-            // It would leave a hole.
+            // The part starts beyond `done`, so it would leave a gap.
             None => answer(part.req, WriteStatus::Mismatch, done, cx),
         }
     }
 
-    /// Writes until the part is in or the child takes no more; gives back a part that waits.
+    /// Writes until the part is done or the child accepts no more. Returns a part that must wait.
     fn push_part(&mut self, mut part: Part, cx: &mut Context) -> Option<Part> {
         while let Some(rest) = part.data.get(part.at..).filter(|rest| !rest.is_empty()) {
             let Some(fd) = self.child.as_ref().and_then(exec_server_process::Child::stdin) else {
                 answer(part.req, WriteStatus::StdinClosed, part.done(), cx);
                 return None;
             };
-            // Of the moment of the write: the program may change it at any time.
+            // Read the modes right before the write: the program may change them at any time.
             let modes = self.is_tty.then(|| rustix::termios::tcgetattr(fd).ok()).flatten();
             match rustix::io::write(fd, rest) {
                 Ok(n) => {
@@ -202,7 +205,8 @@ impl Process {
                     }
                     part.at += n;
                     if let Some(key) = part.key {
-                        // Recorded before anything else can happen. The key is there: the part has begun.
+                        // Record the progress before anything else can happen. The key exists, because the part has
+                        // been started.
                         self.input.ledger().advance(key, n as u64).ok();
                     }
                 }
@@ -216,7 +220,7 @@ impl Process {
             }
         }
         let done = self.done_of(&part).max(part.done());
-        // An older server does not know the word.
+        // Servers that send no digest do not know the status `Cut`.
         let is_cut = part.is_cut && part.digest.is_some();
         answer(part.req, if is_cut { WriteStatus::Cut } else { WriteStatus::Accepted }, done, cx);
         None
@@ -231,11 +235,11 @@ impl Process {
                 self.input.interest = Interest::default();
                 Status::Ok
             }
-            // A terminal goes on: the character ends one read, not the stream.
+            // The terminal stays open: the EOF character ends one read, not the stream.
             Ok(CloseStdin::EofSent) => Status::Ok,
             Ok(CloseStdin::RawMode) => Status::RawMode,
             Ok(CloseStdin::NotOpen) => Status::StdinClosed,
-            // Tried again when the terminal takes more.
+            // Retried when the terminal accepts more input.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),
         };

@@ -1,31 +1,34 @@
-//! Which memory a controller may have mapped, and when it may be used again.
+//! Tracks which segments a controller may have mapped, and when their memory may be reused.
 //!
-//! Owns the rule that lent memory is never overwritten: it is reused after the controller that has it returned it, and
-//! freed instead (which leaves the mappings of others intact) where that controller is gone.
+//! Ensures that mapped memory is never overwritten. A segment is reused only after the controller has returned it. If
+//! that controller is gone, the memory is freed instead, which leaves existing mappings intact.
 
 use std::collections::{HashSet, VecDeque};
 
 use exec_server_log::{Pool, Segment};
 
-/// Segments out of every log that wait for their return, 8 MiB at most; beyond it the oldest is freed, not reused.
+/// Maximum number of segments that have left their log and wait for their return (8 MiB). Beyond it, the oldest is
+/// freed and not reused.
 const PARKED_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Lent {
-    /// Announced to the present controller and not returned.
+    /// Announced to the current controller and not returned.
     lent: HashSet<u64>,
-    /// Announced to a controller that went without returning them; they may be mapped for ever.
+    /// Announced to an earlier controller that disconnected without returning them. They may stay mapped indefinitely.
     tainted: HashSet<u64>,
+    /// Segments that have left their log but are still in `lent`.
     parked: VecDeque<Segment>,
 }
 
 impl Lent {
-    /// The present controller was given this segment.
+    /// Records that the segment was announced to the current controller.
     pub(crate) fn lend(&mut self, id: u64) {
         self.lent.insert(id);
     }
 
-    /// A segment has left its log. Answers the id if its memory was freed and the controller should know.
+    /// Takes a segment that has left its log. Returns its id if the memory was freed and the controller must be
+    /// informed.
     pub(crate) fn dispose(&mut self, pool: &mut Pool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.tainted.remove(&id) {
@@ -42,14 +45,14 @@ impl Lent {
         })
     }
 
-    /// The present controller has no mapping of this segment any more.
+    /// Handles `Return`: the current controller has unmapped this segment. Returns an id as `dispose` does.
     pub(crate) fn handle_return(&mut self, pool: &mut Pool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;
         pool.recycle(self.parked.remove(at)?, self.lent.len())
     }
 
-    /// The present controller is gone: what it has is never reused.
+    /// Handles the loss of the controller: segments that it may have mapped are never reused.
     pub(crate) fn taint(&mut self) {
         for segment in self.parked.drain(..) {
             self.lent.remove(&segment.id());

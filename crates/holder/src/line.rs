@@ -1,21 +1,22 @@
-//! How long the line is that a terminal collects in canonical mode.
+//! Tracks the length of the unfinished line in a terminal's canonical mode, to detect input that the terminal drops.
 //!
-//! The kernel keeps [`LINE_BYTES`] of a line and drops what comes behind them, up to the end of the line, while the write that brought
-//! them succeeds. So the bytes are counted on their way in. Erasing a word is not understood: such a line counts as longer than it is.
+//! The kernel keeps [`LINE_BYTES`] of a line and silently drops the rest, up to the end of the line: the write that
+//! brought the bytes still succeeds. So this module counts the bytes as they are written. It does not handle word erase
+//! (VWERASE), so such a line counts as longer than it is.
 
 use rustix::termios::{InputModes, LocalModes, SpecialCodeIndex, Termios};
 
-/// What the kernel keeps of a line beside its end: `N_TTY_BUF_SIZE` less one.
+/// How many bytes of a line the kernel keeps besides the line end: `N_TTY_BUF_SIZE` - 1.
 const LINE_BYTES: usize = 4095;
 
-/// The bytes behind the last end of a line.
+/// Number of bytes after the last line end.
 #[derive(Default)]
 pub(crate) struct UnfinishedLine {
     bytes: usize,
 }
 
 impl UnfinishedLine {
-    /// Counts bytes that were written in these modes; says whether the terminal dropped some of them.
+    /// Counts bytes that were written in these terminal modes. Returns whether the terminal dropped some of them.
     pub(crate) fn add(&mut self, modes: &Termios, bytes: &[u8]) -> bool {
         if !modes.local_modes.contains(LocalModes::ICANON) {
             self.bytes = 0;

@@ -1,22 +1,27 @@
-//! A child's output into its log: reading, and what happens when the log is full.
+//! Reads a child's output into its log, and applies the overflow policy when the log is full.
 //!
-//! Owns the policy of section 1 of the design: *attached* and full, the child is not read and blocks; *detached*, the
-//! oldest sealed segments go to disk up to a quota, then it blocks; `DropOldest` gives up the oldest segment where it would
-//! block; so does a reader that follows while no client is attached, for the segments that it has taken. It does not know messages other
-//! than those it sends.
+//! The overflow policy:
+//! - Attached: the child is not read and blocks.
+//! - Detached: the oldest sealed segments are spilled to disk up to a quota. Then the child blocks.
+//! - With `DropOldest`, the oldest segment is dropped where the child would block.
+//! - While no client is attached but readers follow the log, segments that all of them have taken are dropped where the
+//!   child would block.
 //!
-//! The cap is looked at after a new segment has begun: the segment before it is then sealed and can be released, spilled
-//! or dropped, even with a cap of one. The empty one in front costs a page.
+//! The memory cap is checked after a new segment has begun. The segment before it is then sealed and can be released,
+//! spilled or dropped, even with a cap of one segment. The new, empty segment costs one page.
 //!
-//! Bytes that are left when nothing writes them any more (the leader's tail at its death, a stream without a writer) are finite. They are
-//! read whatever the policy says, into a *reserve* beyond the cap: a process that has ended is reported as ended also at its quota and
-//! on a full disk. Beyond the reserve the oldest segment is dropped and counted.
+//! Output that no process adds to is finite: the leader's tail at its death, or a stream without a writer. It is always
+//! read, regardless of the policy, into a *reserve* beyond the cap. So a process that has ended is reported as ended
+//! even at its quota and on a full disk. Beyond the reserve, the oldest segment is dropped and counted.
 //!
-//! `DropOldest` may drop the segment that holds `Exited`, when others go on writing after the leader's end: the slot's
-//! shared status keeps the exit, and a reader takes it from there when its gap covers that number.
+//! `DropOldest` may drop the segment that contains `Exited`, if descendants write after the leader's end. The slot's
+//! shared status keeps the exit, and a reader whose gap covers that event takes it from there.
 //!
-//! Failure paths: no memory or no descriptor for a segment blocks and is tried again by the clock, and the policy is asked for
-//! what can be given up, as at the cap; no memory for a page of it blocks likewise. Any other read error ends its stream.
+//! Failure paths:
+//! - No memory or no fd for a segment: the child blocks and is retried after a delay. As at the cap, the policy may
+//!   free a segment.
+//! - No memory for a page of the segment: the child blocks and is retried after a delay.
+//! - Any other read error ends its stream.
 
 use exec_server_log::{Blocked, Released};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -27,44 +32,45 @@ use crate::poller::EventFlags;
 use crate::process::{Phase, Process, stream_fd};
 use crate::wire::{FromHolder, Overflow};
 
-/// What is read of a terminal at once: it keeps no more.
+/// Bytes per read of a terminal. A terminal holds no more.
 const TERMINAL_BYTES: usize = 4096;
 
-/// Bytes read from one descriptor in one turn, so that a flood delays its neighbours by no more than this: twice what a pipe holds. Pipes
-/// keep the size that they are born with: measured, a wider one made a single child no faster, and eight together slower.
+/// Maximum bytes read from one fd per turn, so that a flood does not delay other children by more. Twice the capacity
+/// of a pipe. Pipes keep their default size: in measurements, a larger pipe made a single child no faster, and eight
+/// concurrent children slower.
 const TURN_BYTES: usize = 128 * 1024;
 
-/// When to try again after memory was short.
+/// Delay before a retry after a shortage of memory.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// Segments below the cap at which spilling begins, so that a detached child does not wait for each write.
+/// Spilling begins this many segments below the cap, so that a detached child need not wait for each disk write.
 const SPILL_AHEAD: usize = 2;
 
-/// Segments beyond the cap for what is left in the streams of a process that has ended, 4 MiB: two pipes of the largest size that a user
-/// may give them (1 MiB), at the leader's exit and once more when the last writer has gone.
+/// Segments beyond the cap for output that is left in the streams of an ended process (4 MiB). Enough for two pipes of
+/// the largest size that a user may set (1 MiB), once at the leader's exit and again when the last writer has gone.
 const RESERVE_SEGMENTS: usize = 4;
 
 enum Step {
-    /// Some memory was freed.
+    /// The policy freed a segment.
     Freed,
-    /// The child is not read, for this reason.
+    /// The child must not be read, for this reason.
     Full(Blocked),
 }
 
 enum Read {
     Bytes(usize),
     Nothing,
-    /// There is no memory to read into now.
+    /// No memory is available to read into.
     Short,
     Ended,
 }
 
 impl Process {
-    /// Reads a stream that is ready.
+    /// Handles a stream that is ready.
     pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut Context) {
-        // A hang-up without input is the end of a pipe: no segment is needed to learn it. A terminal is read: its
-        // hang-up may overtake bytes that are still on their way through the line discipline. A paused stream is watched for the hang-up
-        // alone, which then says nothing about input: `has_hung_up` looks.
+        // HUP without IN is the EOF of a pipe, and needs no segment. A terminal must be read: its HUP may overtake
+        // bytes that are still in the line discipline. A paused stream is watched for HUP only, so a missing IN means
+        // nothing there; `has_hung_up` polls for it.
         let is_hang_up = flags.contains(EventFlags::HUP) && !flags.contains(EventFlags::IN);
         if is_hang_up && self.has_hung_up(index) {
             self.end_stream(index, cx);
@@ -74,13 +80,13 @@ impl Process {
         self.settle(cx);
     }
 
-    /// Reads a stream until it is empty, the turn's share is used, or the log is full.
+    /// Reads a stream until it is empty, the limit per turn is reached, or the log is full.
     pub(crate) fn read(&mut self, index: usize, cx: &mut Context) {
         let mut left = TURN_BYTES;
-        // Room is made only for a stream that can fill it: an event that was ready before the stream ended must not begin a
-        // segment behind the last event of the log.
+        // Make room only for an open stream: an event that was reported before the stream ended must not begin a
+        // segment after the last event of the log.
         while left > 0 && self.is_open(index) && (self.paused.is_none() || self.is_final(index)) {
-            // At the cap the end of a stream must cost nothing: no other event may be dropped or waited for to learn it.
+            // At the cap, look for the EOF first: learning it must not drop other output or wait for room.
             if self.writer.memory_segments() >= self.cap_segments() && self.has_hung_up(index) {
                 return self.end_stream(index, cx);
             }
@@ -104,7 +110,7 @@ impl Process {
         }
     }
 
-    /// Looks again whether a paused child can be read.
+    /// Checks again whether a paused child can be read. For a child that is not paused, spills ahead.
     pub(crate) fn reconsider(&mut self, cx: &mut Context) {
         if self.phase == Phase::Closed {
             return;
@@ -116,7 +122,7 @@ impl Process {
             Ok(()) => {
                 self.paused = None;
                 if let Some((span, at)) = &mut self.timing.idle {
-                    // Silence is counted from when it could be heard again.
+                    // The idle timeout starts again now, because the holder could not see output while it did not read.
                     *at = cx.now_ns.saturating_add(*span);
                     cx.has_new_deadline = true;
                 }
@@ -127,7 +133,7 @@ impl Process {
         }
     }
 
-    /// The server took a segment.
+    /// Handles `Release`: the server no longer needs this segment.
     pub(crate) fn handle_release(&mut self, id: u64, cx: &mut Context) {
         match self.writer.release(&cx.control, id) {
             Released::Memory(segment) => cx.dispose(segment),
@@ -137,25 +143,26 @@ impl Process {
         self.reconsider(cx);
     }
 
-    /// The file of a segment was written: its memory is free once the server returned it.
+    /// Handles a segment whose file has been written. Its memory becomes free once the server has returned it.
     pub(crate) fn handle_spilled(&mut self, id: u64, cx: &mut Context) {
         match self.writer.set_on_disk(id) {
             Some(segment) => {
                 cx.send(&FromHolder::Spilled { slot: self.slot, segment: id });
                 cx.dispose(segment);
             }
-            // Taken or dropped in the meantime.
+            // The segment was released or dropped while it was being written.
             None => cx.spill.unlink(self.slot, id),
         }
     }
 
-    /// Whether a pipe is empty and has no writer any more. A terminal says so only when it is read.
+    /// Whether a pipe is empty and has no writer. A terminal reports this only on a read.
     fn has_hung_up(&self, index: usize) -> bool {
         let found = self.poll(index);
         !self.is_tty && found.contains(PollFlags::HUP) && !found.contains(PollFlags::IN)
     }
 
-    /// Whether what is left to read of a stream is finite and cannot grow: the rest of the leader's tail, or no writer is left.
+    /// Whether the unread output of a stream is finite: it is the rest of the leader's tail, or the stream has no
+    /// writer.
     fn is_final(&self, index: usize) -> bool {
         let has_tail = self.phase == Phase::Draining && self.outputs.get(index).is_some_and(|output| output.tail > 0);
         has_tail || self.poll(index).contains(PollFlags::HUP)
@@ -174,11 +181,11 @@ impl Process {
         self.phase != Phase::Closed && self.outputs.get(index).is_some_and(|output| output.is_open)
     }
 
-    /// One read straight into the log.
+    /// Reads once, straight into the log.
     fn read_record(&mut self, index: usize, cx: &mut Context) -> Read {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else { return Read::Nothing };
         let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { return Read::Nothing };
-        // The caller has made room, so this takes no new segment.
+        // The caller has made room, so this does not take a new segment.
         let Ok(mut room) = self.writer.room(&mut cx.pool) else { return Read::Nothing };
         let buf = if self.is_tty {
             let Ok(buf) = room.backed(TERMINAL_BYTES) else { return Read::Short };
@@ -193,9 +200,10 @@ impl Process {
                 output.tail = 0;
                 return Read::Nothing;
             }
-            // A page of the segment could not be had. What was to be read is still in its pipe; a terminal's had its page.
+            // The kernel could not allocate a page of the segment. A pipe still holds the bytes. A terminal would lose
+            // them, so `backed` allocates its pages before the read.
             Err(Errno::FAULT | Errno::NOMEM) => return Read::Short,
-            // EIO is how a terminal ends; any other error will not go away either.
+            // EIO is the normal end of a terminal. Any other error is permanent too.
             Err(_) => return Read::Ended,
         };
         output.tail = output.tail.saturating_sub(n as u64);
@@ -207,10 +215,11 @@ impl Process {
         Read::Bytes(n)
     }
 
-    /// Makes sure that a record can be appended within the cap.
+    /// Ensures that a record can be appended within the cap.
     fn make_room(&mut self, cx: &mut Context) -> Result<(), Blocked> {
         if !self.begin_record(cx) {
-            // Once: what the server still has is free when it gives it back, and what goes to disk when it is there.
+            // Try only once: a mapped segment is free only when the server returns it, and a spilled one only when it
+            // is on disk.
             let is_freed = matches!(self.relieve(cx), Step::Freed) && self.begin_record(cx);
             if !is_freed {
                 self.retry_later(cx);
@@ -228,7 +237,7 @@ impl Process {
         Ok(())
     }
 
-    /// Makes room beyond the cap, for output that cannot grow; false where memory or descriptors are short.
+    /// Makes room beyond the cap, for output that is finite. Returns false if memory or fds are short.
     fn use_reserve(&mut self, cx: &mut Context) -> bool {
         if !self.begin_record(cx) {
             return false;
@@ -242,9 +251,9 @@ impl Process {
         true
     }
 
-    /// Makes sure that there is a segment for the next record; false where memory or descriptors are short.
+    /// Ensures that a segment for the next record exists. Returns false if memory or fds are short.
     fn begin_record(&mut self, cx: &mut Context) -> bool {
-        // Asked for once a segment, and not for one that is used again.
+        // The check costs system calls, so it is done only when a new segment needs an fd.
         let takes_fd = !self.writer.has_room() && !cx.pool.has_spare();
         if takes_fd && !self.may_take_fd(cx) {
             return false;
@@ -252,14 +261,14 @@ impl Process {
         self.writer.room(&mut cx.pool).is_ok()
     }
 
-    /// Whether the log may have one more descriptor. The only one of a process may be of those that are kept, down to the half: where starts
-    /// have taken all others it could say nothing.
+    /// Whether the log may take one more fd. A process without any segment may use half of the reserve: otherwise it
+    /// could not produce any output once starts have taken all other fds.
     fn may_take_fd(&self, cx: &Context) -> bool {
         let is_only = self.writer.memory_segments() == 0;
         cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.kept / 2 } else { fds.kept })
     }
 
-    /// One act of the overflow policy.
+    /// Applies the overflow policy once.
     fn relieve(&mut self, cx: &mut Context) -> Step {
         let blocked = if cx.is_attached {
             Blocked::MemoryCap
@@ -269,6 +278,7 @@ impl Process {
             Blocked::DiskFull
         } else {
             self.spill_oldest(cx);
+            // The child waits only until the segment is on disk, so it is not reported as blocked.
             return Step::Full(Blocked::No);
         };
         let may_drop = self.overflow == Overflow::DropOldest || self.is_oldest_followed(cx);
@@ -278,12 +288,13 @@ impl Process {
         Step::Full(blocked)
     }
 
-    /// Whether no client is attached, and the readers that follow have the oldest segment: to them it is no loss.
+    /// Whether no client is attached, and all readers that follow the log have taken the oldest segment, so that
+    /// dropping it loses nothing for them.
     fn is_oldest_followed(&self, cx: &Context) -> bool {
         !cx.is_attached && self.writer.oldest_sealed_seq().is_some_and(|seq| seq <= self.followed_seq)
     }
 
-    /// Spills before the cap is reached, where spilling is the rule.
+    /// Spills before the cap is reached, in the cases where a full log would spill.
     fn spill_ahead(&mut self, cx: &mut Context) {
         let is_near = self.writer.memory_segments() + SPILL_AHEAD > self.cap_segments();
         if is_near && !cx.is_attached && !cx.spill.is_quota_full(self.writer.disk_segments()) {
@@ -291,9 +302,9 @@ impl Process {
         }
     }
 
-    /// Sends the oldest sealed segment to disk, if the disk is free for it.
+    /// Begins to spill the oldest sealed segment, if the disk is idle.
     fn spill_oldest(&mut self, cx: &mut Context) {
-        // A complete log stays where it is: it grows no more.
+        // The log of a closed process does not grow, so it stays in memory.
         if self.phase == Phase::Closed || !cx.spill.is_idle() {
             return;
         }
@@ -321,7 +332,7 @@ impl Process {
         self.settle(cx);
     }
 
-    /// Tries the process again by the clock.
+    /// Tries the process again after a delay.
     pub(crate) fn retry_later(&mut self, cx: &mut Context) {
         self.retry_in(RETRY_NS, cx);
     }

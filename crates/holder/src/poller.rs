@@ -1,7 +1,6 @@
-//! A thin layer over epoll: which descriptor is watched for what, changed only where it differs.
+//! A thin wrapper around epoll. It remembers what each fd is registered for, and calls the kernel only on a change.
 //!
-//! Knows descriptors and tokens, not what they stand for. Level-triggered throughout: an event that is not handled in one
-//! turn comes again in the next.
+//! Level-triggered: an event that one turn does not handle is reported again in the next.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,23 +11,23 @@ use rustix::event::{Timespec, epoll};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Events at a time. Each may mean 256 KiB of output, so 8 keep the controller waiting for about a millisecond at most.
+/// Maximum number of events per call. Each event may lead to 256 KiB of output, so 8 events delay the controller by
+/// about a millisecond at most.
 const EVENTS_MAX: usize = 8;
 
-/// The longest wait at a time: beyond 24 days the number would need a call that older kernels do not have.
+/// Longest wait per call. A timeout above 24 days would need a system call that older kernels do not have.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// One epoll instance.
 pub(crate) struct Poller {
     epoll: OwnedFd,
 }
 
-/// What a descriptor is registered for; empty means not at all. Hang-ups are reported for every registered descriptor, so
-/// one that must stay silent is taken out.
+/// The events that an fd is registered for, or `None` if it is not registered. The kernel reports hang-ups for every
+/// registered fd, so an fd that must not be reported is unregistered.
 #[derive(Default)]
 pub(crate) struct Interest(Option<EventFlags>);
 
-/// Something that is ready.
+/// An event that is ready.
 #[derive(Clone, Copy)]
 pub(crate) struct Ready {
     pub(crate) token: u64,
@@ -40,7 +39,7 @@ impl Poller {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Watches `fd` for `want` from now on.
+    /// Registers `fd` for `want`. An empty `want` unregisters it.
     pub(crate) fn set(
         &self,
         interest: &mut Interest,
@@ -60,17 +59,17 @@ impl Poller {
         Ok(())
     }
 
-    /// Stops watching a descriptor whose interest is not at hand.
+    /// Unregisters an fd without its [`Interest`].
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// Puts into `ready` what is ready now; never waits. What is left over comes first the next time.
+    /// Fills `ready` with events that are ready now. Never blocks. Events that do not fit come first in the next call.
     pub(crate) fn ready(&self, ready: &mut Vec<Ready>) {
         self.wait(ready, Some(Duration::ZERO));
     }
 
-    /// Puts into `ready` what is ready, as soon as something is or the time is over, to the next millisecond.
+    /// Waits until an event is ready or the timeout expires (with millisecond resolution), and fills `ready`.
     pub(crate) fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) {
         ready.clear();
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
@@ -79,7 +78,7 @@ impl Poller {
             tv_sec: timeout.as_secs().cast_signed(),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        // An interrupted call only means: later.
+        // On EINTR `ready` stays empty, and the caller tries again in its next turn.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
             let found = |event: &mut epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
             ready.extend(events.iter_mut().map(found));

@@ -1,7 +1,7 @@
-//! One process of the session: what is kept of it from its start until it is forgotten.
+//! One process of the session, from its start until it is forgotten.
 //!
-//! Owns the record and its life; reading is in [`output`](crate::output), stdin in [`input`](crate::input), exit and kill
-//! in [`end`](crate::end). It does not know other processes.
+//! This file has the record and its phases. Reading is in [`output`](crate::output), stdin in [`input`](crate::input),
+//! exit and kill in [`end`](crate::end). A process does not depend on other processes.
 //!
 //! ```text
 //!   Running ── leader dead ──▶ Draining ── tail read, reaped ──▶ Exited ── all streams ended ──▶ Closed
@@ -23,7 +23,7 @@ use crate::poller::{EventFlags, Interest};
 use crate::roll::Enrolled;
 use crate::wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec};
 
-/// Which descriptor of a process a token of the children's poller means: `slot << 8 | source`.
+/// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Exit,
@@ -37,32 +37,33 @@ pub(crate) struct Process {
     pub(crate) slot: u32,
     pub(crate) pid: u32,
     pub(crate) is_tty: bool,
-    /// Gone when closed.
+    /// `None` once the process has closed.
     pub(crate) child: Option<Child>,
-    /// Its control group, where there is one; goes back to the session's when closed and empty.
+    /// The control group of the process, if the session has groups. Returned to the session when the process has
+    /// closed.
     pub(crate) group: Option<Group>,
     pub(crate) phase: Phase,
     pub(crate) writer: Writer,
-    /// Stdout and stderr; with a terminal the first is it and the second was never open.
+    /// Stdout and stderr. With a terminal, the first is the terminal and the second is never open.
     pub(crate) outputs: [Output; 2],
     pub(crate) input: Input,
     pub(crate) exit_interest: Interest,
-    /// Output is not read, for this reason; `Some(No)` while a segment is on its way to disk.
+    /// Why output is not read. `Some(No)` while a segment is being written to disk.
     pub(crate) paused: Option<Blocked>,
     pub(crate) overflow: Overflow,
-    /// What every reader that follows has taken; 0 while none does.
+    /// Every reader that follows the log has taken the events up to this one. 0 while no reader follows.
     pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
     pub(crate) timing: Timing,
-    /// Why we ended it, once we did.
+    /// Why the holder ended the process, if it did.
     pub(crate) killed: Option<Cause>,
-    /// Its tree is to be killed at the end of this turn.
+    /// The process tree is to be killed at the end of this turn.
     pub(crate) is_kill_due: bool,
-    /// It runs in a sandbox, which may be why it fails.
+    /// The process runs in a sandbox, which may be why it fails.
     pub(crate) is_confined: bool,
-    /// It was sent our SIGTERM, so an orderly exit is our doing too.
+    /// The holder has sent SIGTERM, so a normal exit also counts as caused by the holder.
     pub(crate) was_asked: bool,
-    /// An earlier holder of the session ran it; nothing but its log is left.
+    /// The process belonged to an earlier holder of the session. Only its log is left.
     pub(crate) is_restored: bool,
     meta: Box<[u8]>,
 }
@@ -70,9 +71,9 @@ pub(crate) struct Process {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running,
-    /// The leader is dead; what its streams held at that moment is being read.
+    /// The leader is dead. The output that its streams held at that moment is being read.
     Draining,
-    /// `Exited` is in the log; streams may be held by others.
+    /// `Exited` is in the log. Other processes may still hold the streams.
     Exited,
     /// The log is complete.
     Closed,
@@ -81,7 +82,7 @@ pub(crate) enum Phase {
 pub(crate) struct Output {
     pub(crate) stream: Stream,
     pub(crate) is_open: bool,
-    /// Bytes that were in it when the leader died and are still to be read before `Exited`.
+    /// Bytes that were in the stream when the leader died and must still be read before `Exited`.
     pub(crate) tail: u64,
     pub(crate) interest: Interest,
 }
@@ -90,15 +91,15 @@ pub(crate) struct Output {
 #[derive(Default)]
 pub(crate) struct Timing {
     pub(crate) timeout_at: Option<u64>,
-    /// Allowed silence, and when it ends. Does not run while we do not read.
+    /// Idle timeout and its deadline. Does not run while the holder does not read.
     pub(crate) idle: Option<(u64, u64)>,
-    /// End of a grace period, or another try of a kill that was not complete.
+    /// The end of a grace period, or the next attempt of an incomplete kill.
     pub(crate) kill_at: Option<u64>,
-    /// Memory was short, or a leader could not be reaped yet; try again.
+    /// When to retry after a shortage, or after a leader could not be reaped.
     pub(crate) retry_at: Option<u64>,
 }
 
-/// Why a start failed, as it goes to the server.
+/// Why a start failed, as reported to the server.
 pub(crate) struct StartFailure {
     pub(crate) stage: Stage,
     pub(crate) errno: i32,
@@ -129,7 +130,7 @@ impl Source {
 }
 
 impl Process {
-    /// Takes charge of a new child. The slot's shared state is reset.
+    /// Creates the process of a new child. Resets the slot's shared state.
     pub(crate) fn new(
         slot: u32,
         child: Child,
@@ -176,14 +177,14 @@ impl Process {
         match process.watch_exit(cx).and_then(|()| process.watch(cx)) {
             Ok(()) => Ok(process),
             Err(error) => {
-                // Dropping the child kills it. The group is looked at until it is empty, and used again or removed then.
+                // Dropping the child kills it. The control group is reused or removed once it is empty.
                 cx.left_groups.extend(process.group.take());
                 Err(error)
             }
         }
     }
 
-    /// A closed process of an earlier holder, with its whole log on disk.
+    /// Restores a closed process of an earlier holder, with its whole log on disk.
     pub(crate) fn restored(enrolled: Enrolled, writer: Writer) -> Self {
         Self {
             slot: enrolled.slot,
@@ -210,7 +211,7 @@ impl Process {
         }
     }
 
-    /// What a new controller is told.
+    /// The record that a new controller gets.
     pub(crate) fn info(&self) -> ProcessInfo {
         ProcessInfo {
             slot: self.slot,
@@ -224,33 +225,34 @@ impl Process {
         }
     }
 
-    /// Its line in the roll. Where its log stands is taken from the shared block: only a later server is told, nothing is decided by it.
+    /// The manifest entry of this process. The log position comes from shared memory; that is safe because the holder
+    /// bases no decision on it and only passes it on to a later server.
     pub(crate) fn enrolled(&self, cx: &Context) -> Enrolled {
         Enrolled { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
     }
 
-    /// The opaque record of its start.
+    /// The opaque record of the process's start.
     pub(crate) fn meta(&self) -> &[u8] {
         &self.meta
     }
 
-    /// The pidfd of a leader that was not reaped.
+    /// The pidfd of the leader, if the leader has not been reaped.
     pub(crate) fn pidfd(&self) -> Option<Arc<OwnedFd>> {
         self.child.as_ref().filter(|_| self.is_unreaped()).and_then(Child::shared_pidfd)
     }
 
-    /// Whether the leader's number is still its own.
+    /// Whether the leader has not been reaped, so that its pid is not reused.
     pub(crate) fn is_unreaped(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Draining)
     }
 
-    /// Memory segments this process may have, at least one.
+    /// How many segments this process may have in memory, at least one.
     pub(crate) fn cap_segments(&self) -> usize {
         let segments = self.cap_bytes.div_ceil(SEGMENT_BYTES as u64).max(1);
         usize::try_from(segments).unwrap_or(usize::MAX)
     }
 
-    /// Tells the controller of segments that began since it was last told.
+    /// Announces new segments to the controller.
     pub(crate) fn announce(&mut self, cx: &mut Context) {
         while let Some(info) = self.writer.take_fresh() {
             let fd = self.writer.segment(info.id).map(Segment::shared_fd);
@@ -258,17 +260,18 @@ impl Process {
         }
     }
 
-    /// Watches the streams for what can be done with them now.
+    /// Updates which events of the streams are watched.
     pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let wants_out = self.input.wants_out();
-        // Nothing can be read before the next try, not even into the reserve: a hang-up would be reported again and again.
+        // Nothing can be read before the retry, not even into the reserve. A watched HUP would be reported
+        // continuously.
         let is_short = self.paused.is_some() && self.timing.retry_at.is_some();
         for (output, source) in self.outputs.iter_mut().zip([Source::First, Source::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
             let mut want = EventFlags::empty();
             want.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
-            // Without a writer what is left is finite, and is read into the reserve.
+            // HUP means that no writer is left. The rest is then finite and is read into the reserve.
             want.set(EventFlags::HUP, self.paused.is_some() && !is_short);
             want.set(EventFlags::OUT, self.is_tty && wants_out);
             cx.children.set(&mut output.interest, fd, source.token(self.slot), want)?;
@@ -280,14 +283,14 @@ impl Process {
         Ok(())
     }
 
-    /// Watches for the leader's end while it is not known.
+    /// Watches for the leader's exit while it runs.
     pub(crate) fn watch_exit(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let want = if self.phase == Phase::Running { EventFlags::IN } else { EventFlags::empty() };
         cx.children.set(&mut self.exit_interest, child.exit_fd(), Source::Exit.token(self.slot), want)
     }
 
-    /// The next deadline.
+    /// The earliest deadline.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         if self.phase == Phase::Closed {
             return None;
@@ -296,7 +299,7 @@ impl Process {
         [self.timing.timeout_at, idle, self.timing.kill_at, self.timing.retry_at].into_iter().flatten().min()
     }
 
-    /// Lets go of the log and its files.
+    /// Releases the log and its files.
     pub(crate) fn forget(self, cx: &mut Context) {
         cx.left_groups.extend(self.group);
         cx.is_roll_stale = true;
@@ -315,7 +318,7 @@ impl Output {
     }
 }
 
-/// Announces one segment and notes that it is lent.
+/// Announces one segment to the controller and records that it is lent.
 pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Option<Arc<OwnedFd>>, cx: &mut Context) {
     if !cx.controller.is_connected() {
         return;
@@ -334,7 +337,7 @@ pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Optio
     cx.send_with(&message, fd);
 }
 
-/// Our end of a stream.
+/// The holder's end of a stream.
 pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>> {
     match stream {
         Stream::Stdout => child.stdout(),
@@ -343,7 +346,7 @@ pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>>
     }
 }
 
-/// The child that a request describes.
+/// Translates a start request into a [`Spawn`].
 pub(crate) fn describe(
     spec: &StartSpec,
     nofile: Option<(u64, u64)>,
@@ -383,7 +386,7 @@ impl From<SpawnError> for StartFailure {
 }
 
 impl StartFailure {
-    /// No slot or no descriptor is left for one more process.
+    /// No slot or no fd is left for another process.
     pub(crate) fn exhausted(what: &str) -> Self {
         Self {
             stage: Stage::Resources,

@@ -1,7 +1,8 @@
-//! Strays: descendants that are nobody's leader. They are reaped as they die and killed at the end of the session.
+//! Handles strays, that is, descendants that are not the leader of a process: reaps them when they die, and kills them
+//! at the end of the session.
 //!
-//! Owns the walk over what belongs to this process; does not know sessions or logs. Only for a process that is nothing
-//! but a holder: it would reap and kill the children of others.
+//! Use this only in a process that serves solely as a holder (or spawner): elsewhere it would reap and kill children of
+//! other code.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,10 +11,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid};
 
-/// Blocks SIGCHLD and makes a descriptor that is readable when one is pending.
+/// Blocks SIGCHLD and returns a signalfd that is readable while SIGCHLD is pending.
 pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is initialised by `sigemptyset` before it is used; the calls only read it.
+    // SAFETY: `sigemptyset` initialises the set before it is used. The other calls only read it.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
@@ -28,18 +29,19 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Whose death it is.
+/// The kind of a dead child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dead {
-    /// A leader's, and it is reaped within a turn or two.
+    /// A leader that will be reaped within a turn or two.
     Leader,
-    /// A leader's whose tail cannot be read now: it stays, for nobody knows how long.
+    /// A leader whose tail cannot be read now. It stays unreaped for an unknown time.
     Kept,
     Stray,
 }
 
-/// Reaps dead children that are not leaders. True: the kernel shows a leader first that is about to be reaped; look again then, for
-/// a walk over all processes of the host is what it costs to look behind it.
+/// Reaps dead children that are not leaders. Returns true if the first dead child that the kernel reports is a leader
+/// that will be reaped soon. The caller must then call again later: to find the dead children behind that leader, this
+/// function would have to walk over all processes of the host.
 pub(crate) fn reap_strays(whose: impl Fn(i32) -> Dead) -> bool {
     loop {
         let Some(pid) = peek_dead() else { return false };
@@ -54,28 +56,29 @@ pub(crate) fn reap_strays(whose: impl Fn(i32) -> Dead) -> bool {
     }
 }
 
-/// Kills all descendants and reaps what is dead, leaders too. True when nobody is left.
+/// Kills all descendants and reaps all dead children, including leaders. Returns true when no child is left.
 pub(crate) fn kill_all() -> bool {
     exec_server_process::kill_descendants(getpid()).ok();
     while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
     matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD))
 }
 
-/// Whether this process has a child, alive or unreaped. A descendant of a subreaper always has an ancestor among its children.
+/// Whether this process has a child, alive or unreaped. That covers all descendants: each descendant of a subreaper has
+/// an ancestor among the subreaper's children.
 pub(crate) fn has_children() -> bool {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the pointer is valid for one write; nothing of it is read.
+    // SAFETY: the pointer is valid for one write, and the value is never read.
     let result = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) };
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(Errno::CHILD.raw_os_error())
 }
 
-/// A dead child, left unreaped.
+/// Returns a dead child without reaping it.
 fn peek_dead() -> Option<Pid> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the pointer is valid for one write; all-zero bytes are a valid value, which `waitid` leaves as it is where
-    // nobody is dead, and `si_pid` is then 0.
+    // SAFETY: the pointer is valid for one write. All-zero bytes are a valid value. If no child is dead, `waitid`
+    // leaves the value as it is, and `si_pid` is 0.
     let pid = unsafe {
         if libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) != 0 {
             return None;
@@ -97,6 +100,6 @@ fn reap_by_walk(is_leader: impl Fn(i32) -> bool) {
 }
 
 fn reap(stray: Pid) {
-    // Gone already is as good as reaped.
+    // ECHILD is fine: the stray has been reaped already.
     rustix::process::waitpid(Some(stray), WaitOptions::NOHANG).ok();
 }

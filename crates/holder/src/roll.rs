@@ -1,9 +1,10 @@
-//! The file that names the processes of a session whose output is on disk: what the next server needs to offer that output should the
-//! holder be killed.
+//! The manifest: a file that lists the processes of a session whose output is on disk. If the holder is killed, the
+//! next server needs it to offer that output.
 //!
-//! Owns its text: a line per process with its slot, its pid, where its log stood, how it ended where it had, and the opaque record of
-//! its start. It is written with the first segment that goes to disk and again when a process comes, ends or goes, and removed with the
-//! last; where a log stood is therefore a lower bound. Knows neither holder nor server; both use it.
+//! Format: one line per process with its slot, its pid, the position of its log, its exit if it has exited, and the
+//! opaque record of its start. The holder writes the manifest with the first segment that goes to disk, and again when
+//! a process starts, ends or is forgotten. It removes the manifest with the last segment. So the log positions in it
+//! are lower bounds. Used by the holder and the server.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,39 +12,38 @@ use std::os::fd::{AsFd, OwnedFd};
 use exec_server_log::{Exit, Status, failpoint};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-/// Its name in the session's directory.
+/// Name of the file in the session's directory.
 pub const ROLL_NAME: &str = "processes";
 
-/// Name under which it is written before it is renamed, so that a reader finds all or nothing.
+/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
 const UNFINISHED_NAME: &str = "processes.new";
 
-/// Larger than the roll of a session with 4096 processes of 4 KiB of arguments each, in hexadecimal.
+/// More than a session with 4096 processes needs, with 4 KiB of arguments each in hexadecimal.
 const ROLL_MAX_BYTES: u64 = 64 << 20;
 
-/// A process of the session.
+/// The manifest entry of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Enrolled {
-    /// Its slot: the first part of the names of its segments.
+    /// The slot of the process: the first part of the names of its segment files.
     pub slot: u32,
-    /// Its process id.
     pub pid: u32,
-    /// Where its log stood.
+    /// The position of the log when the manifest was written.
     pub status: Status,
-    /// The opaque record of its start.
+    /// The opaque record of the process's start.
     pub meta: Vec<u8>,
 }
 
-/// The text for these processes.
+/// Encodes the content of the file.
 pub fn encode(processes: &[Enrolled]) -> String {
     processes.iter().map(encode_one).collect()
 }
 
-/// Reads a text; `None` if it is not one.
+/// Decodes the content of a file. `None` if it is malformed.
 pub fn decode(text: &str) -> Option<Vec<Enrolled>> {
     text.lines().map(decode_one).collect()
 }
 
-/// Reads the file of a session's directory; `None` where it is absent or has other text.
+/// Reads the file from the session's directory. `None` if it does not exist or is malformed.
 pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<Enrolled>>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match rustix::fs::openat(dir.as_fd(), ROLL_NAME, flags, Mode::empty()) {
@@ -52,14 +52,15 @@ pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<Enrolled>>> {
         Err(error) => return Err(error.into()),
     };
     let mut text = String::new();
-    // A part of it would not be a roll, and what it names would be thrown away with the session: better left alone.
+    // Fail if the file is too long. A truncated manifest would not decode, and the output that it names would be
+    // deleted with the session.
     if file.take(ROLL_MAX_BYTES).read_to_string(&mut text)? as u64 == ROLL_MAX_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
     }
     Ok(decode(&text))
 }
 
-/// Writes the file into a session's directory.
+/// Writes the file into the session's directory.
 pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
     let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     failpoint::step("roll create");
@@ -71,7 +72,7 @@ pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), ROLL_NAME)?)
     });
     if renamed.is_err() {
-        // The half-made file says nothing to anybody.
+        // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
         rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
     }
     renamed

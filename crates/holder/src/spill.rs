@@ -1,7 +1,8 @@
-//! The disk: segments written and removed by a thread of its own, so that the epoll thread never waits for a disk.
+//! Writes and removes files in the session's directory on a separate thread, so that the epoll thread never waits for
+//! the disk.
 //!
-//! Owns the thread, the one write in flight, and the rules of the disk (free-space floor, rest after a failure). It does
-//! not know processes or policies: which segment goes to disk and what a full disk means is decided by `output`.
+//! Owns the thread, the single segment write in flight, and the disk rules (free-space floor, pause after a failure).
+//! [`output`](crate::output) decides which segment goes to disk and what a full disk means for a process.
 //!
 //! ```text
 //!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
@@ -10,15 +11,17 @@
 //!        └───────────────── Outcome, eventfd ─────────────────────┘
 //! ```
 //!
-//! A segment is written only after the roll that names its process (see [`roll`]): what is on disk can be offered by the next server
-//! also when this holder is killed. A roll that cannot be written fails the segment behind it. With the last file the roll goes, too: nobody
-//! would keep it true, and a server would believe it. Without one it says that the holder is lost, which is so.
+//! A segment is written only after the manifest that lists its process (see [`roll`]), so the next server can offer the
+//! file even if this holder is killed. If the manifest cannot be written, the segment that depends on it fails. The
+//! manifest is removed with the last segment file: the holder would no longer update it, but a server would trust it.
+//! Without a manifest, the server reports the processes of a killed holder as lost, which is correct.
 //!
-//! All jobs are done in the order in which they were decided on. Files bear the number of a slot, not of a process: a slot is busy until the
-//! files of its last process are gone, so that no roll names another process there before.
+//! The thread does all jobs in the order in which they were decided. A file name contains the slot, not the process. So
+//! a slot stays busy until the files of its last process are gone, and no manifest assigns the slot to another process
+//! before.
 //!
-//! Bounds: one write with its 1 MiB buffer; three rolls, with the write, before it and behind it; removals are bounded by the files that
-//! exist, that is by the quota.
+//! Bounds: one segment write with its 1 MiB buffer; three manifests (with the write, before it and after it); removals
+//! are bounded by the number of files, that is, by the quota.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -33,13 +36,14 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use crate::archive::{self, Clock};
 use crate::{Limits, roll};
 
-/// How long no write is tried after the disk refused one.
+/// How long no write is attempted after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// Stack of the thread: it calls nothing but the kernel. Larger costs address space only.
+/// Stack size of the thread, which does little but system calls. A larger stack would cost address space only.
 const STACK_BYTES: usize = 64 * 1024;
 
-/// Most that one call writes: a whole segment. With steps at which a test ends the process, parts that end inside a record.
+/// Maximum bytes per write call: a whole segment. With failpoints, smaller parts that end inside a record, so that a
+/// test can kill the process there.
 const PART_BYTES: usize = if cfg!(feature = "failpoints") { 150_001 } else { SEGMENT_BYTES };
 
 pub(crate) struct Spill {
@@ -47,24 +51,24 @@ pub(crate) struct Spill {
     thread: Option<JoinHandle<()>>,
     /// The slot whose segment is being written, until the outcome is taken.
     writing: Option<u32>,
-    /// Decided on in this turn, handed over at its end.
+    /// Jobs decided in this turn. Handed to the thread at its end.
     due: Vec<Job>,
-    /// Files that are written and not given up.
+    /// Number of segment files that are written and not removed.
     files: usize,
-    /// A roll is there, or on its way.
+    /// A manifest is on disk, or about to be written.
     has_roll: bool,
-    /// The roll stays without files, too: the holder is about to leave.
+    /// The manifest stays even without segment files, because the holder is about to leave.
     is_archived: bool,
-    /// Archives on their way.
+    /// Number of archive jobs whose result has not been taken.
     archiving: usize,
-    /// Kept between writes while there are more to come.
+    /// The write buffer, kept for the next write.
     buffer: Vec<u8>,
-    /// The disk refused; no write before this time.
+    /// The last write failed. No write begins before this time.
     rests_until: Option<u64>,
     limits: Limits,
 }
 
-/// A finished write.
+/// The result of a segment write.
 pub(crate) struct Outcome {
     pub(crate) slot: u32,
     pub(crate) id: u64,
@@ -77,7 +81,7 @@ struct Shared {
     eventfd: OwnedFd,
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Told when nothing is left to do.
+    /// Signalled when no job is left.
     idle: Condvar,
 }
 
@@ -85,17 +89,17 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     outcome: Option<Outcome>,
-    /// Whether each archive that is done was written.
+    /// The results of finished archive jobs: true if written.
     archived: Vec<bool>,
-    /// A job is being done.
+    /// The thread is working on a job.
     is_busy: bool,
-    /// It removes a file of this slot.
+    /// The slot of the file that the current job removes, if it removes one.
     removes_of: Option<u32>,
     is_stopped: bool,
 }
 
 enum Job {
-    /// With the roll that is to be there before, where the one on disk is an old one.
+    /// Writes a segment. If the manifest on disk is stale, `roll` is the new one, which is written first.
     Write {
         roll: Option<String>,
         slot: u32,
@@ -111,7 +115,7 @@ enum Job {
         text: String,
     },
     UnlinkRoll,
-    /// The last roll, and the clock of the session behind it.
+    /// Writes the final manifest, then the session's clock.
     Archive {
         roll: String,
         clock: Clock,
@@ -120,7 +124,7 @@ enum Job {
 }
 
 impl Job {
-    /// The slot that a file is removed of.
+    /// The slot whose file this job removes.
     fn removes_of(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
@@ -155,28 +159,28 @@ impl Spill {
         })
     }
 
-    /// Readable when a write has finished.
+    /// Readable when a segment write or an archive job has finished.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.shared.eventfd.as_fd()
     }
 
-    /// Whether one more segment of a process that has `disk_segments` would exceed its quota.
+    /// Whether one more segment would exceed the disk quota of a process that has `disk_segments`.
     pub(crate) fn is_quota_full(&self, disk_segments: usize) -> bool {
         let after = (disk_segments as u64 + 1).saturating_mul(SEGMENT_BYTES as u64);
         after > self.limits.disk_quota_bytes
     }
 
-    /// Whether the disk refused lately.
+    /// Whether writes are paused after a failure.
     pub(crate) fn is_resting(&self) -> bool {
         self.rests_until.is_some()
     }
 
-    /// Whether a write can begin.
+    /// Whether a segment write can begin.
     pub(crate) fn is_idle(&self) -> bool {
         self.writing.is_none() && self.rests_until.is_none()
     }
 
-    /// Blocks until every job is done. What became of a write is still to be taken.
+    /// Blocks until every job is done. The outcome of a write must still be taken.
     pub(crate) fn wait(&self) {
         let mut queue = self.shared.lock();
         while !queue.jobs.is_empty() || queue.is_busy {
@@ -184,10 +188,10 @@ impl Spill {
         }
     }
 
-    /// Begins to write a sealed segment, at the end of this turn. The caller has asked [`Spill::is_idle`].
+    /// Schedules a write of a sealed segment for the end of this turn. The caller must check [`Spill::is_idle`] first.
     pub(crate) fn begin(&mut self, slot: u32, segment: &Segment, now_ns: u64) {
         if self.start_thread().is_err() {
-            // No thread is as bad as no disk, and as passing.
+            // A missing thread is treated like a failing disk: pause and retry.
             self.rests_until = Some(now_ns.saturating_add(RETRY_NS));
             return;
         }
@@ -199,7 +203,7 @@ impl Spill {
         self.due.push(Job::Write { roll: None, slot, id, bytes, floor });
     }
 
-    /// The slots of which files are being written or removed: no other process may have them yet.
+    /// The slots whose files are being written or removed. No new process may use them yet.
     pub(crate) fn busy_slots(&self) -> BTreeSet<u32> {
         let mut busy: BTreeSet<u32> = self.due.iter().filter_map(Job::removes_of).chain(self.writing).collect();
         if self.thread.is_some() {
@@ -209,18 +213,19 @@ impl Spill {
         busy
     }
 
-    /// Whether anything is on disk, or about to be.
+    /// Whether a segment file exists or is about to be written.
     pub(crate) fn has_files(&self) -> bool {
         self.files > 0 || self.writing.is_some()
     }
 
-    /// Whether a roll is to be handed over: there are files, and none that names their processes as they are now.
+    /// Whether a manifest must be written: segment files exist, and the manifest is missing or stale.
     pub(crate) fn needs_roll(&self, is_stale: bool) -> bool {
         self.has_files() && (is_stale || !self.has_roll)
     }
 
-    /// Hands what this turn has decided on to the thread, with the roll of now: with the write, or else before the rest. What is forgotten is
-    /// off the roll before its files go, so that no kill in between brings it back; nobody has its slot until they are gone.
+    /// Hands the jobs of this turn to the thread. If a segment is to be written, the manifest goes with it, otherwise
+    /// before the other jobs. Then a forgotten process is out of the manifest before its files are removed, so that a
+    /// kill in between does not bring it back. The slot stays busy until the files are gone.
     pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
         self.has_roll |= roll.is_some();
         if self.has_roll && !self.has_files() && !self.is_archived {
@@ -233,22 +238,23 @@ impl Spill {
         let has_thread = self.start_thread().is_ok();
         let mut queue = self.shared.lock();
         let has_write = self.due.iter().any(|job| matches!(job, Job::Write { .. }));
-        // Where there are files there was a thread.
+        // A manifest is due only if files exist, and writing them has normally started the thread already.
         if let Some(text) = roll.take_if(|_| !has_write).filter(|_| has_thread) {
             queue.push_roll(text);
         }
         for mut job in self.due.drain(..) {
             match &mut job {
-                // Rather wait for the disk once than leave the file for ever.
+                // Remove the file here: to block once on the disk is better than to leave the file behind.
                 Job::Unlink { slot, id } if !has_thread => {
                     remove(&self.shared.dir, &disk_name(*slot, *id));
                     continue;
                 }
                 Job::Write { roll: first, .. } => *first = roll.take(),
-                // Without a thread nothing would ever answer. Only a holder without any file on disk comes here.
+                // Without a thread this job would never finish, so report a failure. Only a holder without any file on
+                // disk can get here.
                 Job::Archive { .. } if !has_thread => {
                     queue.archived.push(false);
-                    // As with a write: the counter cannot be full.
+                    // Cannot fail: the counter is never full.
                     rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
                     continue;
                 }
@@ -260,20 +266,20 @@ impl Spill {
         self.shared.wake.notify_one();
     }
 
-    /// Removes the file of a segment, at the end of this turn.
+    /// Schedules the removal of a segment's file for the end of this turn.
     pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
         self.files = self.files.saturating_sub(1);
         self.due.push(Job::Unlink { slot, id });
     }
 
-    /// Files that an earlier holder of the session left, named by its roll.
+    /// Takes over the files and the manifest that an earlier holder of the session left.
     pub(crate) fn take_over(&mut self, files: usize) {
         self.files += files;
         self.has_roll = true;
         self.due.push(Job::UnlinkArchive);
     }
 
-    /// Writes the last roll and the session's clock, at the end of this turn.
+    /// Schedules the final manifest and the session's clock for the end of this turn.
     pub(crate) fn begin_archive(&mut self, roll: String, clock: Clock) {
         self.has_roll = true;
         self.is_archived = true;
@@ -281,22 +287,22 @@ impl Spill {
         self.due.push(Job::Archive { roll, clock });
     }
 
-    /// The holder stays after all.
+    /// Cancels the archive: the holder stays.
     pub(crate) fn end_archive(&mut self) {
         self.is_archived = false;
         self.due.push(Job::UnlinkArchive);
     }
 
-    /// Whether the last archive that was begun is written, once it is decided.
+    /// The result of the last archive job, once no archive job is pending.
     pub(crate) fn take_archived(&mut self) -> Option<bool> {
         let done = std::mem::take(&mut self.shared.lock().archived);
         self.archiving = self.archiving.saturating_sub(done.len());
         done.last().copied().filter(|_| self.archiving == 0)
     }
 
-    /// The finished write, if there is one. A refusal makes the disk rest until the retry.
+    /// Takes the result of a finished segment write. After a failure, writes pause until the retry time.
     pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<Outcome> {
-        // Empty is what a spurious look finds.
+        // EAGAIN is fine: nothing has finished.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
         let mut outcome = self.shared.lock().outcome.take()?;
         self.writing = None;
@@ -308,7 +314,7 @@ impl Spill {
         Some(outcome)
     }
 
-    /// Ends the rest when its time is over; true means that blocked processes should be looked at.
+    /// Ends the pause when its time is over. Returns true if it did; then blocked processes should be checked again.
     pub(crate) fn poll_rested(&mut self, now_ns: u64) -> bool {
         let is_over = self.rests_until.is_some_and(|until| now_ns >= until);
         if is_over {
@@ -317,7 +323,7 @@ impl Spill {
         is_over
     }
 
-    /// A file is about to go: a disk that was full is worth another try at once.
+    /// A file is about to be removed, so a full disk is worth a retry at once.
     pub(crate) fn handle_space(&mut self) {
         self.rests_until = None;
     }
@@ -326,19 +332,19 @@ impl Spill {
         self.rests_until
     }
 
-    /// Gives the write buffer back when nothing more is to be written for now.
+    /// Frees the write buffer if no write is in flight.
     pub(crate) fn trim(&mut self) {
         if self.writing.is_none() {
             self.buffer = Vec::new();
         }
     }
 
-    /// Finishes what is queued and ends the thread.
+    /// Finishes all queued jobs and ends the thread.
     pub(crate) fn shut_down(&mut self) {
         self.shared.lock().is_stopped = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has nothing to add at the end.
+            // A panic of the thread does not matter at this point.
             thread.join().ok();
         }
     }
@@ -360,7 +366,8 @@ impl Drop for Spill {
 }
 
 impl Queue {
-    /// A roll behind all jobs. One that waits already is not written any more, unless a segment behind it needs it.
+    /// Appends a manifest after all jobs. Drops an older manifest that is still queued, unless a segment write behind
+    /// it needs it.
     fn push_roll(&mut self, text: String) {
         let is_write = |job: &Job| matches!(job, Job::Write { .. });
         let from = self.jobs.iter().rposition(is_write).map_or(0, |at| at + 1);
@@ -374,7 +381,7 @@ impl Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // The queue is whole at every point where its holder could panic.
+        // Poisoning is harmless: the queue is consistent at every point where a thread could panic under the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -404,7 +411,7 @@ impl Shared {
                 Job::Archive { roll, clock } => {
                     let written = roll::write(&self.dir, &roll).and_then(|()| clock.write(&self.dir));
                     self.lock().archived.push(written.is_ok());
-                    // The counter cannot be full: it is read once per write.
+                    // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }
                 Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
@@ -417,7 +424,7 @@ impl Shared {
                         None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };
                     self.lock().outcome = Some(Outcome { slot, id, result, bytes });
-                    // The counter cannot be full: it is read once per write.
+                    // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }
             }
@@ -427,7 +434,7 @@ impl Shared {
 
 fn remove(dir: &OwnedFd, name: &str) {
     failpoint::step("unlink");
-    // Gone already is what is wanted; anything else is left to the end of the session.
+    // ENOENT is fine. A file that cannot be removed stays until the end of the session.
     rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
 }
 
