@@ -1,7 +1,7 @@
-//! Runs one command and prints what it says: `run [-t] PROGRAM [ARGUMENT]...`.
+//! Runs one command and prints its output: `run [-t] PROGRAM [ARGUMENT]...`.
 //!
-//! With pipes its stdout and stderr go to ours; with `-t` it gets a terminal of 24 by 80. Our exit code is the
-//! child's. One thread polls the streams and the exit descriptor, as anything built on this crate does.
+//! With pipes, the command's stdout and stderr go to ours. With `-t` it gets a terminal of 24 by 80. Our exit code is
+//! that of the child. One thread polls the streams and the exit fd, as any program built on this crate does.
 
 use std::{
     env, io,
@@ -53,7 +53,7 @@ fn run() -> Result<Exited, Box<dyn std::error::Error>> {
             ready.push(PollFd::from_borrowed_fd(child.exit_fd(), PollFlags::IN));
         }
         poll(&mut ready, None)?;
-        // The exit is looked at first and the streams afterwards, so nothing said before the exit is missed.
+        // Check the exit first and the streams afterwards, so that no output from before the exit is missed.
         if exited.is_none() {
             exited = child.try_wait()?;
         }
@@ -71,12 +71,12 @@ fn run() -> Result<Exited, Box<dyn std::error::Error>> {
     exited.ok_or_else(|| "the loop ends with the child".into())
 }
 
-/// Copies what is there; false at the end of the stream.
+/// Copies the available bytes. Returns false at the end of the stream.
 fn copy(fd: impl AsFd, sink: &mut Sink) -> io::Result<bool> {
     let mut buf = [0; 16 * 1024];
     loop {
         match rustix::io::read(&fd, &mut buf) {
-            // A terminal that nobody has open any more answers EIO.
+            // EIO: no process has the terminal open.
             Ok(0) | Err(rustix::io::Errno::IO) => return Ok(false),
             Ok(len) => sink.write_all(&buf[..len])?,
             Err(rustix::io::Errno::AGAIN) => {

@@ -1,6 +1,6 @@
-//! The same child for a tokio runtime: streams as `AsyncRead` and `AsyncWrite`, the end as a future.
+//! A child for a Tokio runtime: streams as `AsyncRead` and `AsyncWrite`, the exit as a future.
 //!
-//! Owns the registration with the reactor and nothing else; spawning, signals and the reap stay in [`Child`].
+//! This module only registers fds with the reactor. Spawning, signals and the reap are in [`Child`].
 
 use std::{
     io,
@@ -19,7 +19,7 @@ pub struct AsyncStream {
     fd: AsyncFd<OwnedFd>,
 }
 
-/// A child whose end can be awaited.
+/// A child whose exit can be awaited.
 #[derive(Debug)]
 pub struct AsyncChild {
     exit: AsyncFd<OwnedFd>,
@@ -27,20 +27,20 @@ pub struct AsyncChild {
 }
 
 impl AsyncStream {
-    /// Registers a descriptor that is in nonblocking mode, such as those of [`Child`]; call it inside a runtime.
+    /// Registers a nonblocking fd, such as those of [`Child`]. Call it inside a runtime.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self { fd: register(fd, Interest::READABLE | Interest::WRITABLE)? })
     }
 }
 
 impl AsyncChild {
-    /// Registers the child's exit descriptor; call it inside a runtime.
+    /// Registers the child's exit fd. Call it inside a runtime.
     pub fn new(child: Child) -> io::Result<Self> {
         let exit = child.exit_fd().try_clone_to_owned()?;
         Ok(Self { exit: register(exit, Interest::READABLE)?, child })
     }
 
-    /// The child, for signals and sizes.
+    /// The child, for signals and resizing.
     pub fn child(&self) -> &Child {
         &self.child
     }
@@ -50,28 +50,28 @@ impl AsyncChild {
         &mut self.child
     }
 
-    /// Hands over the writing end of the stdin pipe.
+    /// Takes the writing end of the stdin pipe.
     pub fn take_stdin(&mut self) -> io::Result<Option<AsyncStream>> {
         self.child.take_stdin().map(AsyncStream::new).transpose()
     }
 
-    /// Hands over the stdout pipe.
+    /// Takes the stdout pipe.
     pub fn take_stdout(&mut self) -> io::Result<Option<AsyncStream>> {
         self.child.take_stdout().map(AsyncStream::new).transpose()
     }
 
-    /// Hands over the stderr pipe.
+    /// Takes the stderr pipe.
     pub fn take_stderr(&mut self) -> io::Result<Option<AsyncStream>> {
         self.child.take_stderr().map(AsyncStream::new).transpose()
     }
 
-    /// A stream on the terminal. The child keeps its own descriptor, so that it can still be resized.
+    /// A stream on a duplicate of the terminal's fd. The child keeps its own fd, so it can still be resized.
     pub fn pty(&self) -> io::Result<Option<AsyncStream>> {
         let duplicate = self.child.pty().map(|fd| fd.try_clone_to_owned()).transpose()?;
         duplicate.map(AsyncStream::new).transpose()
     }
 
-    /// Waits for the end of the leader and reaps it. Cancel safe: the status is kept in the child.
+    /// Waits until the leader has ended and reaps it. Cancel safe: the child keeps the status.
     pub async fn wait(&mut self) -> io::Result<Exited> {
         loop {
             if let Some(exited) = self.child.try_wait()? {
@@ -92,7 +92,7 @@ impl AsyncRead for AsyncStream {
                     buf.advance(len);
                     return Poll::Ready(Ok(()));
                 }
-                // A terminal that nobody has open any more says so with EIO: the end of the stream.
+                // EIO: no process has the terminal open. This is the end of the stream.
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => return Poll::Ready(Ok(())),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(error)) => return Poll::Ready(Err(error)),
@@ -118,13 +118,13 @@ impl AsyncWrite for AsyncStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing: a pipe is closed by dropping it, a terminal by [`Child::close_stdin`].
+    /// Does nothing. Drop a pipe to close it. For a terminal, call [`Child::close_stdin`].
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 }
 
 fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is open and keeps its number until it is dropped, and nothing here closes or replaces it.
+    // SAFETY: an `OwnedFd` is open and keeps its number until it is dropped. Nothing here closes or replaces it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

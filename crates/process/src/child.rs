@@ -1,7 +1,7 @@
-//! A running child: its streams, its signals, its end.
+//! A running child: its streams, signals and exit status.
 //!
-//! Owns the reap: a pid is signalled only while it is unreaped, so a recycled number is never hit. It does not know
-//! whether anybody polls; whether a process or a [`Driver`](crate::Driver) is behind it shows nowhere.
+//! This module reaps the child. A pid is signalled only while it is unreaped, so a signal never hits a process that
+//! reuses the pid. A [`Driver`](crate::Driver) can stand in for the process, and the caller sees no difference.
 
 use std::{
     io,
@@ -24,51 +24,51 @@ use crate::{
     tree::{self, Killed, TreeScope},
 };
 
-/// `PIDFD_SIGNAL_PROCESS_GROUP`, Linux 6.9: the signal goes to the group that the process leads.
+/// `PIDFD_SIGNAL_PROCESS_GROUP` (Linux 6.9) sends the signal to the group that the process leads.
 const SIGNAL_PROCESS_GROUP: usize = 1 << 2;
 
-/// How long a dropped child is given to die of SIGKILL. One in uninterruptible sleep outlives it and is left to
-/// whoever reaps for us; a longer time would stall the caller's loop.
+/// How long `drop` waits for a child to die of SIGKILL. A child in uninterruptible sleep can take longer. `drop` leaves
+/// it unreaped: a caller that reaps stray children, or init, reaps it later. A longer wait would stall the caller's event
+/// loop.
 const DROP_REAP_MAX: Duration = Duration::from_secs(1);
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exited {
-    /// The exit code; 128 + n for a death by signal n.
+    /// The exit code, or 128 + n if signal n killed the child.
     pub code: i32,
-    /// The signal it died of.
+    /// The signal that killed the child.
     pub signal: Option<u8>,
-    /// Time in user mode, with that of the children it has waited for.
+    /// CPU time in user mode, including that of the children it has waited for.
     pub user_ms: u64,
-    /// Time in the kernel, with that of the children it has waited for.
+    /// CPU time in kernel mode, including that of the children it has waited for.
     pub system_ms: u64,
-    /// The largest resident size. The kernel counts our own size at the spawn as the child's first.
+    /// Largest resident set size. The kernel starts with the size of the parent at the time of the spawn.
     pub max_rss_bytes: u64,
 }
 
-/// What became of a request to end a child's input.
+/// The result of closing a child's stdin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseStdin {
-    /// The pipe is closed.
     Closed,
-    /// The terminal's end-of-file character was sent. In the middle of a line it only hands over the line, as at a
-    /// keyboard; a second one then ends the input.
+    /// The terminal's EOF character was sent. In the middle of a line it only submits the line, as on a keyboard. A
+    /// second one then ends the input.
     EofSent,
-    /// The terminal is not in canonical mode, so there is no character that means the end; nothing was sent.
+    /// The terminal is not in canonical mode and has no EOF character. Nothing was sent.
     RawMode,
-    /// There is no open input.
+    /// Stdin is not open.
     NotOpen,
 }
 
-/// A child with our ends of its streams.
+/// A child with the parent's ends of its streams.
 ///
-/// Dropping a child that was not reaped kills its process group and reaps it; dropping a reaped one signals nobody.
+/// Dropping a child that was not reaped kills its process group and reaps it. Dropping a reaped child sends no signal.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
     backing: Backing,
     streams: Ours,
-    /// Set by the reap; from then on the pid may belong to somebody else.
+    /// Set when the child is reaped. From then on the pid may belong to another process.
     exited: Option<Exited>,
 }
 
@@ -84,19 +84,19 @@ impl Child {
         Self { pid, backing: Backing::Process(Arc::new(pidfd)), streams, exited: None }
     }
 
-    /// Makes a child that is played by a [`Driver`]. Its pid is above every number that the kernel gives out.
+    /// Creates a child that a [`Driver`] simulates. Its pid is above every pid that the kernel assigns.
     pub fn scripted(stdio: Stdio) -> io::Result<(Self, Driver)> {
         let (script, streams, driver) = Script::open(stdio)?;
         let child = Self { pid: script.pid(), backing: Backing::Script(script), streams, exited: None };
         Ok((child, driver))
     }
 
-    /// The process id, which is also the id of the child's group and session.
+    /// The pid, which is also the id of the child's process group and session.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Becomes readable when the leader has ended, and stays so.
+    /// An fd that becomes readable when the leader has ended, and stays readable.
     pub fn exit_fd(&self) -> BorrowedFd<'_> {
         match &self.backing {
             Backing::Process(pidfd) => pidfd.as_fd(),
@@ -104,7 +104,7 @@ impl Child {
         }
     }
 
-    /// The pidfd of the leader; a scripted child has none.
+    /// The pidfd of the leader. `None` for a scripted child.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Process(pidfd) => Some(pidfd.as_fd()),
@@ -112,7 +112,8 @@ impl Child {
         }
     }
 
-    /// The same to be kept until it can be handed to somebody: a copy of its own might not be had.
+    /// The pidfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// exhausted.
     pub fn shared_pidfd(&self) -> Option<Arc<OwnedFd>> {
         match &self.backing {
             Backing::Process(pidfd) => Some(Arc::clone(pidfd)),
@@ -120,7 +121,7 @@ impl Child {
         }
     }
 
-    /// Where input is written: the open pipe or the terminal, nonblocking.
+    /// The fd to write input to: the open pipe or the terminal. Nonblocking.
     pub fn stdin(&self) -> Option<BorrowedFd<'_>> {
         self.streams.stdin.as_ref().or(self.streams.pty.as_ref()).map(AsFd::as_fd)
     }
@@ -135,39 +136,39 @@ impl Child {
         self.streams.stderr.as_ref().map(AsFd::as_fd)
     }
 
-    /// The terminal, nonblocking, for reading and writing. After the last writer a read fails with `EIO`, which is
-    /// the end, once [`Child::release_slave`] was called.
+    /// The terminal, for reading and writing. Nonblocking. A read fails with `EIO` at the end of the output: when the
+    /// child's side is closed in all processes and [`Child::release_slave`] was called.
     pub fn pty(&self) -> Option<BorrowedFd<'_>> {
         self.streams.pty.as_ref().map(AsFd::as_fd)
     }
 
-    /// Hands over the writing end of the stdin pipe.
+    /// Takes the writing end of the stdin pipe.
     pub fn take_stdin(&mut self) -> Option<OwnedFd> {
         self.streams.stdin.take()
     }
 
-    /// Hands over the stdout pipe; dropping the answer closes it.
+    /// Takes the stdout pipe. Dropping it closes the pipe.
     pub fn take_stdout(&mut self) -> Option<OwnedFd> {
         self.streams.stdout.take()
     }
 
-    /// Hands over the stderr pipe; dropping the answer closes it.
+    /// Takes the stderr pipe. Dropping it closes the pipe.
     pub fn take_stderr(&mut self) -> Option<OwnedFd> {
         self.streams.stderr.take()
     }
 
-    /// Hands over the terminal; resize and close-stdin end with it.
+    /// Takes the terminal. After this, `resize` and `close_stdin` do not work.
     pub fn take_pty(&mut self) -> Option<OwnedFd> {
         self.streams.pty.take()
     }
 
-    /// Lets go of the child's side of the terminal, which is held so that no output is cut off while the leader
-    /// lives. Call it after the reap: then reading ends with `EIO` as soon as nobody has the terminal open.
+    /// Closes the parent's copy of the child's side of the terminal, which protects output from being cut off while the
+    /// leader lives. Call it after the reap. Then reading ends with `EIO` as soon as no process has the terminal open.
     pub fn release_slave(&mut self) {
         self.streams.slave = None;
     }
 
-    /// Changes the size of the terminal; `ENOTTY` for a child with pipes.
+    /// Changes the size of the terminal. `ENOTTY` for a child with pipes.
     pub fn resize(&self, size: Size) -> io::Result<()> {
         let Some(master) = &self.streams.pty else {
             return Err(io::Error::from_raw_os_error(libc::ENOTTY));
@@ -181,8 +182,8 @@ impl Child {
         }
     }
 
-    /// Ends the child's input: closes the pipe, or sends the end-of-file character to a terminal in canonical mode.
-    /// The terminal may be too full to take it; the error is then `WouldBlock` and the call is repeated later.
+    /// Ends the child's input: closes the pipe, or sends the EOF character to a terminal in canonical mode. If the
+    /// terminal's buffer is full, the error is `WouldBlock` and the caller must retry later.
     pub fn close_stdin(&mut self) -> io::Result<CloseStdin> {
         if self.streams.stdin.take().is_some() {
             return Ok(CloseStdin::Closed);
@@ -201,8 +202,8 @@ impl Child {
         Ok(CloseStdin::EofSent)
     }
 
-    /// Sends a signal to the child's process group. After the reap the answer is `ESRCH` and nobody is signalled;
-    /// [`Child::kill_tree`] still reaches what is left.
+    /// Sends a signal to the child's process group. After the reap, this returns `ESRCH` and sends nothing.
+    /// [`Child::kill_tree`] can still kill the processes that are left.
     pub fn signal_group(&self, signal: i32) -> io::Result<()> {
         if self.exited.is_some() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -216,12 +217,13 @@ impl Child {
         }
     }
 
-    /// Kills the leader, its group, its session and its descendants; after the reap what is left of group and session.
+    /// Kills the leader, its group, its session and its descendants. After the reap, kills the rest of the group and
+    /// session.
     pub fn kill_tree(&self) -> io::Result<Killed> {
         Self::kill_all([self])
     }
 
-    /// The same for several children at the price of one: the walk over all processes is what a kill costs.
+    /// Like [`Child::kill_tree`], for several children at the cost of one: walking `/proc` is the expensive part.
     pub fn kill_all<'a>(children: impl IntoIterator<Item = &'a Self>) -> io::Result<Killed> {
         let (mut leaders, mut living, mut scripted) = (Vec::new(), Vec::new(), 0);
         for child in children {
@@ -237,16 +239,17 @@ impl Child {
                 }
             }
         }
-        // The walk comes first: a leader that dies before it takes the chain of parents with it.
+        // Walk before killing the groups: when a leader dies, its descendants lose the chain of parents by which they
+        // are found.
         let killed = tree::kill_trees(&leaders);
-        // Each group is killed in one step as well, so that it dies even where `/proc` cannot be read.
+        // Also kill each group with one system call, so that it dies even if `/proc` cannot be read.
         let groups: io::Result<()> = living.iter().try_for_each(|child| child.signal_group(libc::SIGKILL));
         let killed = killed?;
         groups?;
         Ok(Killed { signalled: killed.signalled + scripted, ..killed })
     }
 
-    /// Reaps the leader if it has ended; later calls give the same answer.
+    /// Reaps the leader if it has ended. Later calls return the same status.
     pub fn try_wait(&mut self) -> io::Result<Option<Exited>> {
         if self.exited.is_none() {
             self.exited = match &self.backing {
@@ -263,7 +266,8 @@ impl Drop for Child {
         if !matches!(self.try_wait(), Ok(None)) || matches!(self.backing, Backing::Script(_)) {
             return;
         }
-        // Nobody is left to tell; what cannot be killed is left to whoever reaps for us.
+        // Errors are ignored because `drop` cannot report them. A child that survives is left unreaped, see
+        // `DROP_REAP_MAX`.
         self.signal_group(libc::SIGKILL).ok();
         let limit = Timespec { tv_sec: DROP_REAP_MAX.as_secs().cast_signed(), tv_nsec: 0 };
         let exit_fd = self.exit_fd().try_clone_to_owned();
@@ -274,18 +278,18 @@ impl Drop for Child {
     }
 }
 
-/// The end-of-file character of a terminal in canonical mode.
+/// The EOF character of a terminal in canonical mode.
 fn eof_character(master: BorrowedFd<'_>) -> io::Result<Option<u8>> {
     let modes = tcgetattr(master)?;
     let eof = modes.special_codes[SpecialCodeIndex::VEOF];
-    // Zero means that the character is switched off.
+    // Zero means that the EOF character is disabled.
     Ok((modes.local_modes.contains(LocalModes::ICANON) && eof != 0).then_some(eof))
 }
 
-/// Only for an unreaped leader: the fallback goes by number.
+/// Call it only for an unreaped leader: the fallback uses the pid.
 fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::Result<()> {
     let fd = pidfd.as_raw_fd();
-    // SAFETY: the call takes a descriptor, a number, no information and flags, and touches no memory of ours.
+    // SAFETY: the call takes an fd, a signal number, a null siginfo and flags. It does not access our memory.
     let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, 0_usize, SIGNAL_PROCESS_GROUP) };
     if sent == 0 {
         return Ok(());
@@ -294,8 +298,7 @@ fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::
     if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) {
         return Err(error);
     }
-    // An older kernel refuses the flag. The number is safe while its leader is unreaped.
-    // SAFETY: `killpg` takes two numbers.
+    // Kernels before 6.9 reject the flag. The pid is safe to use while its leader is unreaped.
     if unsafe { libc::killpg(leader.as_raw_pid(), signal) } == 0 {
         return Ok(());
     }
@@ -304,9 +307,9 @@ fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::
 
 fn try_reap(pid: Pid) -> io::Result<Option<Exited>> {
     let mut status: libc::c_int = 0;
-    // SAFETY: all zero is a valid value of this structure of numbers.
+    // SAFETY: `rusage` consists of numbers, so all zeros is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are valid for one write of their type; the pid is an unreaped child of ours.
+    // SAFETY: both pointers are valid for one write of their type. The pid is an unreaped child of this process.
     let waited = unsafe { libc::wait4(pid.as_raw_pid(), &mut status, libc::WNOHANG, &mut usage) };
     match waited {
         0 => Ok(None),

@@ -1,7 +1,7 @@
-//! A child played by a test: the same [`Child`](crate::Child) with a script behind it instead of a process.
+//! A child that a test simulates: the same [`Child`](crate::Child), with a script behind it instead of a process.
 //!
-//! The streams are real descriptors, so whatever polls a child works unchanged. Owns what the script has seen and
-//! decided; it does not know who reads the streams. Every end is nonblocking: both sides can live on one thread.
+//! The streams are real fds, so code that polls a child works unchanged. All ends are nonblocking, so one thread can
+//! drive both sides.
 
 use std::{
     fmt, io,
@@ -25,16 +25,16 @@ use crate::{
     streams::Ours,
 };
 
-/// The end-of-file character of a scripted terminal.
+/// The EOF character of a scripted terminal.
 const EOF_CHARACTER: u8 = 4;
 
-/// The next scripted pid. It counts down from the top of the type: the kernel gives out at most 2^22.
+/// The next scripted pid. Counts down from `i32::MAX`: the kernel assigns at most 2^22.
 static NEXT_PID: AtomicI32 = AtomicI32::new(i32::MAX);
 
-/// The script's side of a [`Child`](crate::Child). Clones play the same child.
+/// The script's side of a [`Child`](crate::Child). Clones control the same child.
 ///
-/// Signals do what they do to a process without handlers: SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGQUIT end it and
-/// close its streams, others are only recorded. [`Driver::on_signal`] replaces that for all but SIGKILL.
+/// By default, signals act as on a process without handlers: SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGQUIT end it and
+/// close its streams, all others are only recorded. [`Driver::on_signal`] replaces this for all signals except SIGKILL.
 #[derive(Clone, Debug)]
 pub struct Driver {
     script: Arc<Script>,
@@ -42,7 +42,7 @@ pub struct Driver {
 
 type Hook = Box<dyn FnMut(&Driver, i32) + Send>;
 
-/// What child and driver share.
+/// The state that child and driver share.
 pub(crate) struct Script {
     pid: Pid,
     exit_fd: OwnedFd,
@@ -62,12 +62,11 @@ struct State {
 }
 
 impl Driver {
-    /// The scripted pid of the child.
     pub fn pid(&self) -> Pid {
         self.script.pid
     }
 
-    /// Writes to stdout as much as fits; `WouldBlock` when nothing does, `BrokenPipe` when it is closed.
+    /// Writes as much to stdout as fits. `WouldBlock` if nothing fits, `BrokenPipe` if stdout is closed.
     pub fn write_stdout(&self, bytes: &[u8]) -> io::Result<usize> {
         write(&self.script.state().stdout, bytes)
     }
@@ -82,7 +81,8 @@ impl Driver {
         write(&self.script.state().pty, bytes)
     }
 
-    /// Reads what was written to the child's stdin or terminal; 0 when it is closed, `WouldBlock` when it is empty.
+    /// Reads the bytes that were written to the child's stdin or terminal. 0 if it is closed, `WouldBlock` if it is
+    /// empty.
     pub fn read_stdin(&self, buf: &mut [u8]) -> io::Result<usize> {
         let state = self.script.state();
         match state.stdin.as_ref().or(state.pty.as_ref()) {
@@ -91,32 +91,29 @@ impl Driver {
         }
     }
 
-    /// Stops reading stdin: whoever writes to it gets `EPIPE`.
+    /// Stops reading stdin: a write to it fails with `EPIPE`.
     pub fn close_stdin(&self) {
         self.script.state().stdin = None;
     }
 
-    /// Closes stdout.
     pub fn close_stdout(&self) {
         self.script.state().stdout = None;
     }
 
-    /// Closes stderr.
     pub fn close_stderr(&self) {
         self.script.state().stderr = None;
     }
 
-    /// Closes the terminal.
     pub fn close_pty(&self) {
         self.script.state().pty = None;
     }
 
-    /// Closes every stream.
     pub fn close_all(&self) {
         self.script.state().close_all();
     }
 
-    /// Ends the child with a code. Streams stay open, as when a grandchild holds them; the first end counts.
+    /// Ends the child with an exit code. The streams stay open, as if a grandchild held them. Only the first end
+    /// counts.
     pub fn exit(&self, code: i32) {
         self.end(code, None);
     }
@@ -126,27 +123,27 @@ impl Driver {
         self.end(128 + i32::from(signal), Some(signal));
     }
 
-    /// Whether the child has ended.
     pub fn has_exited(&self) -> bool {
         self.script.state().exited.is_some()
     }
 
-    /// Sets the terminal to canonical mode, which is the default, or to raw mode.
+    /// Sets the terminal to canonical mode (the default) or raw mode.
     pub fn set_canonical(&self, is_canonical: bool) {
         self.script.state().is_canonical = is_canonical;
     }
 
-    /// Every signal sent to the child so far.
+    /// Every signal that was sent to the child so far.
     pub fn signals(&self) -> Vec<i32> {
         self.script.state().signals.clone()
     }
 
-    /// Every size that the terminal was given so far.
+    /// Every size that the terminal had so far, including the initial one.
     pub fn resizes(&self) -> Vec<Size> {
         self.script.state().resizes.clone()
     }
 
-    /// Decides what signals do while the child lives. SIGKILL ends it after the hook has seen it.
+    /// Sets a hook that decides what signals do while the child lives. SIGKILL still ends the child, after the hook
+    /// ran.
     pub fn on_signal(&self, hook: impl FnMut(&Driver, i32) + Send + 'static) {
         self.script.state().hook = Some(Box::new(hook));
     }
@@ -223,7 +220,7 @@ impl Script {
         self.state().resizes.push(size);
     }
 
-    /// Records a signal and lets it act. The hook runs without the lock, so that it may use the driver.
+    /// Records a signal and applies it. The hook runs without the lock, because it may call methods of the driver.
     pub(crate) fn signal(self: &Arc<Self>, signal: i32) {
         let driver = Driver { script: Arc::clone(self) };
         let mut state = self.state();
@@ -233,7 +230,7 @@ impl Script {
         let ends = match hook {
             Some(mut hook) => {
                 hook(&driver, signal);
-                // A hook that installed its successor keeps it.
+                // If the hook installed a new hook, keep the new one.
                 self.state().hook.get_or_insert(hook);
                 signal == libc::SIGKILL
             }
@@ -246,7 +243,7 @@ impl Script {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A hook that panicked has failed its test already; the state is plain data.
+        // Ignore poisoning: a hook that panicked has already failed its test, and the state is plain data.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

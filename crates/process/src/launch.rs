@@ -1,12 +1,14 @@
-//! The clone and what the child does before exec.
+//! The clone, and the child's steps before exec.
 //!
-//! The child shares our memory (`CLONE_VM`), so the cost does not grow with it. In return the child's side may only make
-//! raw system calls: no allocation, no lock, no panic, no library function with hidden state, `errno` included. Everything
-//! it reads is prepared by `spawn`; what it reports is one stage and one error number in memory that both see.
+//! The child shares our memory (`CLONE_VM`), so the cost of a spawn does not depend on our memory size. In return, the
+//! child may only make raw system calls: no allocation, no lock, no panic and no library function with hidden state,
+//! including `errno`. `spawn` prepares everything that the child reads. The child reports a failure as one stage and
+//! one errno in shared memory.
 //!
-//! Meanwhile the calling thread is stopped in the kernel (`CLONE_VFORK`), or it makes further children and then waits until
-//! the kernel has cleared the word that says that this one is in our memory. Exec takes longer than all that comes before
-//! it, so children that are wanted at the same time are made in less time when they need not wait for each other.
+//! While the child is in our memory, the calling thread either is stopped in the kernel (`CLONE_VFORK`), or it starts
+//! more children and then waits on a futex word that the kernel clears when the child has left
+//! (`CLONE_CHILD_CLEARTID`). Exec takes longer than all the steps before it, so several children start faster if they
+//! do not wait for each other's exec.
 
 use std::{
     cell::Cell,
@@ -32,33 +34,36 @@ use crate::spawn::{Stage, User};
 
 mod born;
 
-/// Bytes of the child's stack, beside its guard page. The deepest path is some hundred bytes; debug builds need more.
+/// Size of the child's stack, without its guard page. The deepest call path needs some hundred bytes, debug builds
+/// more.
 const STACK_BYTES: usize = 64 * 1024;
-/// Bytes of a signal mask as the kernel takes it: one bit for each of 64 signals.
+/// Size of a signal mask in the kernel: one bit for each of 64 signals.
 const MASK_BYTES: usize = 8;
-/// The largest kernel `sigaction` of our targets; all zero means the default action.
+/// Size of the largest kernel `sigaction` of our targets. All zeros means the default action.
 const SIGACTION_BYTES: usize = 32;
 
-/// How long to believe that a child is in our memory before it is looked at: of one that dumps core, older kernels leave the word.
+/// How long to wait on the futex word before checking whether the child is dead. Older kernels do not clear the word if
+/// the child dumps core.
 const LOOK_AGAIN_NS: i64 = 50_000_000;
 
-/// The last stack that went out of use; where several are used at the same time, the others are mapped.
+/// The last stack that went out of use. If several are needed at the same time, the others are mapped anew.
 static SPARE_STACK: Mutex<Option<Stack>> = Mutex::new(None);
 
-/// The kernel was seen to clear the word of a child that executed its program. All of Linux does; what imitates it may not.
+/// Whether the kernel was seen to clear the futex word at exec. Linux always does, but an emulation of Linux may not.
 static IS_WORD_CLEARED: AtomicBool = AtomicBool::new(false);
 
-/// All that the child needs. Pointer arrays end with a null and stay valid for the lifetime of the borrow.
+/// Everything that the child needs. Pointer arrays end with a null pointer and stay valid for the lifetime of the
+/// borrow.
 pub(crate) struct Launch<'a> {
     pub(crate) argv: &'a [*const c_char],
-    /// The arguments of `/bin/sh` with a free second place for the script's path.
+    /// The arguments of `/bin/sh`. The second element is reserved for the path of the script.
     pub(crate) script_argv: &'a [*const c_char],
     pub(crate) env: &'a [*const c_char],
     pub(crate) candidates: &'a [*const c_char],
     pub(crate) cwd: &'a CStr,
-    /// What becomes 0, 1 and 2, each at 3 or above; `None` is the null device.
+    /// The sources of fds 0, 1 and 2, each numbered 3 or above. `None`: `/dev/null`.
     pub(crate) stdio: [Option<RawFd>; 3],
-    /// Source and number in the child; no source equals a number.
+    /// Source fd and number in the child. No source equals any of the numbers.
     pub(crate) extra: &'a [(RawFd, RawFd)],
     /// The numbers of `extra` in ascending order.
     pub(crate) keep: &'a [RawFd],
@@ -66,15 +71,15 @@ pub(crate) struct Launch<'a> {
     pub(crate) nofile: Option<(u64, u64)>,
     pub(crate) umask: Option<u32>,
     pub(crate) die_with_parent: bool,
-    /// The directory of the group that it is born in.
+    /// The directory of the cgroup in which the child is created.
     pub(crate) home: Option<RawFd>,
-    /// Open files of groups that it writes itself into.
+    /// Open files of cgroups into which the child writes itself.
     pub(crate) cgroups: &'a [RawFd],
     pub(crate) user: Option<&'a User>,
-    /// Resource and limit.
+    /// Resource, and its soft and hard limit.
     pub(crate) limits: &'a [(u32, u64)],
     pub(crate) sandbox: Option<&'a InChild>,
-    /// The signals that we ignore, where that is known.
+    /// The signals that we ignore, if known.
     pub(crate) ignored: Option<Ignored>,
 }
 
@@ -89,30 +94,31 @@ pub(crate) enum Failure {
     Child { stage: Stage, source: io::Error },
 }
 
-/// What parent and child share; the parent reads `report` after the child has left this memory.
+/// The state that parent and child share. The parent reads `report` after the child has left this memory.
 struct Shared<'a> {
     launch: &'a Launch<'a>,
     parent: libc::pid_t,
     script_argv: Cell<*mut *const c_char>,
-    /// The kernel could not place the child in its group: it enters it by itself.
+    /// The kernel could not create the child in its cgroup, so the child must enter it.
     must_go_home: Cell<bool>,
     /// No signal has a handler in the child.
     has_no_handlers: Cell<bool>,
-    /// The child came to its first instruction.
+    /// The child has reached its first instruction.
     has_begun: Cell<bool>,
     report: Cell<Option<(Stage, c_int)>>,
-    /// Not zero while the child is in this memory; the kernel clears it.
+    /// Nonzero while the child is in this memory. The kernel clears it.
     is_here: AtomicU32,
 }
 
-/// Whether the calling thread goes on while the child is in our memory.
+/// Whether the calling thread continues while the child is in our memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Parent {
     Stops,
     GoesOn,
 }
 
-/// A child that may still be in our memory: nothing of what it reads goes before it has left.
+/// A child that may still be in our memory. `drop` waits until the child has left, which keeps alive what the child
+/// reads.
 struct Present<'a> {
     shared: &'a Shared<'a>,
     child: &'a Started,
@@ -122,20 +128,20 @@ struct Stack {
     base: *mut c_void,
 }
 
-/// The signals that a process ignores. They are what a program would inherit: handlers are gone with exec.
+/// The signals that a process ignores. Exec preserves them, whereas it resets handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored(u64);
 
 impl Ignored {
-    /// All whose action can be set.
+    /// All signals whose action can be set.
     const ANY: Self = Self(!(1 << (libc::SIGKILL - 1)) & !(1 << (libc::SIGSTOP - 1)));
 
-    /// Those that this process ignores now.
+    /// The signals that this process ignores now.
     pub fn now() -> Self {
         let is_ignored = |signal: &c_int| {
             let mut action = [0_u64; SIGACTION_BYTES / 8];
             let into = address(action.as_mut_ptr());
-            // The handler is the first field, of the size of a pointer.
+            // The handler is the first field and has the size of a pointer.
             call(libc::SYS_rt_sigaction, [*signal as usize, 0, into, MASK_BYTES, 0, 0]).is_ok()
                 && action.first().copied() == Some(libc::SIG_IGN as u64)
         };
@@ -148,11 +154,11 @@ impl Ignored {
     }
 }
 
-// SAFETY: the mapping belongs to this value alone; no thread-bound state is in it.
+// SAFETY: the mapping belongs to this value alone and contains no thread-bound state.
 unsafe impl Send for Stack {}
 
 impl Launch<'_> {
-    /// Makes the child and waits for its exec.
+    /// Starts the child and waits for its exec.
     pub(crate) fn run(&self) -> Result<Started, Failure> {
         let mut script_argv = self.script_argv.to_vec();
         let shared = Shared::new(self, &mut script_argv);
@@ -162,12 +168,12 @@ impl Launch<'_> {
         let child = cloned.map_err(|source| Failure::Parent { what: "process", source })?;
         let is_cleared = !shared.is_child_here();
         let outcome = shared.outcome(child);
-        // The end of a child that failed clears it as well, and shows nothing.
+        // The exit of a failed child clears the word as well, so it proves nothing about exec.
         IS_WORD_CLEARED.fetch_or(is_cleared && outcome.is_ok(), Ordering::Relaxed);
         outcome
     }
 
-    /// Makes the child and does something else until its exec. Where that cannot be, one comes after the other.
+    /// Starts the child and runs `other` until its exec. If that is not possible, runs them one after the other.
     pub(crate) fn run_beside<T>(&self, other: impl FnOnce() -> T) -> (Result<Started, Failure>, T) {
         let mut script_argv = self.script_argv.to_vec();
         let shared = Shared::new(self, &mut script_argv);
@@ -177,10 +183,12 @@ impl Launch<'_> {
         let present = Present { shared: &shared, child: &child };
         let done = other();
         drop(present);
+        // The child has left its stack: `drop(present)` has waited for that.
         stack.give_back();
         if shared.has_begun.get() {
             return (shared.outcome(child), done);
         }
+        // The kernel killed the child before its first instruction. Start it again without `clone3`.
         born::distrust();
         reap(child.pid);
         (self.run(), done)
@@ -206,7 +214,7 @@ impl<'a> Shared<'a> {
         self.is_here.load(Ordering::Acquire) != 0
     }
 
-    /// What became of a child that has left our memory.
+    /// The result of a child that has left our memory.
     fn outcome(&self, child: Started) -> Result<Started, Failure> {
         let Some((stage, errno)) = self.report.take() else { return Ok(child) };
         reap(child.pid);
@@ -218,7 +226,8 @@ impl Drop for Present<'_> {
     fn drop(&mut self) {
         while self.shared.is_child_here() {
             let look_again = futex::Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
-            // Not a private one, for the kernel wakes those that are not. Any answer but a timeout means: look at the word.
+            // Do not use a private futex: the kernel's wake-up is not private. After any result except a timeout, check
+            // the word again.
             let waited = futex::wait(&self.shared.is_here, futex::Flags::empty(), 1, Some(&look_again));
             if waited == Err(Errno::TIMEDOUT) && has_ended(self.child) {
                 return;
@@ -235,7 +244,7 @@ impl Stack {
 
     fn map() -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses does not touch existing memory.
         let base = unsafe {
             libc::mmap(ptr::null_mut(), Self::mapped_bytes(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
@@ -243,19 +252,19 @@ impl Stack {
             return Err(io::Error::last_os_error());
         }
         let stack = Self { base };
-        // SAFETY: the range is the lowest page of the mapping just made and holds no data.
+        // SAFETY: the range is the lowest page of the mapping just made. It contains no data.
         if unsafe { libc::mprotect(base, rustix::param::page_size(), libc::PROT_NONE) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(stack)
     }
 
-    /// The guard page and the stack above it. Pages of arm64 may be as large as the stack.
+    /// Size of the guard page and the stack above it. On arm64, a page can be as large as the stack.
     fn mapped_bytes() -> usize {
         rustix::param::page_size().saturating_add(STACK_BYTES)
     }
 
-    /// The address where the stack begins; it grows down. Aligned to 16 because the mapping is aligned to a page.
+    /// The address where the stack begins. It grows down. It is aligned to 16, because the mapping is page-aligned.
     fn top(&self) -> *mut c_void {
         self.base.wrapping_byte_add(Self::mapped_bytes())
     }
@@ -269,19 +278,20 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of this size, and no child runs on it any more.
+        // SAFETY: the mapping is ours and has this size. No child runs on it now.
         unsafe { libc::munmap(self.base, Self::mapped_bytes()) };
     }
 }
 
-/// Clones with every signal blocked: a handler of ours must not run in the child, which shares our memory.
+/// Clones with every signal blocked: our signal handlers must not run in the child, which shares our memory.
 fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Started> {
     let (all, mut before) = (u64::MAX, 0_u64);
-    // The raw call, since the C library never blocks the two signals it uses itself.
+    // Use the raw system call: the C library never blocks the two signals that it uses itself.
     set_mask(&all, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
     shared.has_no_handlers.set(true);
     let cloned = born::clone_into(shared.launch.home, shared, stack, parent).or_else(|_refused| {
-        // An older kernel, a filter of system calls, or a group that takes nobody: the child itself then says which.
+        // The kernel is too old, seccomp rejects the call, or the cgroup accepts no process. In the last case, the
+        // child gets the errno when it enters the cgroup.
         shared.must_go_home.set(true);
         shared.has_no_handlers.set(false);
         match parent {
@@ -289,21 +299,22 @@ fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Start
             Parent::GoesOn => Err(io::ErrorKind::Unsupported.into()),
         }
     });
-    // It was in force, so it can be set; and whoever called us must learn of the child.
+    // Ignore the result: restoring a valid mask cannot fail, and the caller must get the child anyway.
     drop_result(set_mask(&before, None));
     cloned
 }
 
-/// A child in the groups that we are in; we stop, for not every C library's `clone` knows the word.
+/// Starts a child in our own cgroups. The calling thread stops, because not every C library's `clone` supports
+/// `CLONE_CHILD_CLEARTID`.
 fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<Started> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
-    // SAFETY: `stack` is a private mapping with room for `child_main`; `shared` lives until clone returns, and with
-    // CLONE_VFORK clone returns after the child has executed a program or ended; the kernel writes one int to `pidfd`.
+    // SAFETY: `stack` is a private mapping with room for `child_main`. `shared` lives until clone returns, and with
+    // CLONE_VFORK clone returns after the child has executed a program or ended. The kernel writes one int to `pidfd`.
     let pid =
         unsafe { libc::clone(child_main, stack.top(), flags, ptr::from_ref(shared).cast_mut().cast(), &raw mut pidfd) };
     match Pid::from_raw(pid.max(0)) {
-        // SAFETY: the kernel made this descriptor for us in the call that made the child.
+        // SAFETY: the kernel created this fd for us in the call that created the child.
         Some(pid) => Ok(Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
         None => Err(io::Error::last_os_error()),
     }
@@ -322,13 +333,13 @@ fn has_ended(child: &Started) -> bool {
     matches!(found, Ok(Some(_)) | Err(Errno::CHILD))
 }
 
-/// Takes the status of a child that ended before exec. It is past its last instruction, so this is no wait.
+/// Reaps a child that ended before exec. The child is past its last instruction, so this does not block for long.
 fn reap(pid: Pid) {
     let pid = pid.as_raw_pid();
     loop {
-        // SAFETY: a null status and a null usage are allowed; the pid is an unreaped child of ours.
+        // SAFETY: status and usage may be null. The pid is an unreaped child of this process.
         let waited = unsafe { libc::wait4(pid, ptr::null_mut(), 0, ptr::null_mut()) };
-        // Where SIGCHLD is ignored the kernel reaps by itself and the answer is ECHILD.
+        // If SIGCHLD is ignored, the kernel reaps the child by itself and `wait4` fails with ECHILD.
         if waited == pid || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return;
         }
@@ -337,13 +348,14 @@ fn reap(pid: Pid) {
 
 /// One raw system call.
 fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+    // SAFETY: each caller passes the arguments that the call with this number takes. Pointers are valid for its
+    // duration.
     unsafe { system_call(number, args) }
 }
 
 extern "C" fn child_main(shared: *mut c_void) -> c_int {
-    // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory; nobody else touches it meanwhile, but
-    // for the word, which is atomic.
+    // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory. During that time the parent
+    // accesses only the futex word, which is atomic.
     let shared = unsafe { &*shared.cast_const().cast::<Shared<'_>>() };
     shared.has_begun.set(true);
     let (stage, errno) = match set_up(shared) {
@@ -351,20 +363,25 @@ extern "C" fn child_main(shared: *mut c_void) -> c_int {
         Ok(()) => (Stage::Exec, execute(shared)),
     };
     shared.report.set(Some((stage, errno)));
-    // The program never began, so the code is seen by nobody: the parent reads the report and reaps.
+    // The program never started, so the exit code does not matter: the parent reads the report and reaps the child.
     drop_result(call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]));
     127
 }
 
-/// For calls whose failure leaves nothing to do.
+/// For calls after whose failure there is nothing left to do.
 fn drop_result(_result: Result<usize, c_int>) {}
 
-/// Everything before exec, in an order that matters: the groups first, so that nothing is ever outside them; the session
-/// before the terminal; descriptors before the sandbox, which may hide the null device, and before the limit that could forbid
-/// their numbers; the sandbox before its own descriptors are closed; limits while we may still set them;
-/// the user before the parent-death signal, which a change of user disarms, and before the working directory, which is
-/// entered with its rights and as the sandbox shows it; the empty mask when no handler of the parent is left to run; the filter of
-/// system calls last.
+/// Everything before exec. The order matters:
+///
+/// - cgroups first, so that nothing ever runs outside them;
+/// - the session before the terminal;
+/// - fds before the sandbox, which may hide `/dev/null`, and before `RLIMIT_NOFILE`, which could forbid their numbers;
+/// - the sandbox before its own fds are closed;
+/// - limits while we still have the right to set them;
+/// - the user before the parent-death signal, which a change of user clears, and before the working directory, which is
+///   entered with the rights of that user and as the sandbox shows it;
+/// - the empty signal mask after all handlers of the parent are reset;
+/// - the seccomp filter last.
 fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     let at = |stage: Stage| move |errno: c_int| (stage, errno);
     let launch = shared.launch;
@@ -383,7 +400,7 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     if launch.die_with_parent {
         let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
         call(libc::SYS_prctl, [option, signal, 0, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
-        // The parent may have died before the signal was armed.
+        // The parent may have died before the signal was set.
         if call(libc::SYS_getppid, [0; 6]) != Ok(shared.parent as usize) {
             return Err((Stage::ParentDeath, libc::ESRCH));
         }
@@ -400,11 +417,12 @@ fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
     }
 }
 
-/// Writes ourselves into each group. `0` means the writer, so that no number has to be spelt out here.
+/// Writes the child into each cgroup. The kernel reads `0` as the pid of the writer, so no number has to be formatted
+/// here.
 fn enter_cgroups(home: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
     let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0, 0]).map(drop);
     if let Some(home) = home {
-        // Closed with all others.
+        // `close_others` closes this fd.
         let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
         enter(call(libc::SYS_openat, [home as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0, 0])?)?;
     }
@@ -422,7 +440,8 @@ fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
     launch.limits.iter().try_for_each(|(resource, limit)| set(*resource, *limit, *limit))
 }
 
-/// The raw calls change this task alone: the C library's would try to change the parent's threads with it.
+/// Uses raw system calls, which change only this task. The C library's functions would also try to change the parent's
+/// threads.
 fn become_user(user: &User) -> Result<(), c_int> {
     let (uid, gid) = (user.uid as usize, user.gid as usize);
     call(libc::SYS_setgroups, [user.groups.len(), address(user.groups.as_ptr()), 0, 0, 0, 0])?;
@@ -440,8 +459,8 @@ fn place_descriptors(launch: &Launch<'_>) -> Result<(), c_int> {
                 let path = address(c"/dev/null".as_ptr());
                 let flags = libc::O_RDWR as usize;
                 let opened = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0])?;
-                // Where our own 0 is closed the new descriptor is in place already. Any other number is either
-                // overwritten below or closed with the rest.
+                // If our own fd `target` is closed, the new fd already has this number. Any other number is overwritten
+                // below or closed by `close_others`.
                 if opened as RawFd != target {
                     place(opened as RawFd, target)?;
                 }
@@ -451,7 +470,7 @@ fn place_descriptors(launch: &Launch<'_>) -> Result<(), c_int> {
     launch.extra.iter().try_for_each(|(source, number)| place(*source, *number))
 }
 
-/// Closes every number from 3 up that is not in `keep`.
+/// Closes every fd from 3 up that is not in `keep`.
 fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
     let mut first: usize = 3;
     for number in keep {
@@ -464,7 +483,8 @@ fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
     call(libc::SYS_close_range, [first, u32::MAX as usize, 0, 0, 0, 0]).map(drop)
 }
 
-/// Sets signals to their default and empties the mask. Asking first would cost the same number of calls.
+/// Resets signals to their default action and clears the mask. Checking the action first would cost as many system
+/// calls.
 fn reset_signals(which: Ignored) -> Result<(), c_int> {
     let default = [0_u64; SIGACTION_BYTES / 8];
     for signal in (1..=64).filter(|signal| which.has(*signal)) {
@@ -473,7 +493,7 @@ fn reset_signals(which: Ignored) -> Result<(), c_int> {
     set_mask(&0, None).map(drop)
 }
 
-/// Tries the candidates as `execvp` does and returns the error number that says most.
+/// Tries the candidates as `execvp` does. Returns the most informative errno.
 fn execute(shared: &Shared<'_>) -> c_int {
     let launch = shared.launch;
     let env = address(launch.env.as_ptr());
@@ -483,7 +503,7 @@ fn execute(shared: &Shared<'_>) -> c_int {
         last = exec(*candidate, launch.argv.as_ptr(), env);
         if last == libc::ENOEXEC {
             let script_argv = shared.script_argv.get();
-            // SAFETY: the array has at least three places and belongs to this launch alone.
+            // SAFETY: the array has at least three elements and belongs to this launch alone.
             unsafe { *script_argv.add(1) = *candidate };
             return exec(c"/bin/sh".as_ptr(), script_argv, env);
         }
@@ -493,7 +513,7 @@ fn execute(shared: &Shared<'_>) -> c_int {
             _ => return last,
         }
     }
-    // A file that may not be executed says more than the absence in later directories.
+    // A file that exists but may not be executed is more informative than ENOENT in later directories.
     if denied { libc::EACCES } else { last }
 }
 

@@ -1,17 +1,16 @@
-//! One child process: its pipes or terminal, its process group, its signals, its exit status.
+//! One child process on Linux: its pipes or terminal, process group, signals and exit status.
 //!
-//! The crate owns how a child is made, watched and ended on Linux. It knows nothing of sessions, logs, wire
-//! messages or a runtime: every call returns at once, and what has to be waited for is a descriptor that the
-//! caller polls.
+//! The crate spawns, watches and ends a child. It needs no runtime: calls do not wait for the child to do something. To
+//! wait, the caller polls an fd.
 //!
-//! - [`Spawn`] describes a child, [`Spawn::spawn`] makes it. The child is in its own session, sees exactly the
-//!   descriptors 0, 1, 2 and the declared ones, default signal dispositions, an empty signal mask and exactly the
-//!   given environment. A failure is a typed [`SpawnError`], never an exit code 127.
-//! - [`Child`] holds our ends of the streams (nonblocking) and an exit descriptor that becomes readable when the
+//! - [`Spawn`] describes a child, [`Spawn::spawn`] starts it. The child runs in its own session. It gets fds 0, 1, 2
+//!   and the declared ones, default signal dispositions, an empty signal mask and exactly the given environment. A
+//!   failure is a typed [`SpawnError`], never exit code 127.
+//! - [`Child`] holds the parent's ends of the streams (nonblocking) and an exit fd that becomes readable when the
 //!   leader has ended.
-//! - [`kill_tree`] and [`kill_descendants`] end everything that a child has left behind.
-//! - [`Driver`] plays a child without a process ([`Child::scripted`]), for tests of what sits on top.
-//! - With the feature `tokio`, `AsyncChild` and `AsyncStream` wrap the same things for a runtime.
+//! - [`kill_tree`] and [`kill_descendants`] kill everything that a child has left behind.
+//! - [`Driver`] simulates a child without a process ([`Child::scripted`]), for tests of code that uses this crate.
+//! - With the feature `tokio`, `AsyncChild` and `AsyncStream` wrap the same types for a runtime.
 //!
 //! ```
 //! use exec_server_process::{Spawn, SpawnError};
@@ -22,7 +21,7 @@
 //! # Ok::<(), SpawnError>(())
 //! ```
 //!
-//! The example `run` executes a command with pipes, or on a terminal with `-t`, and prints what it says:
+//! The example `run` executes a command with pipes, or on a terminal with `-t`, and prints its output:
 //!
 //! ```text
 //! cargo run -p exec-server-process --example run -- -t sh -c 'stty size; tty'

@@ -1,7 +1,7 @@
-//! The description of a child and what is prepared for it in the parent.
+//! The description of a child, and the parent's preparation of the spawn.
 //!
-//! Owns the checks, the search path and the typed error; it does not know what happens between clone and exec
-//! (`launch`) nor how streams are made (`streams`).
+//! This module checks the description, searches `PATH` and defines the typed error. `launch` does the clone and the
+//! exec, `streams` opens the pipes or the terminal.
 
 use std::{
     ffi::{CStr, CString},
@@ -18,18 +18,16 @@ use crate::{
     streams::{self, Source},
 };
 
-/// Where a program without a slash is looked for when the child's environment has no `PATH`.
+/// Search path for a program without a slash if the child's environment has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// Children that may be on their way to exec at the same time: each has a stack.
+/// Maximum number of children between clone and exec at the same time. Each needs a stack.
 const AT_ONCE: usize = 8;
 
 /// The size of a terminal in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Number of rows.
     pub rows: u16,
-    /// Number of columns.
     pub cols: u16,
 }
 
@@ -39,128 +37,101 @@ impl Default for Size {
     }
 }
 
-/// What a child with pipes reads from.
+/// Where a child with pipes reads its stdin from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
-    /// The null device: the child sees the end of its input at once.
+    /// `/dev/null`: the child sees EOF at once.
     Null,
     /// A pipe that stays open until [`Child::close_stdin`].
     Open,
 }
 
-/// How a child is connected to us.
+/// How a child's standard streams are connected to the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdio {
     /// Separate pipes for stdout and stderr.
-    Pipe {
-        /// What the child reads from.
-        stdin: Stdin,
-    },
-    /// A terminal of this size for all three streams; it is the child's controlling terminal.
+    Pipe { stdin: Stdin },
+    /// A terminal of this size for all three streams. It is the child's controlling terminal.
     Pty(Size),
 }
 
-/// Everything that decides how a child comes to life.
+/// The description of a child.
 #[derive(Debug)]
 pub struct Spawn {
     /// The program (`argv[0]`, searched in the child's `PATH` if it has no slash) and its arguments.
     pub argv: Vec<CString>,
-    /// What the program sees as its own name instead of `argv[0]`; it does not change which program runs.
+    /// Replaces `argv[0]` in the arguments that the program sees. Does not change which program runs.
     pub arg0: Option<CString>,
-    /// The whole environment, each entry `NAME=value`; nothing is added.
+    /// The whole environment, each entry `NAME=value`. Nothing is added.
     pub env: Vec<CString>,
-    /// The working directory; a missing one is an error.
+    /// The working directory. If it is missing, the spawn fails.
     pub cwd: CString,
-    /// Pipes or a terminal.
     pub stdio: Stdio,
-    /// Descriptors that the child gets besides 0, 1 and 2, each with its number (3 or higher) in the child.
+    /// Fds that the child gets besides 0, 1 and 2, each with its number (3 or higher) in the child.
     pub extra_fds: Vec<(OwnedFd, RawFd)>,
-    /// Soft and hard limit of open descriptors in the child; `None` leaves ours in force.
+    /// Soft and hard `RLIMIT_NOFILE` of the child. `None`: inherit ours.
     pub nofile: Option<(u64, u64)>,
-    /// The file mode mask of the child; `None` leaves ours in force.
+    /// The umask of the child. `None`: inherit ours.
     pub umask: Option<u32>,
-    /// Kills the leader with SIGKILL when the *thread* that called [`Spawn::spawn`] ends, so call it from a thread
-    /// that lives as long as the process. The kernel drops the setting when a set-user-id program is executed.
+    /// Kills the leader with SIGKILL when the *thread* that called [`Spawn::spawn`] ends (`PR_SET_PDEATHSIG`). So call
+    /// it from a thread that lives as long as the process. The kernel clears the setting when the child executes a
+    /// set-user-id program.
     pub die_with_parent: bool,
-    /// The directory of a control group of the unified hierarchy (`O_PATH` will do) that the child is born in, so that nothing
-    /// it ever starts is outside it. No lock of the kernel is waited for, as it is by one that is moved.
+    /// The directory of a cgroup v2 (an `O_PATH` fd is enough) in which the child is created, so that none of its
+    /// descendants starts outside the group. This also avoids the kernel's global lock, on which moving a process into
+    /// a cgroup waits.
     pub home: Option<OwnedFd>,
-    /// Open files of control groups of other hierarchies (`tasks`), which the child writes itself into before anything else.
+    /// Open `tasks` files of cgroups in other hierarchies. The child writes itself into them before anything else.
     pub cgroups: Vec<OwnedFd>,
-    /// Who the child is; `None` leaves it our user. Its streams are handed over to that user, too.
+    /// The user of the child. `None`: our user. The child's streams are changed to this owner, too.
     pub user: Option<User>,
-    /// Other limits of the child: the number of a resource (`RLIMIT_…`) and its soft and hard limit in one.
+    /// Other limits of the child: the resource (`RLIMIT_…`) and one value for the soft and the hard limit.
     pub limits: Vec<(u32, u64)>,
-    /// What the child is confined to; applied before its program begins, or there is no child.
+    /// The sandbox of the child. It is applied before exec. If that fails, the spawn fails.
     pub sandbox: Option<Kit>,
-    /// The signals that this process ignores, where it knows and changes nothing about it: only these are then set to their default,
-    /// not each of them.
+    /// The signals that this process ignores, if the caller knows them and does not change them. Then only these
+    /// signals are reset to their default action. Otherwise the child resets every signal.
     pub ignored: Option<Ignored>,
-    /// [`Spawn::spawn_all`] makes no other one while this one is on its way to exec. Needed where it is born in a group with a memory
-    /// limit: at the limit the kernel ends everybody who shares the child's memory, us among them, unless we are stopped.
+    /// [`Spawn::spawn_all`] starts no other child while this one is on its way to exec. Set it if the child is created
+    /// in a cgroup with a memory limit: at the limit, the OOM killer kills every process that shares the child's
+    /// memory. This includes us, unless we are stopped (`CLONE_VFORK`).
     pub alone: bool,
 }
 
-/// The user that a child runs as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// User id.
     pub uid: u32,
-    /// Group id.
     pub gid: u32,
-    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// Why no child was made. Nothing is left behind: no process, no zombie, no descriptor.
+/// Why a spawn failed. A failed spawn leaves no process, zombie or fd behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// There is no program to run.
     #[error("spawn of an empty `argv`")]
     EmptyArgv,
-    /// A text cannot be passed to the kernel.
+    /// A string contains a zero byte and cannot be passed to the kernel.
     #[error("zero byte in `{what}`")]
     NulByte {
-        /// The field that holds it.
+        /// The field with the zero byte.
         what: &'static str,
     },
-    /// A declared descriptor number is below 3 or given twice.
+    /// The number of an extra fd is below 3 or given twice.
     #[error("extra descriptor cannot be `{number}` in the child")]
-    BadDescriptor {
-        /// The number asked for.
-        number: RawFd,
-    },
-    /// The parent could not get what the child needs: pipe, terminal, memory, process.
+    BadDescriptor { number: RawFd },
+    /// The parent could not get a resource for the child: pipe, terminal, memory or process.
     #[error("get `{what}` for a child")]
-    Resources {
-        /// What was asked of the kernel.
-        what: &'static str,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The child could not be set up before it came to the working directory or the program.
+    Resources { what: &'static str, source: io::Error },
+    /// A step in the child failed before it changed to the working directory.
     #[error("set up `{stage}` in the child")]
-    Setup {
-        /// The step that failed.
-        stage: Stage,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The working directory cannot be entered.
+    Setup { stage: Stage, source: io::Error },
     #[error("enter working directory `{}`", path.to_string_lossy())]
-    Cwd {
-        /// The directory.
-        path: CString,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The program cannot be executed.
+    Cwd { path: CString, source: io::Error },
     #[error("execute `{}`", program.to_string_lossy())]
     Exec {
-        /// The program as it was given, before the search.
+        /// The program as given, before the `PATH` search.
         program: CString,
-        /// The kernel's answer.
         source: io::Error,
     },
 }
@@ -171,27 +142,24 @@ pub enum SpawnError {
 pub enum Stage {
     /// `setsid`.
     Session = 1,
-    /// The parent-death signal, or the parent was gone already.
+    /// Setting the parent-death signal. Also used if the parent was already dead.
     ParentDeath = 2,
-    /// Placing 0, 1, 2 and the declared descriptors.
+    /// Placing fds 0, 1, 2 and the declared ones.
     Descriptors = 3,
-    /// Making the terminal the controlling one.
+    /// Acquiring the controlling terminal.
     Terminal = 4,
-    /// Entering the working directory.
     Cwd = 5,
-    /// Closing every other descriptor.
+    /// Closing all other fds.
     CloseRange = 6,
-    /// The limit of open descriptors.
+    /// Setting resource limits.
     Limits = 7,
-    /// Dispositions and mask of signals.
+    /// Resetting signal dispositions and the signal mask.
     Signals = 8,
-    /// Executing the program.
     Exec = 9,
-    /// Entering the control groups.
     Cgroup = 10,
-    /// Becoming another user.
+    /// Changing the user.
     User = 11,
-    /// Confining itself.
+    /// Applying the sandbox.
     Sandbox = 12,
 }
 
@@ -215,7 +183,7 @@ impl std::fmt::Display for Stage {
 }
 
 impl SpawnError {
-    /// The error number of the kernel, where the kernel refused something.
+    /// The errno, if a system call failed.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::EmptyArgv | Self::NulByte { .. } | Self::BadDescriptor { .. } => None,
@@ -228,7 +196,7 @@ impl SpawnError {
 }
 
 impl Spawn {
-    /// Describes a child with pipes, no input, an empty environment and `/` as working directory.
+    /// A child with pipes, stdin from `/dev/null`, an empty environment and `/` as working directory.
     pub fn new(argv: Vec<CString>) -> Self {
         Self {
             argv,
@@ -250,19 +218,19 @@ impl Spawn {
         }
     }
 
-    /// [`Spawn::new`] for texts that may hold a zero byte.
+    /// Like [`Spawn::new`], for strings that may contain a zero byte.
     pub fn from_bytes(argv: impl IntoIterator<Item: Into<Vec<u8>>>) -> Result<Self, SpawnError> {
         let argv = argv.into_iter().map(|text| CString::new(text).map_err(|_nul| SpawnError::NulByte { what: "argv" }));
         Ok(Self::new(argv.collect::<Result<_, _>>()?))
     }
 
-    /// Makes the child.
+    /// Starts the child.
     pub fn spawn(self) -> Result<Child, SpawnError> {
         self.launch(|launch| launch.run())
     }
 
-    /// Makes several children, in less time than one by one: they need not wait for each other's exec. The answers are in the
-    /// order of `spawns`; one that fails costs the others nothing.
+    /// Starts several children. This is faster than one by one, because they do not wait for each other's exec. The
+    /// results are in the order of `spawns`. If one spawn fails, the others still succeed.
     pub fn spawn_all(spawns: Vec<Self>) -> Vec<Result<Child, SpawnError>> {
         let mut spawns = spawns.into_iter();
         let mut children = Vec::with_capacity(spawns.len());
@@ -272,7 +240,8 @@ impl Spawn {
         children
     }
 
-    /// Makes the first with all others inside of its birth, so that what each child reads lives on this stack until it is born.
+    /// Starts the first child and starts all others while it is on its way to exec. The recursion keeps everything that
+    /// a child reads alive on this stack until its exec.
     fn spawn_nested(spawns: &mut impl ExactSizeIterator<Item = Self>, children: &mut Vec<Result<Child, SpawnError>>) {
         let Some(first) = spawns.next() else { return };
         if first.alone || spawns.len() == 0 {
@@ -283,14 +252,15 @@ impl Spawn {
         let child = first.launch(|launch| launch.run_beside(|| Self::spawn_nested(spawns, &mut others)).0);
         children.push(child);
         children.append(&mut others);
-        // One whose description was refused had no birth for the others to be in.
+        // If the description of the first child was rejected, its closure did not run and the others are still to be
+        // started.
         Self::spawn_nested(spawns, children);
     }
 
     fn launch(self, run: impl FnOnce(&Launch<'_>) -> Result<Started, Failure>) -> Result<Child, SpawnError> {
         let program = self.argv.first().ok_or(SpawnError::EmptyArgv)?;
         let keep = kept_numbers(&self.extra_fds)?;
-        // A source at or above this number is never overwritten by the placing of another one.
+        // A source fd at or above this number cannot be overwritten when another fd is placed.
         let floor = keep.last().map_or(3, |highest| highest.saturating_add(1));
         let candidates = candidates(program, &self.env);
         let streams = streams::open(self.stdio, floor)?;
@@ -303,7 +273,7 @@ impl Spawn {
         let sandbox = self.sandbox.as_ref().map(|kit| Confined::new(kit, floor)).transpose()?;
 
         let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
-        // What `sh` gets for a script without an interpreter line: its name, the script, the script's arguments.
+        // Arguments of `sh` for a script without an interpreter line: its name, the script, the script's arguments.
         let mut script_argv = vec![c"/bin/sh".as_ptr(), ptr::null()];
         script_argv.extend(pointers(self.argv.iter().skip(1)));
         let launch = Launch {
@@ -340,10 +310,10 @@ impl Spawn {
     }
 }
 
-/// A sandbox with its descriptors at numbers that nothing overwrites.
+/// A sandbox whose fds have numbers that are not overwritten.
 struct Confined<'a> {
     in_child: InChild,
-    /// Kept open until the child has them.
+    /// Keeps the fds open until the exec.
     _sources: [Option<Source<'a>>; 3],
 }
 
@@ -357,7 +327,7 @@ impl<'a> Confined<'a> {
     }
 }
 
-/// The declared numbers in ascending order.
+/// The declared fd numbers in ascending order.
 fn kept_numbers(extra: &[(OwnedFd, RawFd)]) -> Result<Vec<RawFd>, SpawnError> {
     let mut keep: Vec<RawFd> = extra.iter().map(|(_, number)| *number).collect();
     keep.sort_unstable();
@@ -372,12 +342,12 @@ fn raise_extra(extra: &[(OwnedFd, RawFd)], floor: RawFd) -> Result<Vec<(Source<'
     extra.iter().map(|(fd, number)| Ok((Source::borrow(fd, floor)?, *number))).collect()
 }
 
-/// A null-terminated array as `execve` takes it; it borrows the texts by address.
+/// A null-terminated array for `execve`. It holds the addresses of the strings, so they must outlive it.
 fn pointers<'a>(texts: impl IntoIterator<Item = &'a CString>) -> Vec<*const libc::c_char> {
     texts.into_iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// Every path that `execvp` would try, computed here so that the child needs no memory.
+/// Every path that `execvp` would try. Computed in the parent, because the child must not allocate.
 fn candidates(program: &CStr, env: &[CString]) -> Vec<CString> {
     let name = program.to_bytes();
     if name.is_empty() || name.contains(&b'/') {
@@ -386,7 +356,8 @@ fn candidates(program: &CStr, env: &[CString]) -> Vec<CString> {
     let path = env.iter().find_map(|entry| entry.to_bytes().strip_prefix(b"PATH="));
     let directories = path.unwrap_or(DEFAULT_PATH).split(|byte| *byte == b':');
     let paths = directories.map(|directory| {
-        // An empty element is the working directory; the prefix keeps a name like `-c` from being an option of `sh`.
+        // An empty element means the working directory. The `./` prefix keeps `sh` from reading a name like `-c` as an
+        // option.
         let directory = if directory.is_empty() { b"." } else { directory };
         CString::new([directory, b"/", name].concat()).expect("parts of C strings hold no zero byte")
     });

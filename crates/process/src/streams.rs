@@ -1,6 +1,6 @@
-//! The pipes or the terminal between us and a child, before there is a child.
+//! Opens the pipes or the terminal between parent and child, before the spawn.
 //!
-//! Owns which end is nonblocking and which descriptor number is safe to pass on; it does not know the child.
+//! It decides which end is nonblocking and moves fds to numbers that are safe to pass to the child.
 
 use std::{
     io,
@@ -16,18 +16,18 @@ use rustix::{
 
 use crate::spawn::{Size, SpawnError, Stdin, Stdio, User};
 
-/// Our ends, nonblocking and close-on-exec.
+/// The parent's ends: nonblocking and close-on-exec.
 #[derive(Debug, Default)]
 pub(crate) struct Ours {
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
     pub(crate) pty: Option<OwnedFd>,
-    /// The child's side of the terminal, kept so that the terminal outlives the child's last descriptor.
+    /// The child's side of the terminal. Kept open so that the terminal survives when the child closes its last fd.
     pub(crate) slave: Option<OwnedFd>,
 }
 
-/// Our ends together with the ends that the child gets.
+/// The parent's ends, together with the child's ends.
 pub(crate) struct Streams {
     ours: Ours,
     theirs: Theirs,
@@ -38,7 +38,7 @@ enum Theirs {
     Slave,
 }
 
-/// A descriptor to pass on whose number no target of another one can be.
+/// An fd to pass to the child. Its number is not the target number of any other fd.
 pub(crate) enum Source<'a> {
     Borrowed(&'a OwnedFd),
     Raised(OwnedFd),
@@ -62,7 +62,7 @@ impl<'a> Source<'a> {
 }
 
 impl Streams {
-    /// What becomes 0, 1 and 2; `None` is the null device, which the child opens itself.
+    /// The sources of fds 0, 1 and 2. `None`: the child opens `/dev/null` itself.
     pub(crate) fn sources(&self) -> [Option<RawFd>; 3] {
         let raw = |fd: &Option<OwnedFd>| fd.as_ref().map(AsRawFd::as_raw_fd);
         match &self.theirs {
@@ -71,8 +71,8 @@ impl Streams {
         }
     }
 
-    /// Makes another user the owner of the child's ends: without it that user could not open `/dev/stdout` or its own
-    /// terminal again.
+    /// Changes the owner of the child's ends to another user. Without it, that user could not open `/dev/stdout` or its
+    /// own terminal again.
     pub(crate) fn hand_over(&self, user: &User) -> Result<(), SpawnError> {
         let fds = match &self.theirs {
             Theirs::Pipes { stdin, stdout, stderr } => [stdin.as_ref(), Some(stdout), Some(stderr)],
@@ -85,7 +85,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Closes the child's ends in the parent.
+    /// Drops the child's ends, which closes them in the parent.
     pub(crate) fn into_ours(self) -> Ours {
         self.ours
     }
@@ -104,7 +104,7 @@ pub(crate) fn winsize(size: Size) -> Winsize {
 
 fn pipes(stdin: Stdin, floor: RawFd) -> Result<Streams, SpawnError> {
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|errno| resources("pipe", errno));
-    // The two ends of a pipe are separate descriptions: a flag set on ours does not surprise the child.
+    // The two ends of a pipe are separate open file descriptions, so `O_NONBLOCK` on our end does not affect the child.
     let ours = |fd: OwnedFd| match fcntl_setfl(&fd, OFlags::NONBLOCK) {
         Ok(()) => Ok(Some(fd)),
         Err(errno) => Err(resources("nonblocking pipe", errno)),
@@ -129,14 +129,14 @@ fn terminal(size: Size, floor: RawFd) -> Result<Streams, SpawnError> {
     let nonblocking = OpenptFlags::from_bits_retain(OFlags::NONBLOCK.bits());
     let master = openpt(ours | nonblocking).map_err(|errno| resources("terminal", errno))?;
     unlockpt(&master).map_err(|errno| resources("terminal unlock", errno))?;
-    // By descriptor, not by name: the path could belong to another mount of devpts.
+    // Use the ioctl instead of the path: the path could belong to another mount of devpts.
     let slave = ioctl_tiocgptpeer(&master, ours).map_err(|errno| resources("terminal peer", errno))?;
     tcsetwinsize(master.as_fd(), winsize(size)).map_err(|errno| resources("terminal size", errno))?;
     let ours = Ours { pty: Some(master), slave: Some(raise(slave, floor)?), ..Ours::default() };
     Ok(Streams { ours, theirs: Theirs::Slave })
 }
 
-/// Moves a descriptor to `floor` or above; free when it is there already, which is the rule.
+/// Moves an fd to `floor` or above. Usually it is already there, which costs nothing.
 fn raise(fd: OwnedFd, floor: RawFd) -> Result<OwnedFd, SpawnError> {
     let raised = match Source::borrow(&fd, floor)? {
         Source::Borrowed(_) => None,

@@ -1,84 +1,84 @@
-//! Finding and killing what a child has left behind, by `/proc`.
+//! Finds and kills the processes that a child has left behind, by walking `/proc`.
 //!
-//! Owns the walk and the rule which process belongs to a tree. A process is killed through a pidfd after its start
-//! time was read again, so a number that changed hands between the walk and the kill is never hit.
+//! It defines which processes belong to a tree. A process is killed through a pidfd after its start time was read
+//! again, so a pid that was reused between the walk and the kill is never hit.
 
 use std::{collections::HashSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-/// Rounds of walk and kill before a tree that grows faster than it dies is reported as incomplete. A killed process
-/// cannot fork, so each round takes all that the last one saw; more rounds only prolong the caller's stall.
+/// Maximum number of rounds of walk and kill. If the tree still grows after them, it is reported as incomplete. A
+/// killed process cannot fork, so each round kills everything that the previous one saw. More rounds would only stall
+/// the caller.
 const MAX_ROUNDS: usize = 64;
 
 /// Which processes belong to the tree of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeScope {
-    /// The leader is alive or an unreaped zombie: itself, its group, its session and all descendants.
+    /// The leader is alive or an unreaped zombie. The tree is the leader, its group, its session and all descendants.
     Whole,
-    /// The leader was reaped: what is left of its group and session, with its descendants. The kernel gives the
-    /// number to no other process while a member is left; if somebody has it, no member is, and nobody is killed.
+    /// The leader was reaped. The tree is the rest of its group and session, with their descendants. The kernel does
+    /// not reuse the pid while a member is left. So if another process has the pid, no member is left and nothing is
+    /// killed.
     Remains,
 }
 
-/// What a kill has reached.
+/// The result of a kill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Killed {
-    /// Number of processes that were sent SIGKILL; zombies do not count.
+    /// Number of processes that were sent SIGKILL, without zombies.
     pub signalled: usize,
-    /// Whether the last walk found nobody new.
+    /// Whether the last walk found no new process.
     pub complete: bool,
 }
 
-/// A process as the last walk saw it.
+/// A process as a walk saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its process id.
     pub pid: Pid,
-    /// The id of its parent, 0 for none.
+    /// Pid of the parent, 0 for none.
     pub parent: i32,
-    /// The id of its process group.
     pub group: i32,
-    /// The id of its session.
     pub session: i32,
-    /// Whether it has ended and waits to be reaped.
+    /// Whether the process has ended and waits to be reaped.
     pub is_zombie: bool,
-    /// Clock ticks from boot to its start: with the pid, its identity.
+    /// Clock ticks from boot to the start of the process. Together with the pid, this identifies it.
     pub start_ticks: u64,
 }
 
 impl Member {
-    /// Sends SIGKILL to the process and tells whether it went out; not if the number belongs to another one by now.
+    /// Sends SIGKILL to the process. Returns false if it has ended, if its pid was reused or if we may not signal it.
     pub fn kill(&self) -> io::Result<bool> {
         let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
             Err(rustix::io::Errno::SRCH) => return Ok(false),
             Err(errno) => return Err(errno.into()),
         };
-        // The descriptor names one process for good; the second look tells whether it is the one that the walk saw.
+        // The pidfd refers to one process for good. Read the start time again to check that it is the process that the
+        // walk saw.
         match read_member(self.pid) {
             Some(now) if now.start_ticks == self.start_ticks => {}
             Some(_) | None => return Ok(false),
         }
         match pidfd_send_signal(&pidfd, Signal::KILL) {
             Ok(()) => Ok(true),
-            // A set-user-id program that we may not signal is not ours to report as an error of the whole walk.
+            // EPERM: a set-user-id program that we may not signal must not fail the whole walk.
             Err(rustix::io::Errno::SRCH | rustix::io::Errno::PERM) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
 }
 
-/// Sends SIGKILL to a leader's tree until a walk finds nobody new.
+/// Sends SIGKILL to a leader's tree until a walk finds no new process.
 ///
-/// Do not kill the leader or its group before: what has left the session is found by its chain of parents, and the
-/// chain ends with a leader that is dead. A caller that first asks politely remembers [`descendants_of`] the leader
-/// at that time and ends each with [`Member::kill`] as well.
+/// Do not kill the leader or its group first. Processes that have left the session are found by their chain of parents,
+/// which breaks when the leader dies. A caller that sends SIGTERM first must save [`descendants_of`] the leader at that
+/// time, and also kill each of them with [`Member::kill`].
 pub fn kill_tree(leader: Pid, scope: TreeScope) -> io::Result<Killed> {
     kill_trees(&[(leader, scope)])
 }
 
-/// The same for several leaders in one go: a walk costs as much for one as for a hundred.
+/// Like [`kill_tree`], for several leaders at once: a walk costs as much for one as for a hundred.
 pub fn kill_trees(leaders: &[(Pid, TreeScope)]) -> io::Result<Killed> {
     if leaders.is_empty() {
         return Ok(Killed { signalled: 0, complete: true });
@@ -86,25 +86,25 @@ pub fn kill_trees(leaders: &[(Pid, TreeScope)]) -> io::Result<Killed> {
     kill_to_fixpoint(Roots::of(leaders))
 }
 
-/// Sends SIGKILL to every descendant of a process, but not to the process itself, until a walk finds nobody new.
+/// Sends SIGKILL to every descendant of a process, but not to the process itself, until a walk finds no new process.
 pub fn kill_descendants(ancestor: Pid) -> io::Result<Killed> {
     kill_to_fixpoint(Roots::below(ancestor))
 }
 
-/// The descendants of a process by their chain of parents, zombies included.
+/// The descendants of a process by their chain of parents, including zombies.
 pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<Member>> {
     Ok(Roots::below(ancestor).members(&walk()?))
 }
 
-/// What a process is compared with to tell whether it belongs to the tree.
+/// The criteria by which a process belongs to the tree.
 struct Roots {
-    /// Ids of sessions and groups whose members belong to the tree. It grows by the sessions of members found: a
-    /// process that they fork before they die loses its chain of parents, not its session.
+    /// Ids of sessions and groups whose members belong to the tree. Grows by the sessions that found members lead: a
+    /// child that a member forks before it dies loses its chain of parents, but not its session.
     sessions: HashSet<i32>,
     ancestors: HashSet<i32>,
     /// Whether the ancestors themselves belong to the tree.
     itself: bool,
-    /// Numbers of reaped leaders: one that a process has again stands for nobody of ours.
+    /// Pids of reaped leaders. If a process has such a pid again, the session and group with that id are not ours.
     must_be_free: HashSet<i32>,
 }
 
@@ -131,7 +131,7 @@ impl Roots {
         let taken: HashSet<i32> = numbers.filter(|number| self.must_be_free.contains(number)).collect();
         let is_ours = |id: i32| self.sessions.contains(&id) && !taken.contains(&id);
         let mut inside: HashSet<i32> = self.ancestors.clone();
-        // A parent may have a higher number than its child, so one pass is not enough.
+        // A parent can have a higher pid than its child, so one pass is not enough.
         loop {
             let before = inside.len();
             for process in all {
@@ -146,7 +146,7 @@ impl Roots {
         if !self.itself {
             inside.retain(|pid| !self.ancestors.contains(pid));
         }
-        // Never ourselves, even where the caller is a member of the tree that it kills.
+        // Never kill ourselves, even if the caller is a member of the tree.
         inside.remove(&getpid().as_raw_pid());
         all.iter().filter(|process| inside.contains(&process.pid.as_raw_pid())).copied().collect()
     }
@@ -165,11 +165,11 @@ fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
         roots.learn(&members);
         let mut is_fixpoint = true;
         for member in members {
-            // A process stays visible for a moment after its SIGKILL, but it can fork no more.
+            // A process stays visible for a moment after SIGKILL, but it can no longer fork.
             if !seen.insert((member.pid.as_raw_pid(), member.start_ticks)) {
                 continue;
             }
-            // A zombie is signalled too: its other threads may still run.
+            // Signal zombies, too: other threads of the process may still run.
             is_fixpoint = false;
             let was_hit = member.kill()?;
             killed.signalled += usize::from(was_hit && !member.is_zombie);
@@ -184,7 +184,7 @@ fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
 fn walk() -> io::Result<Vec<Member>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        // A process that ends during the walk is nobody's member any more.
+        // Skip a process that ends during the walk.
         if let Some(member) = entry.ok().and_then(|entry| read_member(number(&entry.file_name())?)) {
             members.push(member);
         }
@@ -201,7 +201,8 @@ fn read_member(pid: Pid) -> Option<Member> {
     parse_stat(pid, &stat)
 }
 
-/// Reads the fields after the name, which stands in brackets and may itself hold brackets, spaces and line ends.
+/// Parses the fields after the name. The name is in parentheses and may itself contain parentheses, spaces and
+/// newlines.
 fn parse_stat(pid: Pid, stat: &[u8]) -> Option<Member> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
@@ -209,7 +210,7 @@ fn parse_stat(pid: Pid, stat: &[u8]) -> Option<Member> {
     let state = fields.next()?;
     let mut next = || fields.next()?.parse().ok();
     let (parent, group, session) = (next()?, next()?, next()?);
-    // Field 22 of the file; four fields after the name are taken.
+    // Field 22 of the file. Six fields are already consumed: pid, name, state, parent, group and session.
     let start_ticks = fields.nth(15)?.parse().ok()?;
     Some(Member { pid, parent, group, session, is_zombie: matches!(state, "Z" | "X"), start_ticks })
 }

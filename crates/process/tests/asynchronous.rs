@@ -1,4 +1,4 @@
-//! Children on a tokio runtime.
+//! Children on a Tokio runtime.
 
 #![cfg(feature = "tokio")]
 
@@ -20,7 +20,7 @@ async fn streams_and_exit_are_awaited() {
     let mut stdin = child.take_stdin().expect("it registers").expect("stdin is open");
     let mut stdout = child.take_stdout().expect("it registers").expect("a pipe");
     let mut stderr = child.take_stderr().expect("it registers").expect("a pipe");
-    // More than both pipes hold: writing and reading have to run side by side.
+    // More than both pipes hold, so writing and reading must run concurrently.
     let input = "0123456789abcdef".repeat(40_000);
     let (mut out, mut err) = (String::new(), String::new());
     let write = async {
@@ -50,7 +50,7 @@ async fn terminal_ends_with_the_end_of_the_stream() {
 #[tokio::test]
 async fn pty_terminate_reaps_child_when_waiter_is_queued() {
     let mut child = AsyncChild::new(spawn(PTY, &["sleep", "1000"]).spawn().expect("sleep starts")).expect("registers");
-    // A cancelled wait loses nothing.
+    // A cancelled wait does not lose the exit status.
     timeout(Duration::from_millis(1), child.wait()).await.expect_err("the child lives");
     child.child().signal_group(libc::SIGKILL).expect("the group is there");
     let exited = timeout(DEADLINE, child.wait()).await.expect("in time").expect("the child can be waited for");

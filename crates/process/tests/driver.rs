@@ -1,4 +1,4 @@
-//! Children played by a script.
+//! Children that a script simulates.
 
 mod common;
 

@@ -1,6 +1,7 @@
-//! Spawns from a process in an unusual state, each in a fork of the test so that the test itself stays as it is.
+//! Spawns from a process in an unusual state. Each test forks, so that the test process itself does not change.
 //!
-//! The parent never spawns in this binary: a lock of the crate held by another thread would stay held in the fork.
+//! The parent never spawns in this binary: if another thread held a lock of the crate, it would stay locked in the
+//! fork.
 
 #![expect(unsafe_code, reason = "fork has no safe wrapper")]
 
@@ -14,15 +15,16 @@ use std::{
 use common::{PIPE, PIPE_OPEN, PTY, is_gone, number_after, read_until, run, spawn, wait_until};
 use exec_server_process::SpawnError;
 
-/// Runs the body in a fork; gives its pid and what it reports.
+/// Runs the body in a fork. Returns the fork's pid and a pipe with its report.
 fn in_fork(body: impl FnOnce(BorrowedFd<'_>)) -> (libc::pid_t, OwnedFd) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe opens");
-    // SAFETY: no other thread of this binary holds a lock that the body takes; the C library mends its own.
+    // SAFETY: no other thread of this binary holds a lock that the body takes. The C library resets its own locks in a
+    // fork.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         drop(read);
         let result = catch_unwind(AssertUnwindSafe(|| body(write.as_fd())));
-        // SAFETY: ends the fork without running the test harness's exit code.
+        // SAFETY: `_exit` ends the fork without running the exit handlers of the test harness.
         unsafe { libc::_exit(i32::from(result.is_err())) };
     }
     assert!(pid > 0, "fork works");
@@ -31,7 +33,7 @@ fn in_fork(body: impl FnOnce(BorrowedFd<'_>)) -> (libc::pid_t, OwnedFd) {
 
 fn reap(pid: libc::pid_t) -> i32 {
     let mut status = 0;
-    // SAFETY: the pid is our unreaped child and the status is valid for a write.
+    // SAFETY: the pid is our unreaped child, and the status is valid for a write.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     status
 }
@@ -45,7 +47,7 @@ fn child_dies_with_its_parent() {
             let child = spawn.spawn().expect("sleep starts");
             common::write_all(report, format!("child={}.", child.pid().as_raw_pid()).as_bytes());
             loop {
-                // SAFETY: waits for a signal, which is the SIGKILL of the test.
+                // SAFETY: `pause` only waits for a signal, here the SIGKILL of the test.
                 unsafe { libc::pause() };
             }
         });
@@ -61,9 +63,9 @@ fn child_dies_with_its_parent() {
 #[test]
 fn parent_without_standard_descriptors_spawns_correctly() {
     let (parent, report) = in_fork(|report| {
-        // Above the numbers that the spawn will get.
+        // Move it above the fd numbers that the spawn will use.
         let report = rustix::io::fcntl_dupfd_cloexec(report, 100).expect("a descriptor is free");
-        // SAFETY: nothing in this fork uses the standard descriptors any more.
+        // SAFETY: nothing in this fork uses the standard fds after this.
         (0..3).for_each(|fd| assert_eq!(unsafe { libc::close(fd) }, 0));
         let mut text = String::new();
         for stdio in [PIPE, PIPE_OPEN, PTY] {
@@ -107,7 +109,7 @@ fn failed_spawns_leave_no_descriptor_and_no_process() {
         let before = open();
         (0..100).for_each(attempt);
         assert_eq!(open(), before);
-        // SAFETY: asks for any child without blocking and without a status.
+        // SAFETY: the call checks for any child without blocking and without a status.
         let waited = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) };
         assert_eq!((waited, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
         (0..20).for_each(|round| drop(run(common::sh([PIPE, PTY][round % 2], "echo x"))));

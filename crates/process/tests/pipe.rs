@@ -46,7 +46,7 @@ fn pipe_process_detaches_from_parent_session() {
     let stdout = finish(child).stdout;
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines, [pid.as_str(), &format!("{pid} {pid}"), "not a tty"]);
-    // Read as text: in a pid namespace our own session may lie outside of it, and its number is then 0.
+    // Compare as text: in a pid namespace our own session may be outside of it, and its id is then 0.
     let stat = std::fs::read_to_string("/proc/self/stat").expect("our own entry");
     let ours = stat.rsplit(") ").next().and_then(|fields| fields.split(' ').nth(3)).expect("a session");
     assert_ne!(pid, ours);
@@ -54,7 +54,7 @@ fn pipe_process_detaches_from_parent_session() {
 
 #[test]
 fn pipe_terminate_aborts_detached_readers() {
-    // The writer is in another session and holds our pipe; after the kill the pipe ends.
+    // The writer is in another session and holds our pipe. The pipe reaches EOF only after the kill.
     let script = "setsid sh -c 'echo inner=$$; while :; do echo tick; sleep 0.01; done' & wait";
     let mut child = sh(PIPE, script).spawn().expect("sh starts");
     let text = read_until(child.stdout().expect("a pipe"), "tick");
@@ -104,7 +104,7 @@ fn pipe_spawn_no_stdin_can_preserve_inherited_fds() {
     let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
     rustix::io::write(&write, b"declared\n").expect("the pipe has room");
     drop(write);
-    // A number far above and one that is likely in use here.
+    // One number far above the others, and one that is probably in use here.
     let duplicate: OwnedFd = read.as_fd().try_clone_to_owned().expect("a descriptor is free");
     let mut spawn = sh(PIPE, "head -n 1 /dev/fd/33; ls -v /proc/$$/fd; :");
     spawn.extra_fds = vec![(read, 33), (duplicate, 4)];
@@ -125,7 +125,7 @@ fn stdin_of_a_dead_child_is_a_broken_pipe() {
     let mut child = spawn(PIPE_OPEN, &["true"]).spawn().expect("true starts");
     wait_exit(&mut child);
     let stdin = child.stdin().expect("stdin is open on our side");
-    // A neighbouring test between its fork and its exec holds a copy of the reading end for that moment.
+    // A child of another test that is between fork and exec can briefly hold a copy of the read end.
     wait_until("the broken pipe", || rustix::io::write(stdin, b"late") == Err(rustix::io::Errno::PIPE));
 }
 

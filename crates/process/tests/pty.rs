@@ -71,7 +71,7 @@ fn environment_is_exactly_what_was_given() {
 
 #[test]
 fn pty_terminate_kills_background_children_in_same_process_group() {
-    // Without job control the background job stays in the leader's group.
+    // Without job control, the background job stays in the leader's group.
     let mut child = sh(PTY, "sleep 1000 & echo bg=$!; wait").spawn().expect("sh starts");
     let background = number_after(&read_until(child.pty().expect("a terminal"), "\n"), "bg");
     child.signal_group(libc::SIGKILL).expect("the group is there");

@@ -1,4 +1,5 @@
-//! What a child sees of its start: name, program, directory, descriptors, signals, limits, and typed failures.
+//! The environment that a child starts with: name, program, directory, fds, signals and limits. Also typed spawn
+//! failures.
 
 #![expect(unsafe_code, reason = "signal masks and dispositions have no safe wrapper")]
 
@@ -136,7 +137,7 @@ fn exit_codes_are_the_same_with_pipes_and_on_a_terminal() {
 
 #[test]
 fn signal_mask_and_dispositions_are_reset() {
-    // SAFETY: zeroed sets are valid, the calls change only the mask of this thread and one disposition that no other
+    // SAFETY: zeroed sets are valid. The calls change only the mask of this thread and one disposition that no other
     // test in this binary uses.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -192,7 +193,7 @@ fn declared_descriptors_may_swap_their_numbers() {
         rustix::io::write(&write, text).expect("the pipe has room");
         read
     };
-    // Each source is the target of the other.
+    // Each source has the target number of the other.
     let (first, second) = (make(b"first\n"), make(b"second\n"));
     let numbers = (first.as_raw_fd(), second.as_raw_fd());
     let mut spawn = spawn(PIPE, &["cat", &format!("/dev/fd/{}", numbers.0), &format!("/dev/fd/{}", numbers.1)]);
@@ -210,7 +211,7 @@ fn bad_descriptor_numbers_are_refused() {
     }
 }
 
-/// Whether the child's descriptors are the expected ones while it waits for input.
+/// Checks the child's fds while it waits for input.
 fn check_descriptors(stdio: Stdio, extra: Option<i32>) {
     let mut spawn = spawn(stdio, &["cat"]);
     let mut expected = vec!["0".to_owned(), "1".to_owned(), "2".to_owned()];
@@ -219,10 +220,10 @@ fn check_descriptors(stdio: Stdio, extra: Option<i32>) {
         expected.push(number.to_string());
     }
     let mut child = spawn.spawn().expect("cat starts");
-    // An answer means that the loader has closed what it opened.
+    // The reply shows that the dynamic loader has closed the fds that it opened.
     write_all(child.stdin().expect("input is open"), b"up\n");
     let source = child.stdout().or(child.pty()).expect("an output");
-    // A terminal echoes the input by itself; the second one is the answer.
+    // A terminal echoes the input, so the second copy is the reply.
     read_until(source, if stdio == PTY { "up\r\nup\r\n" } else { "up\n" });
     let listed = fs::read_dir(format!("/proc/{}/fd", child.pid().as_raw_pid())).expect("the child lives");
     let mut listed: Vec<String> =
@@ -237,7 +238,7 @@ fn check_descriptors(stdio: Stdio, extra: Option<i32>) {
 fn child_has_exactly_its_descriptors_under_parallel_spawns() {
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Descriptors without the close-on-exec flag come and go beside the spawns.
+        // Open and close fds without the close-on-exec flag during the spawns.
         let noise = scope.spawn(|| {
             let null = fs::File::open("/dev/null").expect("the null device opens");
             while !is_done.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Several children that are made together: each gets its own answer, and none waits for another one's exec.
+//! Several children that are spawned together: each has its own result, and none waits for the exec of another.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::{fs, os::fd::OwnedFd, sync::mpsc, thread};
 use common::{DEADLINE, PIPE, PTY, finish, run, sh, spawn, wait_until};
 use exec_server_process::{Child, Spawn, SpawnError};
 
-/// A pipe that takes not one byte more.
+/// A pipe whose buffer is full.
 fn full_pipe() -> (OwnedFd, OwnedFd) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe opens");
     let size = rustix::pipe::fcntl_setpipe_size(&write, 4096).expect("its size can be set");
@@ -15,14 +15,17 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (read, write)
 }
 
-/// A child that is kept from its exec until somebody reads the pipe: it writes itself into what it takes for a group.
+/// A child that blocks before its exec until the pipe is read: the pipe takes the place of a cgroup file, into which
+/// the child writes itself.
 fn held_up(pipe: OwnedFd, script: &str) -> Spawn {
     Spawn { cgroups: vec![pipe], ..sh(PIPE, script) }
 }
 
-/// Makes children on a thread of their own; when they hold each other up for too long the pipe is read, and the test fails.
+/// Spawns children on a separate thread. If they block each other until the deadline, reads the pipe and fails the
+/// test.
 fn spawn_all(spawns: impl FnOnce() -> Vec<Spawn> + Send, pipe: &OwnedFd) -> Vec<Result<Child, SpawnError>> {
-    // The first of a process shows that its kernel can do it.
+    // The first spawn of a process checks that the kernel clears the futex word. Only then are children spawned
+    // concurrently.
     assert_eq!(run(spawn(PIPE, &["true"])).code, 0);
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
@@ -97,11 +100,11 @@ fn one_that_is_to_be_alone_holds_up_the_next() {
     let children = || fs::read_to_string(format!("/proc/self/task/{thread}/children")).expect("proc is mounted");
     let is_waiting = |child: &str| {
         let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
-        // It is not yet the shell.
+        // The child has not yet executed the shell.
         status.contains("State:\tS") && !status.contains("Name:\tsh") && !status.contains("Name:\ttrue")
     };
     wait_until("the first one waits", || children().split(' ').any(|child| !child.is_empty() && is_waiting(child)));
-    // The next one would be there in less than a millisecond, and these looks take some tens.
+    // The next child would appear in less than a millisecond. These checks take tens of milliseconds.
     let most = (0..2000).map(|_| children().split_whitespace().count()).max();
     rustix::io::read(&read, &mut [0; 4096][..]).expect("the pipe is full");
     assert_eq!(most, Some(1));
@@ -115,7 +118,7 @@ fn one_that_is_killed_before_its_exec_is_a_child_that_was_killed() {
     let (read, write) = full_pipe();
     let spawns = move || {
         let thread = rustix::thread::gettid().as_raw_nonzero();
-        // The first child of this thread, once it waits.
+        // Kills the first child of this thread as soon as it blocks.
         let script = format!(
             "read -r first others </proc/$PPID/task/{thread}/children
             until grep -q '^State:.S' /proc/$first/status; do :; done

@@ -1,4 +1,4 @@
-//! Killing what a leader leaves behind.
+//! Kills the processes that a leader leaves behind.
 
 mod common;
 
@@ -7,7 +7,7 @@ use exec_server_process::{TreeScope, descendants_of, kill_descendants, kill_tree
 
 #[test]
 fn daemon_in_its_own_session_is_found_while_its_parent_chain_lives() {
-    // The daemon has left group and session; its parent, in a session of its own too, still runs.
+    // The daemon has left group and session. Its parent, which also has its own session, still runs.
     let script = "setsid sh -c 'setsid sh -c \"echo daemon=\\$\\$.; sleep 1000; :\" & wait' & wait";
     let mut child = sh(PIPE, script).spawn().expect("sh starts");
     let daemon = number_after(&read_until(child.stdout().expect("a pipe"), "."), "daemon");
@@ -32,7 +32,7 @@ fn group_of_an_exited_unreaped_leader_can_be_signalled() {
 
 #[test]
 fn reaped_leader_is_never_signalled_but_its_remains_are_killed() {
-    // One job in the leader's group, one in another group of its session.
+    // One job is in the leader's group, one in another group of its session.
     let script = "sleep 1000 & near=$!; set -m; sleep 1001 & echo near=$near far=$! done.; exit 0";
     let mut child = sh(PIPE, script).spawn().expect("sh starts");
     let text = read_until(child.stdout().expect("a pipe"), "done.");
@@ -56,7 +56,7 @@ fn tree_that_keeps_forking_dies() {
     let killed = child.kill_tree().expect("the walk works");
     assert!(killed.complete, "{killed:?}");
     wait_exit(&mut child);
-    // The pipe ends only when every process that holds it is gone.
+    // The pipe reaches EOF only when every process that holds it is gone.
     let mut rest = Vec::new();
     common::read_to_end(child.stdout().expect("a pipe"), &mut rest);
 }

@@ -1,6 +1,6 @@
-//! The lease of a session: attached to one connection, detached with a clock running, or expired.
+//! The lease of a session: attached to one connection, detached with a running timer, or expired.
 //!
-//! Knows connections as opaque numbers and time as monotonic nanoseconds; no socket, no clock.
+//! A connection is an opaque number, time is monotonic nanoseconds.
 //!
 //! ```text
 //!              handle_attach                    poll_expired(now >= since + ttl)
@@ -12,90 +12,81 @@
 /// How long a detached session lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ttl {
-    /// This many nanoseconds from the detach on.
+    /// This many nanoseconds after the detach.
     Nanos(u64),
-    /// For ever.
+    /// Never expires.
     None,
 }
 
-/// Who holds the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A connection holds it; its clock stands still.
+    /// A connection holds the session. The timer is stopped.
     Attached {
-        /// The connection, as the caller numbers them.
+        /// The connection, in the caller's numbering.
         conn: u64,
     },
-    /// Nobody holds it.
+    /// No connection holds the session.
     Detached {
-        /// When it was detached, or used last.
+        /// When the session was detached, or when another session last used it.
         since_ns: u64,
     },
-    /// Its time has passed; nothing brings it back.
+    /// The TTL has passed. This state is final.
     Expired,
 }
 
-/// What an attach is allowed to do.
+/// How an attach behaves if another connection holds the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// Take it only if nobody holds it.
+    /// Fail.
     IfFree,
-    /// Take it from whoever holds it.
+    /// Take the session from that connection.
     TakeOver,
 }
 
-/// Why an attach was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Another connection holds it.
+    /// Another connection holds the session.
     #[error("session is attached to connection `{holder}`")]
-    Held {
-        /// The connection that holds it.
-        holder: u64,
-    },
-    /// Its time has passed.
+    Held { holder: u64 },
     #[error("session has expired")]
     Expired,
 }
 
-/// The lease: state, time to live in force, and an epoch that grows with every change of hands.
+/// The lease: state, current TTL, and an epoch that grows with every successful attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     state: State,
     ttl: Ttl,
-    /// Bumped by every successful attach; what carries an older one is stale.
+    /// Incremented by every successful attach. A message with an older epoch is stale.
     epoch: u64,
-    /// Other sessions use it now: the clock of a detached session stands still.
+    /// Other sessions currently use this one, so it does not expire while detached.
     is_used: bool,
 }
 
 impl Lease {
-    /// A session that nobody holds yet; its clock runs from now on.
+    /// A detached session. Its timer starts now.
     pub fn new(ttl: Ttl, now_ns: u64) -> Self {
         Self { state: State::Detached { since_ns: now_ns }, ttl, epoch: 0, is_used: false }
     }
 
-    /// Who holds it.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The time to live in force.
     pub fn ttl(&self) -> Ttl {
         self.ttl
     }
 
-    /// The epoch of the last attach, 0 before the first.
+    /// The epoch of the last attach, 0 before the first one.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Whether a connection holds it.
     pub fn is_attached(&self) -> bool {
         matches!(self.state, State::Attached { .. })
     }
 
-    /// Gives the session to `conn`; the answer is the new epoch. The same connection again changes nothing.
+    /// Attaches the session to `conn` and returns the new epoch. If `conn` already holds the session, nothing changes.
     pub fn handle_attach(&mut self, conn: u64, how: Attach, now_ns: u64) -> Result<u64, AttachError> {
         self.poll_expired(now_ns);
         match self.state {
@@ -110,7 +101,8 @@ impl Lease {
         }
     }
 
-    /// Starts the clock, if `conn` still holds the session; a superseded connection changes nothing.
+    /// Detaches the session and starts the timer. Returns false and changes nothing if `conn` no longer holds the
+    /// session.
     pub fn handle_detach(&mut self, conn: u64, now_ns: u64) -> bool {
         let held = self.state == State::Attached { conn };
         if held {
@@ -119,12 +111,12 @@ impl Lease {
         held
     }
 
-    /// Other sessions begin to use it: while they do, it does not expire.
+    /// Records that other sessions use this one. It does not expire until `handle_unused`.
     pub fn handle_used(&mut self) {
         self.is_used = true;
     }
 
-    /// The last use has ended: the clock of a detached session starts anew.
+    /// Records that no other session uses this one. Restarts the timer if the session is detached.
     pub fn handle_unused(&mut self, now_ns: u64) {
         self.is_used = false;
         if matches!(self.state, State::Detached { .. }) {
@@ -132,17 +124,17 @@ impl Lease {
         }
     }
 
-    /// Whether other sessions use it now.
+    /// Whether other sessions currently use this one.
     pub fn is_used(&self) -> bool {
         self.is_used
     }
 
-    /// Sets the time to live; it counts from the detach, also when that was before.
+    /// Sets the TTL. It counts from the detach, even if that was earlier.
     pub fn set_ttl(&mut self, ttl: Ttl) {
         self.ttl = ttl;
     }
 
-    /// When the session will expire if nothing happens.
+    /// When the session will expire if nothing else happens.
     pub fn deadline_ns(&self) -> Option<u64> {
         match (self.state, self.ttl) {
             (State::Detached { since_ns }, Ttl::Nanos(ttl)) if !self.is_used => Some(since_ns.saturating_add(ttl)),
@@ -150,7 +142,7 @@ impl Lease {
         }
     }
 
-    /// Whether the session has expired by now.
+    /// Expires the session if its deadline has passed. Returns whether it has expired.
     pub fn poll_expired(&mut self, now_ns: u64) -> bool {
         if self.deadline_ns().is_some_and(|deadline| now_ns >= deadline) {
             self.state = State::Expired;

@@ -1,52 +1,54 @@
-//! The ledger of writes to one child's stdin: what makes a retried write go in exactly once.
+//! The ledger of writes to one child's stdin, which makes sure that a retried write is applied exactly once.
 //!
-//! Knows keys, byte counts and digests, never the bytes. A write begins, advances as the child takes it, and is done when all of
-//! it went in; a retry under the same key learns how far it came. The oldest key is forgotten beyond [`REMEMBERED`].
+//! It stores keys, byte counts and digests, but not the bytes. A write begins, advances as the child's stdin accepts
+//! bytes, and is done when all bytes were accepted. A retry with the same key learns how many bytes were accepted.
+//! Beyond [`REMEMBERED`] keys, the oldest is dropped.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Keys remembered per process. At 64 bytes each a ledger in full use costs about 260 KiB, an unused one nothing.
+/// Number of keys kept per process. At 64 bytes each, a full ledger takes about 260 KiB. An unused ledger takes no
+/// memory.
 pub const REMEMBERED: usize = 4096;
 
-/// What is known of a write when it begins or is tried again.
+/// The state of a write when it begins or is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// Never seen: nothing of it went in.
+    /// The key is new: no bytes were accepted yet.
     New,
-    /// Seen, and this many of its bytes went in.
+    /// The key is known, and a part of the bytes was accepted.
     Continue {
-        /// Bytes that went in.
+        /// Bytes accepted so far.
         done: u64,
     },
-    /// All of it went in.
+    /// All bytes were accepted.
     Done,
-    /// The key is known with another length or digest: it is not the same write.
+    /// The key is known with another length or digest, so this is a different write.
     Mismatch {
-        /// The length under which the key is known.
+        /// The length that was stored with the key.
         total: u64,
     },
 }
 
-/// How far a write came.
+/// The progress of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Its length.
+    /// Length of the write.
     pub total: u64,
-    /// Bytes of it that went in.
+    /// Bytes accepted so far.
     pub done: u64,
-    /// Digest of its bytes, where its sender gave one.
+    /// Digest of the bytes, if the sender gave one.
     pub digest: Option<u32>,
 }
 
 impl Progress {
-    /// Whether another write under the same key is this one: of the same length, and of the same bytes as far as that is known.
+    /// Whether a write with the same key is this write: it has the same length, and the same digest if both are known.
     pub fn is_same(&self, total: u64, digest: Option<u32>) -> bool {
         let is_other = matches!((self.digest, digest), (Some(known), Some(given)) if known != given);
         self.total == total && !is_other
     }
 }
 
-/// `advance` of a key that is not in the ledger.
+/// `advance` was called with a key that is not in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write key is not in the ledger")]
 pub struct Unknown;
@@ -54,10 +56,10 @@ pub struct Unknown;
 /// The last [`REMEMBERED`] write keys of a process.
 #[derive(Clone, Debug, Default)]
 pub struct StdinLedger {
-    /// In order of their beginning; `first` is the serial number of the front.
+    /// In the order in which the writes began. `first` is the serial number of the front entry.
     entries: VecDeque<Entry>,
     first: u64,
-    /// Key to serial number.
+    /// From key to serial number.
     index: HashMap<[u8; 16], u64>,
 }
 
@@ -68,12 +70,11 @@ struct Entry {
 }
 
 impl StdinLedger {
-    /// An empty ledger; allocates nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Begins the write `key` of `total` bytes with this digest, or says how far it came before.
+    /// Begins the write `key` of `total` bytes with this digest, or reports how much of it was accepted before.
     pub fn begin(&mut self, key: [u8; 16], total: u64, digest: Option<u32>) -> Begin {
         if let Some(entry) = self.entry(key) {
             let known = entry.progress;
@@ -94,25 +95,24 @@ impl StdinLedger {
         Begin::New
     }
 
-    /// Records that `n` more bytes of the write went in; the answer is how many did in all. Never above its total.
+    /// Records that `n` more bytes of the write were accepted. Returns how many were accepted in total, never more than
+    /// its length.
     pub fn advance(&mut self, key: [u8; 16], n: u64) -> Result<u64, Unknown> {
         let progress = &mut self.entry(key).ok_or(Unknown)?.progress;
         progress.done = progress.done.saturating_add(n).min(progress.total);
         Ok(progress.done)
     }
 
-    /// How far the write `key` came.
     pub fn progress(&self, key: [u8; 16]) -> Option<Progress> {
         let at = self.position(key)?;
         self.entries.get(at).map(|entry| entry.progress)
     }
 
-    /// Keys in the ledger.
+    /// Number of keys in the ledger.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no write was ever begun.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

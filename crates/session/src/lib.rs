@@ -1,9 +1,9 @@
-//! Pure state of a session: who holds it and for how long ([`Lease`]), and which writes to a child's stdin have
-//! already gone in ([`StdinLedger`]).
+//! Pure state of a session: which connection holds it and for how long ([`Lease`]), and which writes to a child's stdin
+//! were already applied ([`StdinLedger`]).
 //!
-//! Theory of operation: both are plain values. They read no clock, do no I/O and know no message; time is an argument
-//! in monotonic nanoseconds, inputs are `handle_*` and `begin`/`advance`, and what is due is asked for with `poll_*`.
-//! So the same rules run in the holder, in a simulation and in a property test against a naive model.
+//! Both are plain values that read no clock, do no I/O and handle no messages. Time is an argument, in monotonic
+//! nanoseconds. Inputs are `handle_*` and `begin`/`advance`; `poll_*` reports what is due. So the same rules run in the
+//! holder, in the simulation and in property tests against a naive model.
 
 mod lease;
 mod ledger;

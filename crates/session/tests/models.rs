@@ -24,7 +24,7 @@ fn lease_op() -> impl Strategy<Value = LeaseOp> {
     ]
 }
 
-/// The model replays the whole history each time; it keeps nothing but it.
+/// The model keeps only the history and replays all of it each time.
 fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (State, u64) {
     let (mut holder, mut since, mut ttl, mut epoch, mut dead, mut used) = (None, 0, Some(ttl), 0, false, false);
     for (now, op) in history {
@@ -79,7 +79,7 @@ proptest! {
                 LeaseOp::Wait(_) => {}
             }
             history.push((now, op));
-            // The model looks at expiry when time or an operation comes, as the holder does.
+            // Like the holder, the model checks for expiry on every operation and whenever time advances.
             prop_assert_eq!((lease.state(), lease.epoch()), naive(&history, 100));
         }
     }
@@ -89,7 +89,7 @@ proptest! {
         let mut ledger = StdinLedger::new();
         let mut model: Vec<(u8, u64, u64, Option<u32>)> = Vec::new();
         for (name, total, n, digest) in ops {
-            // A sender that gives no digest is an older one: its writes are told apart by their length alone.
+            // An older sender gives no digest. Its writes are compared by length only.
             let (key, total, digest) = ([name; 16], total * 4, digest.checked_sub(1));
             let expected = match model.iter().find(|(known, ..)| *known == name) {
                 None => Begin::New,

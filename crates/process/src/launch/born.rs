@@ -1,8 +1,8 @@
-//! `clone3`: of a child that is born in its control group, and without a handler of ours.
+//! `clone3` for a child that is created in its cgroup and without our signal handlers.
 //!
-//! A process that is moved into a group waits for a lock of the whole host, for milliseconds where nobody has moved one lately; one
-//! that is born there does not. The C library has no function for the call, hence the few instructions here: the child begins on a
-//! stack of its own, calls `child_main` and never comes back to them.
+//! Moving a process into a cgroup waits for a lock of the whole host, which takes milliseconds if no process was moved
+//! recently. Creating the process in the cgroup avoids the lock. The C library has no function for `clone3`, hence the
+//! few instructions here: the child starts on its own stack, calls `child_main` and never returns.
 
 use std::{
     io,
@@ -18,13 +18,14 @@ use exec_server_sandbox::address;
 
 use super::{Parent, Shared, Stack, Started};
 
-/// `CLONE_CLEAR_SIGHAND`, Linux 5.5: handlers become the default, what is ignored stays so.
+/// `CLONE_CLEAR_SIGHAND`, Linux 5.5: resets handlers to the default action. Ignored signals stay ignored.
 const CLEAR_SIGHAND: u64 = 1 << 32;
 
 /// `CLONE_INTO_CGROUP`, Linux 5.7.
 const INTO_CGROUP: u64 = 1 << 33;
 
-/// The kernel does not have the call, or a filter hides it, or it kills what is born; it will not be otherwise later.
+/// Whether `clone3` is unusable: the kernel does not have it, seccomp hides it, or the kernel kills the new child. This
+/// does not change later.
 static IS_MISSING: AtomicBool = AtomicBool::new(false);
 
 /// `struct clone_args` as of Linux 5.7, 88 bytes.
@@ -44,7 +45,7 @@ struct Args {
     cgroup: u64,
 }
 
-/// A child in the group whose directory `home` is, or in those that we are in.
+/// Starts a child in the cgroup whose directory is `home`, or in our own cgroups.
 pub(super) fn clone_into(
     home: Option<RawFd>,
     shared: &Shared<'_>,
@@ -67,17 +68,17 @@ pub(super) fn clone_into(
         cgroup: home.map_or(0, |home| u64::from(home.unsigned_abs())),
         ..Args::default()
     };
-    // SAFETY: `args` describes a private stack with room for `child_main`, an int to write to, and the word of `shared`; these live
-    // until the child has executed a program or ended, which CLONE_VFORK or the caller waits for.
+    // SAFETY: `args` describes a private stack with room for `child_main`, an int to write to, and the futex word of
+    // `shared`. They live until the child has executed a program or ended, for which CLONE_VFORK or the caller waits.
     let result = unsafe { clone3(&args, ptr::from_ref(shared).cast_mut().cast()) };
     let Some(pid) = i32::try_from(result).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
         IS_MISSING.store(errno == libc::ENOSYS, Ordering::Relaxed);
         return Err(io::Error::from_raw_os_error(errno));
     };
-    // SAFETY: the kernel made this descriptor for us in the call that made the child.
+    // SAFETY: the kernel created this fd for us in the call that created the child.
     let child = Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } };
-    // Where we go on, whether it has begun is known later.
+    // If the calling thread continues, the caller checks later whether the child has begun.
     if parent == Parent::Stops && !shared.has_begun.get() {
         distrust();
         super::reap(pid);
@@ -86,23 +87,25 @@ pub(super) fn clone_into(
     Ok(child)
 }
 
-/// A child did not come to its first instruction. Some kernels (seen on 6.18) compare how often the child's group was killed with
-/// how often ours was, instead of twice the same, and kill a child where the numbers differ.
+/// Disables `clone3` after a child did not reach its first instruction. Some kernels (seen on 6.18) compare the kill
+/// counter of the child's cgroup with that of our cgroup, instead of reading the same counter twice. They kill the
+/// child if the two differ.
 pub(super) fn distrust() {
     IS_MISSING.store(true, Ordering::Relaxed);
 }
 
-/// The call; its result is the child's number or a negative error number.
+/// The system call. Returns the child's pid or a negative errno.
 ///
 /// # Safety
 ///
-/// `args` must ask for `CLONE_VM` with a stack of its own for the child, and `shared` be what `child_main` takes; both must live until
-/// the child has left this memory.
+/// `args` must request `CLONE_VM` with a separate stack for the child. `shared` must point to what `child_main` takes.
+/// Both must live until the child has left this memory.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
     let result;
-    // SAFETY: the parent's registers come back as they were, but for those named here. The child has a stack of its own, aligned to
-    // 16 as `call` needs it, and `child_main` ends it. `rcx` and `r11` are no late outputs, so that no input is in them.
+    // SAFETY: the parent's registers are unchanged, except for those named here. The child has its own stack, aligned
+    // to 16 as `call` requires, and `child_main` never returns. `rcx` and `r11` are not late outputs, so no input is in
+    // them.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -125,15 +128,15 @@ unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
     result
 }
 
-/// As above.
+/// The aarch64 version of the call above.
 ///
 /// # Safety
 ///
-/// As above.
+/// The same as for the x86-64 version.
 #[cfg(target_arch = "aarch64")]
 unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
     let result;
-    // SAFETY: as above; the kernel changes no register of the parent but `x0`.
+    // SAFETY: as for the x86-64 version. The kernel changes no register of the parent except `x0`.
     unsafe {
         std::arch::asm!(
             "svc #0",

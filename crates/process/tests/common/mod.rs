@@ -1,4 +1,4 @@
-//! What the tests share: short descriptions of children and waits on levels with a deadline.
+//! Shared by the tests: short descriptions of children, and waits for a condition with a deadline.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time, for real children")]
@@ -20,7 +20,7 @@ pub(crate) const PIPE: Stdio = Stdio::Pipe { stdin: Stdin::Null };
 pub(crate) const PIPE_OPEN: Stdio = Stdio::Pipe { stdin: Stdin::Open };
 pub(crate) const PTY: Stdio = Stdio::Pty(Size { rows: 24, cols: 80 });
 
-/// What a child said and how it ended.
+/// The output of a child and how it ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finished {
     pub(crate) stdout: String,
@@ -41,8 +41,8 @@ pub(crate) fn sh(stdio: Stdio, script: &str) -> Spawn {
     spawn(stdio, &["/bin/sh", "-c", script])
 }
 
-/// Writes an executable file. A process of its own does it: a child that another test is making at this moment would
-/// hold our writing descriptor until its exec, and the file could not be executed meanwhile (`ETXTBSY`).
+/// Writes an executable file, in a separate process. If we wrote it ourselves, a child that another test is spawning
+/// could hold our write fd until its exec. Executing the file would then fail with `ETXTBSY`.
 pub(crate) fn write_script(path: &std::path::Path, text: &str) {
     let path = path.to_str().expect("test paths are UTF-8");
     let script = r#"printf %s "$2" >"$1" && chmod 755 "$1""#;
@@ -63,7 +63,7 @@ pub(crate) fn finish(mut child: Child) -> Finished {
     let (mut stdout, mut stderr, mut pty) = (Vec::new(), Vec::new(), Vec::new());
     let exited = if let Some(master) = child.pty() {
         let master = master.try_clone_to_owned().expect("a descriptor is free");
-        // The slave is held until the reap, so output and exit are both waited for.
+        // The slave is held until the reap, so wait for output and exit together.
         wait_until("the end of the leader", || {
             read_available(master.as_fd(), &mut pty);
             child.try_wait().expect("the child can be waited for").is_some()
@@ -93,7 +93,7 @@ pub(crate) fn wait_exit(child: &mut Child) -> Exited {
     child.try_wait().expect("the child can be waited for").expect("a readable exit descriptor means the end")
 }
 
-/// Reads until the text has come; gives everything read so far.
+/// Reads until `needle` has arrived. Returns everything read so far.
 pub(crate) fn read_until(fd: BorrowedFd<'_>, needle: &str) -> String {
     let mut bytes = Vec::new();
     wait_until(needle, || {
@@ -109,7 +109,7 @@ pub(crate) fn read_to_end(fd: BorrowedFd<'_>, bytes: &mut Vec<u8>) {
     wait_until("the end of the stream", || !read_available(fd, bytes));
 }
 
-/// Reads what is there; false at the end.
+/// Reads the available bytes. Returns false at EOF.
 pub(crate) fn read_available(fd: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> bool {
     let mut buf = [0; 4096];
     loop {
@@ -148,13 +148,13 @@ pub(crate) fn wait_until(what: &str, mut is_reached: impl FnMut() -> bool) {
     }
 }
 
-/// Gives other processes the processor between two looks at a level.
+/// Lets other processes run between two checks.
 fn pause() {
     let limit = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    poll(&mut [], Some(&limit)).ok(); // Interrupted: the next look comes earlier.
+    poll(&mut [], Some(&limit)).ok(); // If interrupted, the next check comes earlier.
 }
 
-/// Whether the process has ended; one that nobody has reaped yet counts as ended.
+/// Whether the process has ended. An unreaped zombie counts as ended.
 pub(crate) fn is_gone(pid: i32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|fields| fields.trim_start().starts_with(['Z', 'X'])),
@@ -167,7 +167,7 @@ pub(crate) fn is_reaped(pid: Pid) -> bool {
     !std::path::Path::new(&format!("/proc/{}", pid.as_raw_pid())).exists()
 }
 
-/// The number behind `name=` in the text.
+/// The number after `name=` in the text.
 pub(crate) fn number_after(text: &str, name: &str) -> i32 {
     let (_, rest) = text.split_once(&format!("{name}=")).expect("the name is in the text");
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
