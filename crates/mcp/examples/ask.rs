@@ -1,6 +1,6 @@
-//! Servers of a configuration, asked line by line: `ask CONFIG [URL]`, where URL is the executor of servers whose environment is
-//! `remote`. A line is `{"server": "time", "ask": "tools"}`, or `resources`, `prompts`; `call`, `read` and `prompt` also have a
-//! `name`, and arguments if they want. Each is answered by one line, with `ok` or `error`.
+//! Queries the servers of a configuration, one JSON request per line: `ask CONFIG [URL]`. URL is the executor for servers whose environment
+//! is `remote`. A request is `{"server": "time", "ask": "tools"}`, or `resources` or `prompts`. The requests `call`, `read` and `prompt`
+//! also need a `name` and may have arguments. The reply to each is one line with `ok` or `error`.
 
 use std::{
     io::{self, BufRead as _, Write as _},
@@ -36,7 +36,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let choose = |name: &str| environment::choose(Some(name));
     let settings = Settings { variables: std::env::vars_os().collect(), ..Settings::new(config) };
     let manager = Manager::new(settings, Hosts::by_choice(LocalConfig::default(), remote, None, choose));
-    // All at once; whoever fails is told when it is asked.
+    // Starts all servers concurrently. A server that fails reports its error when it is queried.
     manager.start();
     for line in io::stdin().lock().lines() {
         let answer = match answer(&manager, &serde_json::from_str(&line?)?).await {

@@ -1,4 +1,4 @@
-//! Which MCP servers there are, where each runs, and how long it may take.
+//! The configuration of MCP servers: which servers exist, where each one runs, and its timeouts.
 //!
 //! ```toml
 //! [mcp_servers.git]
@@ -12,8 +12,10 @@
 //! bearer_token_env_var = "SEARCH_TOKEN"
 //! ```
 //!
-//! The same servers in JSON stand in an object `mcpServers`, as other programs write it. `read` owns the rules of one server,
-//! `keys` the types of its keys, `tree` the formats, `slip` what is nearly a key, `error` what is said of a mistake. None of them may start anything or read a variable.
+//! In JSON the same servers are in an object `mcpServers`, as other programs write it.
+//!
+//! `read` has the rules for one server, `keys` the types of its keys, `tree` the file formats, `slip` the detection of misspelt keys, and
+//! `error` the error messages. None of these modules starts a process or reads an environment variable.
 
 mod error;
 mod keys;
@@ -34,28 +36,28 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may take to be ready where nothing is said.
+/// Default time for a server to become ready.
 pub const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long one call may take where nothing is said.
+/// Default time for one tool call.
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The longest time that can be asked for: 30 days. What is above is taken as that, with a warning.
+/// The longest configurable timeout: 30 days. A larger value is reduced to this limit, with a warning.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 86_400);
 
-/// The largest file that is read. Files in which programs keep their history beside their servers have some megabytes.
+/// The largest configuration file that is read. Some programs keep their history in the same file as their servers, so such files can have
+/// several megabytes.
 pub const FILE_MAX_BYTES: u64 = 16 << 20; // 16 MiB
 
-/// Every server of a configuration, by its name.
+/// All servers of a configuration, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// The servers.
     pub servers: BTreeMap<String, ServerConfig>,
-    /// What was read and is not acted on, one line each.
+    /// One line for each thing in the file that has no effect or may surprise the user.
     pub warnings: Vec<String>,
 }
 
-/// How a configuration is written.
+/// The file format of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Tables `[mcp_servers.NAME]`.
@@ -73,7 +75,7 @@ impl Format {
 }
 
 impl Config {
-    /// Reads a file, in the format that its name tells.
+    /// Reads a file. The extension of its name decides the format.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
         let mut bytes = Vec::new();
@@ -86,55 +88,54 @@ impl Config {
         Self::parse(&text, path, Format::of(path))
     }
 
-    /// Reads the text of a file; `path` is its name in errors.
+    /// Parses the text of a file. `path` is used only in errors and warnings.
     pub fn parse(text: &str, path: &Path, format: Format) -> Result<Self, ConfigError> {
-        // Editors of some systems begin a file with a mark of its encoding.
+        // Some editors begin a file with a byte order mark.
         read::config(text.trim_start_matches('\u{feff}'), path, format)
     }
 }
 
-/// One server.
+/// The configuration of one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// How it is reached.
     pub way: Way,
-    /// Where it runs, or from where it is reached.
+    /// Where a stdio server runs, or from where an HTTP server is reached.
     pub placement: Placement,
-    /// Whether it is started at all.
+    /// If false, the server is not started.
     pub enabled: bool,
-    /// Whether the whole is useless without it.
+    /// If true, the manager fails to start when this server cannot be started.
     pub required: bool,
-    /// For reaching the executor, again for starting it and the handshake, and again for the list of its tools.
+    /// Applies separately to each of three steps: connecting to the executor, starting the server with its handshake, and listing its
+    /// tools.
     pub startup_timeout: Duration,
-    /// For one call; the clock stands still while the server asks the user.
+    /// Applies to one call. The clock is paused while the server asks the user.
     pub tool_timeout: Duration,
-    /// Whether its calls may overlap. Else they run one after another.
+    /// Whether calls to this server may overlap. Otherwise they run one after another.
     pub supports_parallel_tool_calls: bool,
-    /// Which of its tools are offered.
+    /// Which of the server's tools are offered.
     pub tools: ToolFilter,
 }
 
 /// How a server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// A program on its standard streams.
+    /// A program that speaks MCP on its stdin and stdout.
     Stdio(StdioConfig),
     /// A server that speaks streamable HTTP.
     Http(HttpConfig),
 }
 
-/// A program that speaks MCP on its standard streams. `Debug` shows no value of a variable.
+/// A program that speaks MCP on its stdin and stdout. `Debug` does not print the values of variables.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct StdioConfig {
-    /// The program, looked up in the `PATH` that it will get.
+    /// The program. It is looked up in the `PATH` that the server gets.
     pub command: String,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// Variables with their values.
+    /// Variables set to literal values.
     pub env: BTreeMap<String, String>,
-    /// Variables whose values are taken from somewhere.
+    /// Variables whose values are copied from this machine or from the executor.
     pub env_vars: Vec<EnvVar>,
-    /// Its directory. Without one: the manager's, else the executor's.
+    /// The working directory. If absent: the manager's working directory, or else the executor's.
     pub cwd: Option<PathBuf>,
 }
 
@@ -150,35 +151,32 @@ impl fmt::Debug for StdioConfig {
     }
 }
 
-/// A variable that is passed on by its name.
+/// A variable that is passed on by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvVar {
-    /// The name.
     pub name: String,
-    /// Whose value.
     pub source: EnvSource,
 }
 
-/// Whose variable is meant.
+/// Where the value of a variable comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EnvSource {
-    /// Ours.
+    /// From the environment of this program.
     #[default]
     Local,
-    /// The executor's; it never comes here.
+    /// From the environment of the executor. The value is never sent here.
     Remote,
 }
 
-/// A server that speaks streamable HTTP. `Debug` shows no value of a header.
+/// A server that speaks streamable HTTP. `Debug` does not print the values of headers.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct HttpConfig {
-    /// Its endpoint.
     pub url: String,
-    /// The variable here that has the bearer token.
+    /// The local environment variable that holds the bearer token.
     pub bearer_token_env_var: Option<String>,
-    /// Headers with their values.
+    /// Headers with literal values.
     pub http_headers: BTreeMap<String, String>,
-    /// Headers whose values are variables here.
+    /// Headers whose values come from local environment variables: header name to variable name.
     pub env_http_headers: BTreeMap<String, String>,
 }
 
@@ -199,25 +197,23 @@ pub enum Placement {
     /// On this machine.
     #[default]
     Local,
-    /// On the remote environment, of which there must be one.
+    /// On the remote environment. It is an error if none is configured.
     Remote,
-    /// On the environment of this name.
+    /// On the environment with this name.
     Named(String),
     /// On the executor at this URL.
     Url(String),
 }
 
-/// Which tools are offered: those of the first list, where there is one, without those of the second.
+/// Which tools are offered: if `enabled` is set, only the tools in it; in any case none of those in `disabled`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolFilter {
-    /// Only these.
     pub enabled: Option<BTreeSet<String>>,
-    /// Never these.
     pub disabled: BTreeSet<String>,
 }
 
 impl ToolFilter {
-    /// Whether a tool is offered, by its own name.
+    /// Whether a tool is offered. `tool` is the name that the server gives it, not the name that the model sees.
     #[must_use]
     pub fn allows(&self, tool: &str) -> bool {
         self.enabled.as_ref().is_none_or(|enabled| enabled.contains(tool)) && !self.disabled.contains(tool)

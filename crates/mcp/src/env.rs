@@ -1,8 +1,8 @@
-//! Which variables a program gets, here and on an executor: section 9.1 of the behaviour this crate follows.
+//! Computes the environment variables of an MCP server, on this machine or on an executor.
 //!
-//! A server that runs here starts from nothing and gets a short list of our variables; one on an executor starts from the short
-//! list of the executor's, and nothing of ours but what its configuration names. In both cases values that stand in the
-//! configuration win. Pure: our variables are an argument. Must not start anything.
+//! A server on this machine starts with an empty environment and gets a short list of our variables. A server on an executor gets the short
+//! list of the executor's variables, and of ours only those that its configuration names. In both cases literal values from the
+//! configuration win. The functions are pure: our variables are an argument.
 
 use std::{
     collections::BTreeMap,
@@ -16,46 +16,40 @@ use exec_server_client::{
 
 use crate::config::{EnvSource, EnvVar, StdioConfig};
 
-/// The variables of this side.
+/// The environment variables of this program.
 pub type Variables = BTreeMap<OsString, OsString>;
 
-/// What a server gets without being asked for.
+/// The short list: variables that every server gets without configuration.
 pub const DEFAULT_NAMES: [&str; 11] =
     ["HOME", "LOGNAME", "PATH", "SHELL", "USER", "__CF_USER_TEXT_ENCODING", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
 
-/// The environment of a program, as a start asks for it.
+/// The environment of a program, in the form that a start request takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LaunchEnv {
-    /// What is taken from the place where it runs.
+    /// Which variables the program inherits from the place where it runs.
     pub policy: EnvPolicy,
-    /// What is set on top of that.
+    /// Variables set in addition to the inherited ones. They win.
     pub env: BTreeMap<String, String>,
 }
 
-/// Why a program cannot have the environment that its configuration asks for.
+/// Why the environment that a configuration requests is not possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
-    /// A variable of an executor, for a server that runs here.
+    /// A variable with source `remote`, but the server runs on this machine.
     #[error(
         "variable `{name}` is to come from an executor, but the server runs here; leave `source` out, or set `environment`"
     )]
-    RemoteHere {
-        /// The variable.
-        name: String,
-    },
-    /// A value that the wire to an executor cannot carry.
+    RemoteHere { name: String },
+    /// A value that is not UTF-8, which the protocol cannot carry.
     #[error("variable `{name}` is not UTF-8, and only text can be sent to an executor")]
-    NotText {
-        /// The variable.
-        name: String,
-    },
+    NotText { name: String },
 }
 
-/// The environment of a server on this machine: the short list and `env_vars` of ours, then the configuration's own values.
+/// The environment of a server on this machine: our variables from the short list and `env_vars`, then the literal values.
 ///
-/// A value that is no text cannot be sent even to the executor inside this program, which inherits it instead: that one has our
-/// variables as bytes.
+/// A value that is not UTF-8 cannot be sent, not even to the in-process executor. The policy inherits it instead, because that executor has
+/// our variables as bytes.
 pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     if let Some(name) = remote_names(&stdio.env_vars).next() {
         return Err(EnvError::RemoteHere { name: name.to_owned() });
@@ -65,7 +59,7 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
         let Some(value) = ours.get(OsStr::new(name)) else { continue };
         match value.to_str() {
             Some(text) => drop(launch.env.insert(name.to_owned(), text.to_owned())),
-            // In the policy it would stand for other names too.
+            // In the policy such a name would be a pattern and match other variables too.
             None if name.contains(['*', '?']) => {}
             None => {
                 launch.policy.inherit = Inherit::All;
@@ -77,8 +71,9 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
     Ok(launch.without_token())
 }
 
-/// The environment of a server on an executor: the executor's short list, and the values that the configuration gives or wants
-/// copied from here. With a variable of the executor's own the list is ours, widened by that name; its value never comes here.
+/// The environment of a server on an executor: the executor's short list, the literal values, and the variables that the configuration
+/// copies from here. If the configuration names a variable of the executor, the policy lists our short list and that name explicitly; the
+/// variable's value is never sent here.
 pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     let mut launch = LaunchEnv { policy: remote_policy(&stdio.env_vars), env: BTreeMap::new() };
     for name in local_names(&stdio.env_vars) {
@@ -90,12 +85,12 @@ pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvE
     Ok(launch.without_token())
 }
 
-/// The names whose values are read on the executor.
+/// The names of the variables whose values are read on the executor.
 pub fn remote_names(variables: &[EnvVar]) -> impl Iterator<Item = &str> {
     named(variables, EnvSource::Remote)
 }
 
-/// What a server on an executor takes from there.
+/// Which variables a server inherits from its executor.
 #[must_use]
 pub fn remote_policy(variables: &[EnvVar]) -> EnvPolicy {
     let mut names = remote_names(variables).peekable();
@@ -119,7 +114,7 @@ fn named(variables: &[EnvVar], source: EnvSource) -> impl Iterator<Item = &str> 
     variables.iter().filter(move |variable| variable.source == source).map(|variable| variable.name.as_str())
 }
 
-/// Names are given one by one, so none is left out because it looks like a secret.
+/// Names are listed explicitly, so the executor's default exclusion of names that look like secrets is disabled.
 fn policy(inherit: Inherit) -> EnvPolicy {
     EnvPolicy {
         inherit,
@@ -131,7 +126,8 @@ fn policy(inherit: Inherit) -> EnvPolicy {
 }
 
 impl LaunchEnv {
-    /// Our token opens executors; no program gets it, whoever asks. An executor of another make would pass it on.
+    /// Removes our token, which grants access to executors. No program gets it, even if the configuration asks for it. An executor of
+    /// another implementation might pass it on.
     fn without_token(mut self) -> Self {
         let is_token = |name: &str| name.eq_ignore_ascii_case(TOKEN_VARIABLE);
         self.env.retain(|name, _| !is_token(name));
@@ -246,7 +242,7 @@ mod tests {
         ours.insert("RAW".into(), OsString::from_vec(vec![0xff]));
         let error = executor(&stdio(&[], &[("RAW", Local)]), &ours).expect_err("refused");
         assert_eq!(error, EnvError::NotText { name: "RAW".to_owned() });
-        // Not asked for, so it goes nowhere.
+        // The configuration does not name it, so it is not sent.
         assert_eq!(executor(&stdio(&[], &[]), &ours).expect("made").env, texts(&[]));
     }
 

@@ -1,19 +1,19 @@
-//! MCP servers that speak streamable HTTP, reached by requests that an executor makes: from its own network where it is another
-//! machine, from here where it is a local one.
+//! Talks to MCP servers over streamable HTTP. An executor makes the requests: a remote executor from its own network, a local one from this
+//! machine.
 //!
 //! ```text
 //! rmcp's transport ──▶ ExecutorHttp ──▶ Client::http_stream ──▶ http/request ──▶ executor ──▶ MCP server
 //! ```
 //!
-//! A session that the server has forgotten (404) is begun anew by the transport: `initialize` again, and what was refused is sent once
-//! more. A 401 is told as [`HttpError::AuthenticationRequired`] and tried no second time, and neither is any other failure, since
-//! what was asked may have been done. Whatever nobody waits for any more is called off on the executor too, so that a handshake that
-//! timed out holds nothing there.
+//! If the server has forgotten the session (404), the transport starts a new one: it sends `initialize` again and repeats the refused
+//! message. A 401 is reported as [`HttpError::AuthenticationRequired`] and not retried. Other failures are not retried either, because the
+//! server may already have acted on the request. A request that has no waiter left is cancelled on the executor too, so that a handshake
+//! that timed out leaves nothing running there.
 //!
-//! Redirects are followed within the origin of the server where a request carries a token or configured headers, and else wherever the
-//! executor lets them lead.
+//! A request with a token or configured headers follows redirects only within the origin of the server. Any other request follows the
+//! redirects that the executor allows.
 //!
-//! Must not read the environment, nor know which servers there are.
+//! Does not read the environment.
 
 mod events;
 mod redirect;
@@ -51,29 +51,29 @@ use tokio::sync::watch;
 use self::{events::events, redirect::Next};
 use crate::config::HttpConfig;
 
-/// Bytes of one message of a server: an event, or a whole JSON answer.
+/// The largest message of a server, in bytes: an SSE event, or a whole JSON response.
 pub const MESSAGE_BYTES: usize = 16 << 20;
 
-/// Bytes of an error page that are shown.
+/// How many bytes of an error page an error shows.
 const SHOWN_BYTES: usize = 256;
 
 const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
 
-/// What the protocol adds to the headers of a configuration.
+/// Headers that rmcp adds to the configured ones. They are not secret.
 const PROTOCOL_HEADERS: [&str; 3] = ["mcp-protocol-version", "mcp-method", "mcp-name"];
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 const BOTH: &str = "text/event-stream, application/json";
 
-/// Headers that the protocol sets itself.
+/// Headers that this module sets itself. A configuration may not set them.
 const RESERVED: [&str; 4] = ["accept", "content-type", SESSION, LAST_EVENT];
 
-/// The transport that rmcp's client takes. With it goes everything that it has under way, whatever stage it is in.
+/// The transport for rmcp's client. Dropping it cancels all its requests, in any state.
 pub struct HttpTransport {
     inner: StreamableHttpClientTransport<ExecutorHttp>,
-    /// Dropped when nobody wants an answer any more: requests end, but for the one that ends the session.
+    /// Dropped when no answer is wanted. This cancels all requests except the one that deletes the session.
     wanted: Option<watch::Sender<()>>,
 }
 
@@ -100,56 +100,46 @@ impl fmt::Debug for HttpTransport {
     }
 }
 
-/// Where a server is, and what every request to it carries. `Debug` shows no value of a header.
+/// The URL of a server, and what every request to it carries. `Debug` does not print the values of headers.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Its URL.
     pub url: String,
-    /// The bearer token.
     pub bearer_token: Option<String>,
-    /// Further headers.
+    /// Additional headers.
     pub headers: BTreeMap<String, String>,
 }
 
-/// Why a server cannot be reached, or did not do what it was asked.
+/// Why a server cannot be reached, or refused a request.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The variable that should have the token is not there.
+    /// The variable that should hold the token is not set.
     #[error("`bearer_token_env_var` names `{variable}`, which is not set; set it, or take the line out")]
-    NoToken {
-        /// Its name.
-        variable: String,
-    },
+    NoToken { variable: String },
     /// A header that cannot be sent.
     #[error("the header `{name}` cannot be sent to an MCP server: {reason}")]
-    Header {
-        /// Its name.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// The server wants to know who asks.
+    Header { name: String, reason: &'static str },
+    /// The server answered 401.
     #[error("authentication required{}", Challenge(challenge))]
     AuthenticationRequired {
-        /// Its `WWW-Authenticate`, which may be empty.
+        /// The server's `WWW-Authenticate` header. May be empty.
         challenge: String,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("{reason}")]
     Failed {
-        /// What was tried, and why it came to nothing.
+        /// The failed step and the cause.
         reason: String,
     },
 }
 
 impl HttpError {
-    /// Whether the way out is to log in.
+    /// Whether the user must log in.
     #[must_use]
     pub fn is_authentication_required(&self) -> bool {
         matches!(self, Self::AuthenticationRequired { .. })
     }
 
-    /// What it means that a server could not be initialized.
+    /// Converts the error of a failed initialization.
     #[must_use]
     pub fn of_start(error: &ClientInitializeError) -> Self {
         match error {
@@ -159,7 +149,7 @@ impl HttpError {
         }
     }
 
-    /// What it means that a call failed.
+    /// Converts the error of a failed call.
     #[must_use]
     pub fn of_call(error: &ServiceError) -> Self {
         match error {
@@ -185,7 +175,7 @@ impl HttpError {
     }
 }
 
-/// A challenge behind a colon, or nothing.
+/// Displays `: CHALLENGE`, or nothing if the challenge is empty.
 struct Challenge<'a>(&'a str);
 
 impl fmt::Display for Challenge<'_> {
@@ -195,7 +185,7 @@ impl fmt::Display for Challenge<'_> {
 }
 
 impl Endpoint {
-    /// A server of a configuration, with the values of variables from here. A header whose variable is not set is left out.
+    /// Builds the endpoint of a configured server, with variables from this machine. A header whose variable is not set is left out.
     pub fn read(config: &HttpConfig, variables: &BTreeMap<String, String>) -> Result<Self, HttpError> {
         let variable = |name: &String| variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
         let bearer_token = match &config.bearer_token_env_var {
@@ -211,7 +201,7 @@ impl Endpoint {
         Ok(Self { url: config.url.clone(), bearer_token, headers })
     }
 
-    /// A transport to the server, whose requests this client's executor makes. Must be called inside a tokio runtime.
+    /// Creates a transport to the server. The executor of `client` makes its requests. Must be called inside a tokio runtime.
     pub fn transport(&self, client: Client) -> Result<HttpTransport, HttpError> {
         let mut headers = HashMap::new();
         for (name, value) in &self.headers {
@@ -248,24 +238,25 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// rmcp's HTTP, by way of an executor.
+/// An rmcp HTTP client that sends its requests through an executor.
 #[derive(Debug, Clone)]
 pub struct ExecutorHttp {
     client: Client,
-    /// Ends with the transport.
+    /// Closed when the transport is closed or dropped.
     wanted: watch::Receiver<()>,
 }
 
 type Failure = StreamableHttpError<Error>;
 
 impl ExecutorHttp {
-    /// Returns when the transport is gone.
+    /// Resolves when the transport is closed or dropped.
     fn unwanted(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut wanted = self.wanted.clone();
         async move { while wanted.changed().await.is_ok() {} }
     }
 
-    /// Works while anybody wants it. The transport's own task would wait for an answer to a handshake that was given up.
+    /// Runs `work` until the transport is closed. Without this, the transport's own task would keep waiting for the answer to an abandoned
+    /// handshake.
     async fn while_wanted<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         tokio::select! {
             biased;
@@ -314,7 +305,7 @@ impl ExecutorHttp {
         }
     }
 
-    /// Makes a request with everything that each carries; returns with the head of the answer.
+    /// Sends a request with all common headers and follows redirects. Returns when the head of the response has arrived.
     async fn send(&self, call: Call<'_>, body: Bytes) -> Result<Response<Body>, Failure> {
         let mut request = Request::new(call.method, call.uri).body(body);
         let own = [("accept", call.accept), (SESSION, call.session), (LAST_EVENT, call.last_event)];
@@ -331,7 +322,7 @@ impl ExecutorHttp {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
-        // The words of the protocol itself are no secret, wherever they go.
+        // The protocol's own headers are not secret, so a request with only those may follow redirects anywhere.
         let is_ours = |name: &HeaderName| PROTOCOL_HEADERS.contains(&name.as_str());
         if call.token.is_some() || !call.headers.keys().all(is_ours) {
             request = request.redirect(RedirectPolicy::Stop);
@@ -351,7 +342,7 @@ impl ExecutorHttp {
     }
 }
 
-/// What distinguishes one request from another.
+/// The parameters of one HTTP request.
 struct Call<'a> {
     method: &'static str,
     uri: &'a str,
@@ -416,7 +407,7 @@ impl StreamableHttpClient for ExecutorHttp {
         };
         let response = self.send(call, Bytes::new()).await?;
         match status(&response) {
-            // A server need not know how, and may have forgotten it already.
+            // A server need not support DELETE, and it may have forgotten the session already.
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
             status if status.is_success() => Ok(()),
             status => Err(unexpected(status, b"")),
@@ -461,7 +452,7 @@ fn status(response: &Response<Body>) -> StatusCode {
     StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// Refuses what says that the server does not know us, or not well enough.
+/// Fails on 401, and on 403 with a challenge.
 fn check_access(response: &Response<Body>) -> Result<(), Failure> {
     let challenge = response.header("www-authenticate");
     match (status(response), challenge) {
@@ -476,7 +467,7 @@ fn check_access(response: &Response<Body>) -> Result<(), Failure> {
     }
 }
 
-/// A server that is there and cannot serve now.
+/// The error for a server that is overloaded or failing (429 or 5xx).
 fn busy(response: &Response<Body>) -> Option<Failure> {
     let status = status(response);
     let is_busy = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
@@ -484,7 +475,7 @@ fn busy(response: &Response<Body>) -> Option<Failure> {
     is_busy.then(|| HttpStatusError::new(response.status, retry_after).into())
 }
 
-/// An answer that leads where the headers of this server do not go.
+/// The error for a redirect that must not be followed with the headers of this server.
 fn leads_away(status: StatusCode, place: &str) -> Failure {
     let text = format!("HTTP {status} leads to `{place}`, which is not asked; if that is the server, set `url` to it");
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
@@ -496,7 +487,7 @@ fn unexpected(status: StatusCode, body: &[u8]) -> Failure {
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("HTTP {status}{colon}{shown}")))
 }
 
-/// What a refusal says: an error of the protocol where it has one, which the caller is told as such.
+/// Handles an error status. A JSON-RPC error in the body is returned as a message, so that the caller gets it as such.
 async fn refused(
     response: Response<Body>,
     session: Option<String>,
@@ -508,7 +499,7 @@ async fn refused(
     if let Some(busy) = busy.filter(|_| is_known) {
         return Err(busy);
     }
-    // What cannot be read of an error page is no further error.
+    // If the error page cannot be read, report the status without it.
     let body = response.body.collect_up_to(most).await.unwrap_or_default();
     match serde_json::from_slice::<ServerJsonRpcMessage>(&body) {
         Ok(message @ ServerJsonRpcMessage::Error(_)) if is_json && status != StatusCode::FORBIDDEN => {
@@ -519,7 +510,8 @@ async fn refused(
     }
 }
 
-/// What a whole body says. Nobody waits for an answer to anything but a request, and some servers say 200 to the rest.
+/// Parses a whole body. Only a request needs an answer, so a body that is not a message is accepted for anything else: some servers answer
+/// 200 to notifications.
 fn whole(
     message: &ClientJsonRpcMessage,
     kind: Option<String>,

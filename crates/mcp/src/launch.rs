@@ -1,8 +1,7 @@
-//! Starts an MCP server on its standard streams: on this machine or on an executor, which differ in nothing but the
-//! environment that the process gets.
+//! Starts an MCP server on stdio, on this machine or on an executor. The two cases differ only in the environment of the process.
 //!
-//! The process is the launcher's: it ends with the last handle of it, and its name is new with every launch. Must not know
-//! the protocol that the server speaks.
+//! The process is owned by the launcher: it ends when its last handle is dropped. Every launch uses a new process id. The MCP protocol
+//! itself is in `transport`.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -28,28 +27,27 @@ use crate::{
     transport::{Log, Stdio},
 };
 
-/// Launches of this program, from 1 on.
+/// The number of the next launch of this program, starting at 1.
 static LAUNCHES: AtomicU64 = AtomicU64::new(1);
 
-/// Tells this program's launches from those of another, in a session that both have.
+/// Distinguishes our launches from those of another program that shares the session.
 static NONCE: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// How long, and how much, an executor may say about its `PATH`, for an error.
+/// Time limit for asking an executor for its `PATH`, and how many bytes of the reply are read. Used only for an error message.
 const PATH_WITHIN: Duration = Duration::from_secs(5);
 const PATH_BYTES: u64 = 64 << 10; // 64 KiB
 
 /// A server to be started.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// Its name, for logs.
+    /// Used in logs.
     pub name: &'a str,
-    /// Its program.
     pub stdio: &'a StdioConfig,
-    /// Our variables, of which it may get some.
+    /// Our environment variables. The server may get some of them.
     pub variables: &'a Variables,
-    /// Its directory where its configuration has none; without, it is the executor's own.
+    /// The working directory if the configuration has none. If both are absent, the executor's own is used.
     pub cwd: Option<&'a Path>,
-    /// Where its standard error goes.
+    /// Receives the server's stderr.
     pub log: Arc<Log>,
 }
 
@@ -57,28 +55,22 @@ pub struct Launch<'a> {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// Its environment cannot be made.
     #[error(transparent)]
     Env(#[from] EnvError),
-    /// There is no such program where it is looked for.
+    /// The program does not exist, or is not in `PATH`.
     #[error("start `{program}`: {}", NotFound { program, path })]
     NotFound {
-        /// The program.
         program: String,
-        /// The `PATH` that it would get, where it is looked for there and could be learned.
+        /// The `PATH` of the server's environment. Absent if `program` contains a slash and is not looked up, or if the executor did not
+        /// report its `PATH`.
         path: Option<String>,
     },
-    /// The place refused to start it.
+    /// The executor refused to start the program.
     #[error("start `{program}`: {source}")]
-    Start {
-        /// The program.
-        program: String,
-        /// Why.
-        source: Error,
-    },
+    Start { program: String, source: Error },
 }
 
-/// Starts a server at a place, and returns the transport to it.
+/// Starts a server and returns the transport to it.
 pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<Stdio, LaunchError> {
     let environment = match backend.is_remote() {
         true => env::executor(launch.stdio, launch.variables)?,
@@ -100,7 +92,8 @@ pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<Stdio, 
     }
 }
 
-/// The `PATH` that a process with this environment gets: the executor's own variables are not ours to know otherwise.
+/// The `PATH` that a process with this environment gets. A shell on the executor prints it, because we do not know the executor's own
+/// variables.
 async fn path_there(backend: &dyn Backend, environment: &LaunchEnv) -> Option<String> {
     let asking = async {
         let shell = with_environment(Start::new(["/bin/sh", "-c", "printf %s \"$PATH\""]), environment);
@@ -123,7 +116,7 @@ fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     let start = Start::new(std::iter::once(command).chain(args).cloned())
         .id(format!("mcp-stdio-{number}-{:08x}", *NONCE as u32))
         .pipe_stdin(true)
-        // Whatever the place does by default: a message that is gone is worse than a server that waits.
+        // Do not rely on the executor's default: losing a message is worse than blocking the server.
         .overflow(Overflow::Block)
         .terminate_on_drop(true);
     let start = with_environment(start, environment);
@@ -135,7 +128,7 @@ fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     }
 }
 
-/// Whether a directory is below another. A URI is not, nor is a path of a system that names its drives.
+/// Whether a directory is relative. A `file:` URI is not, and neither is a Windows path with a drive letter or a UNC path.
 #[must_use]
 pub fn is_relative(dir: &Path) -> bool {
     let text = dir.to_string_lossy();
@@ -147,7 +140,7 @@ pub fn is_relative(dir: &Path) -> bool {
     !dir.is_absolute() && !is_uri && !is_drive
 }
 
-/// Why a program was not found, and where it was looked for.
+/// Displays why a program was not found and where it was looked up.
 struct NotFound<'a> {
     program: &'a str,
     path: &'a Option<String>,

@@ -1,9 +1,9 @@
-//! MCP servers on another machine: started there, spoken with from here, and kept through cut links and restarts.
+//! Runs MCP servers on another machine and talks to them from this one. Connections survive cut links and restarts.
 //!
-//! An MCP server on standard streams is a process like any other, so the promise of the executor is its promise too: no
-//! message is lost or repeated, and nothing is left behind. [`config`] says which servers there are and where they run, [`mod@env`]
-//! which variables each gets, and [`names`] what a model calls their tools. [`launch`] starts one, [`transport`] speaks with
-//! it, [`http`] with one over HTTP, and [`manager`] keeps many of them:
+//! An MCP server on stdio is an ordinary process, so the executor's promise covers it: no message is lost or repeated, and no process is
+//! left behind. [`config`] says which servers exist and where they run, [`mod@env`] which variables each one gets, and [`names`] under
+//! which names a model calls their tools. [`launch`] starts a server, [`transport`] talks to it over stdio, [`http`] talks to a server over
+//! HTTP, and [`manager`] keeps many servers:
 //!
 //! ```no_run
 //! use exec_server_client::{environment::choose, local::LocalConfig};
@@ -23,7 +23,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! [`serve`] is the other way round: the executor itself, offered as an MCP server.
+//! [`serve`] is the opposite direction: it offers the executor itself as an MCP server.
 
 pub mod config;
 pub mod env;
@@ -34,6 +34,6 @@ pub mod names;
 pub mod serve;
 pub mod transport;
 
-/// The library whose clients take our transports, in the version that they are made for.
+/// Re-exported because callers need the same rmcp version that our transports implement.
 pub use rmcp;
 pub use rmcp::model;

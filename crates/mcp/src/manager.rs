@@ -1,4 +1,4 @@
-//! Many MCP servers from one configuration: started in parallel, each where it is placed, and kept.
+//! Starts the MCP servers of one configuration in parallel, each at its configured place, and restarts those that crash.
 //!
 //! ```text
 //!             start                handshake, tools/list
@@ -6,13 +6,14 @@
 //!                       ├─ failed, authenticationRequired            └─ too often ─▶ failed
 //!                       └─ cancelled (shutdown)
 //! ```
-//! `server` is the life of one server and the owner of its connection, `start` one attempt to get one, `connection` asks and
-//! waits, `handler` is asked, `list` turns pages, `call` makes a call of what a caller gives, `hosts` knows the places.
+//! `server` runs the life of one server and owns its connection. `start` makes one attempt to get a server ready. `connection` sends
+//! requests and waits for answers, `handler` answers the requests of servers, `list` reads paged lists, `call` prepares tool calls, and
+//! `hosts` opens the executors.
 //!
-//! A crash is told: the call that was under way ends with [`Error::Crashed`], and is not repeated, since it may have had its
-//! effect; the next one waits for the restart. Nothing is started until [`Manager::start`], or a question to a server, asks
-//! for it; [`Manager::status`] never does. [`Manager::shutdown`] ends everything, whatever is under way, and returns when it is
-//! gone; dropping the manager does the same in the background.
+//! A crash is reported: the call in progress fails with [`Error::Crashed`] and is not repeated, because it may have had its effect. The
+//! next call waits for the restart. Servers are started only by [`Manager::start`] or by a request to a server, never by
+//! [`Manager::status`]. [`Manager::shutdown`] ends everything, including calls in progress, and returns when all servers are gone. Dropping
+//! the manager does the same in the background.
 
 mod call;
 mod connection;
@@ -51,25 +52,24 @@ pub use hosts::{Host, Hosts, KEEP, PlaceError};
 pub use snapshot::{Auth, Detail, ServerSnapshot, Snapshot};
 pub use state::{Status, Summary, Update, Updates};
 
-/// What a manager needs to know beside its hosts.
+/// The settings of a manager, apart from its hosts.
 #[derive(Clone)]
 pub struct Settings {
-    /// Which servers.
     pub config: Config,
-    /// Our variables: what a server here gets a few of, and what a configuration may name.
+    /// Our environment variables. A server on this machine gets a few of them; a configuration may name others.
     pub variables: Variables,
-    /// The directory of servers whose configuration has none; without it, they run in their executor's own.
+    /// Working directory of servers that configure none. If absent, such servers run in the executor's working directory.
     pub cwd: Option<PathBuf>,
-    /// Who we are, for servers.
+    /// The client name that servers see in the handshake.
     pub client_name: String,
-    /// Whom the questions of servers are handed to; without, they are declined.
+    /// Answers questions of servers to the user. If absent, questions are declined.
     pub elicit: Option<Arc<dyn Elicit>>,
-    /// How often, and how soon, a server that crashed is started again.
+    /// When and how often a crashed server is restarted.
     pub restarts: Restarts,
 }
 
 impl Settings {
-    /// For these servers, with everything else as usual: no variables, the executors' own directories, nobody to ask.
+    /// Settings with defaults: no variables, the executors' working directories, and questions to the user are declined.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -85,21 +85,20 @@ impl Settings {
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Variables are nobody's business.
+        // Variables may be secrets, so they are not printed.
         f.debug_struct("Settings").field("config", &self.config).field("cwd", &self.cwd).finish_non_exhaustive()
     }
 }
 
-/// How a server that crashed is started again.
+/// The restart policy for a crashed server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restarts {
-    /// How often in a row; then it has failed.
+    /// The maximum number of restarts in a row. After that the server counts as failed.
     pub most: u32,
-    /// The pause before the first; each further one is twice as long.
+    /// The pause before the first restart. Each further pause is twice as long.
     pub first_pause: Duration,
-    /// The longest pause.
     pub longest_pause: Duration,
-    /// How long a server must have been ready for its crash to be the first in a row again.
+    /// If the server was ready for this long before a crash, the count of crashes in a row starts again.
     pub settled: Duration,
 }
 
@@ -114,28 +113,27 @@ impl Default for Restarts {
     }
 }
 
-/// A tool, and whose it is.
+/// A tool and the server that offers it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerTool {
-    /// The name of its server.
     pub server: String,
-    /// The tool, under its own name.
+    /// The tool, under the name that its server gives it.
     pub tool: Tool,
 }
 
-/// The servers of a configuration. See the module.
+/// The servers of a configuration. See the module documentation.
 pub struct Manager {
     context: Arc<Context>,
     servers: BTreeMap<String, Arc<Server>>,
-    /// Whether the places end with this manager.
+    /// Whether shutdown also ends the sessions on the hosts. False for the temporary manager of a snapshot.
     owns_hosts: bool,
     stop: watch::Sender<bool>,
-    /// One task a server, and one that sums up.
+    /// One task per server, and one per call of `start` that sends the summary.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Manager {
-    /// A manager that has started nothing.
+    /// Creates a manager. No server is started yet.
     #[must_use]
     pub fn new(settings: Settings, hosts: Hosts) -> Self {
         Self::on(settings, Arc::new(hosts), true)
@@ -151,7 +149,7 @@ impl Manager {
         Self { context, servers, owns_hosts, stop: watch::Sender::new(false), tasks: Mutex::default() }
     }
 
-    /// Starts every server that is enabled and not started yet, in parallel; returns at once.
+    /// Starts every enabled server that is not started yet, in parallel. Returns at once.
     pub fn start(&self) {
         for server in self.servers.values() {
             self.start_server(server);
@@ -160,12 +158,12 @@ impl Manager {
         let updates = self.context.updates.clone();
         self.spawn(async move {
             let summary = summary(&servers).await;
-            // Nobody may have subscribed.
+            // Fails only without subscribers.
             updates.send(Update::Summary(summary)).ok();
         });
     }
 
-    /// Starts every server, and waits until none is starting. An error only if one that is `required` cannot be used.
+    /// Starts every server and waits until none is starting. Fails only if a `required` server cannot be used.
     pub async fn start_all(&self) -> Result<Summary, Error> {
         self.start();
         let servers: Vec<_> = self.servers.values().cloned().collect();
@@ -181,38 +179,38 @@ impl Manager {
         if failed.is_empty() { Ok(summary) } else { Err(Error::Required { failed }) }
     }
 
-    /// Starts a server again that has failed, or wanted authentication, as if it had never been started; returns at once.
+    /// Starts a server again after it has failed or required authentication, as if for the first time. Returns at once.
     pub fn restart(&self, server: &str) -> Result<(), Error> {
         self.begin(self.find(server)?, true);
         Ok(())
     }
 
-    /// How every server is, by name. Starts nothing.
+    /// The status of every server, by name. Starts nothing.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, Status> {
         self.servers.iter().map(|(name, server)| (name.clone(), server.status())).collect()
     }
 
-    /// News from now on.
+    /// Subscribes to updates from now on.
     #[must_use]
     pub fn updates(&self) -> Updates {
         Updates(self.context.updates.subscribe())
     }
 
-    /// What a server said of itself in the last handshake; none before that.
+    /// The server's information from its last handshake. `None` before the first one.
     #[must_use]
     pub fn info(&self, server: &str) -> Option<ServerPeerInfo> {
         self.servers.get(server)?.info()
     }
 
-    /// What a server wrote on its standard error, oldest first, through all its restarts; empty for one that is unknown.
+    /// The lines that a server wrote to stderr, oldest first, across restarts. Empty for an unknown server.
     #[must_use]
     pub fn log(&self, server: &str) -> Vec<String> {
         self.servers.get(server).map(|server| Log::lines(&server.log)).unwrap_or_default()
     }
 
-    /// The tools that all servers offer, under their own names, without those that the configuration filters out. Waits for
-    /// servers that are starting, unless their tools are known from before; leaves out those that cannot be used.
+    /// The tools of all servers, under the servers' own names for them, without those that the configuration filters out. Waits for servers
+    /// that are starting, unless their tools are known from before a restart. Leaves out servers that cannot be used.
     pub async fn tools(&self) -> Vec<ServerTool> {
         let mut all = Vec::new();
         for server in self.servers.values() {
@@ -222,57 +220,57 @@ impl Manager {
         all
     }
 
-    /// The tools that one server offers; starts it if need be.
+    /// The tools of one server. Starts the server if necessary.
     pub async fn tools_of(&self, server: &str) -> Result<Vec<Tool>, Error> {
         let server = self.started(server)?;
         server.ready().await?;
         Ok(server.known_tools().await.unwrap_or_default())
     }
 
-    /// The resources of one server, all pages; starts it if need be.
+    /// All resources of one server. Starts the server if necessary.
     pub async fn resources_of(&self, server: &str) -> Result<Vec<Resource>, Error> {
         self.list(server, list::RESOURCES).await
     }
 
-    /// The templates of resources of one server, all pages; starts it if need be.
+    /// All resource templates of one server. Starts the server if necessary.
     pub async fn resource_templates_of(&self, server: &str) -> Result<Vec<ResourceTemplate>, Error> {
         self.list(server, list::RESOURCE_TEMPLATES).await
     }
 
-    /// The prompts of one server, all pages; starts it if need be.
+    /// All prompts of one server. Starts the server if necessary.
     pub async fn prompts_of(&self, server: &str) -> Result<Vec<Prompt>, Error> {
         self.list(server, list::PROMPTS).await
     }
 
-    /// The resources of every server that was started; those that fail are left out.
+    /// The resources of every started server. Servers that fail are left out.
     pub async fn resources(&self) -> BTreeMap<String, Vec<Resource>> {
         self.list_each(list::RESOURCES).await
     }
 
-    /// The templates of resources of every server that was started; those that fail are left out.
+    /// The resource templates of every started server. Servers that fail are left out.
     pub async fn resource_templates(&self) -> BTreeMap<String, Vec<ResourceTemplate>> {
         self.list_each(list::RESOURCE_TEMPLATES).await
     }
 
-    /// The prompts of every server that was started; those that fail are left out.
+    /// The prompts of every started server. Servers that fail are left out.
     pub async fn prompts(&self) -> BTreeMap<String, Vec<Prompt>> {
         self.list_each(list::PROMPTS).await
     }
 
-    /// Reads a resource; the result as the server gave it. Starts the server if need be.
+    /// Reads a resource and returns the server's result unchanged. Starts the server if necessary.
     pub async fn read_resource(&self, server: &str, uri: &str) -> Result<Value, Error> {
         self.ask(server, "resources/read", json!({ "uri": uri })).await
     }
 
-    /// Gets a prompt; the result as the server gave it. Starts the server if need be.
+    /// Gets a prompt and returns the server's result unchanged. Starts the server if necessary.
     pub async fn get_prompt(&self, server: &str, name: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
         self.ask(server, "prompts/get", json!({ "name": name, "arguments": arguments })).await
     }
 
-    /// Calls a tool by its own name; starts the server if need be. A result with `is_error` is a result.
+    /// Calls a tool by the name that its server gives it. Starts the server if necessary. A result with `is_error` is returned as `Ok`.
     ///
-    /// Calls of one server run one after another, unless it `supports_parallel_tool_calls` or the tool says that it only
-    /// reads. Dropping the future cancels: the server is told.
+    /// Calls to one server run one after another, unless the server has `supports_parallel_tool_calls` or the tool is annotated as
+    /// read-only. Dropping the future cancels the call on the server.
     pub async fn call(&self, call: Call) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
         let prepared = call::Prepared::new(server, call)?;
@@ -280,15 +278,15 @@ impl Manager {
         prepared.send(server).await
     }
 
-    /// Looks at every server through a temporary manager on the same places, which is ended before this returns. What runs
-    /// here is not touched.
+    /// Queries every server through a temporary manager on the same hosts. The temporary manager is shut down before this returns. The
+    /// servers of this manager are not affected.
     pub async fn snapshot(&self, detail: Detail) -> Snapshot {
         let temporary = Self::on(self.context.settings.clone(), Arc::clone(&self.context.hosts), false);
         snapshot::take(temporary, detail).await
     }
 
-    /// Ends every server, those that are starting and those with calls under way alike, and the sessions that were opened
-    /// for them. Returns when they are gone; bounded in time. Nothing can be started afterwards.
+    /// Ends every server, including those that are starting or have calls in progress, and ends the sessions that were opened for them.
+    /// Returns when they are gone, within a bounded time. Nothing can be started afterwards.
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.lock());
@@ -320,7 +318,7 @@ impl Manager {
     }
 
     fn begin(&self, server: &Arc<Server>, again: bool) {
-        // Under the lock of the tasks, which shutdown takes after it has said stop: nothing begins behind its back.
+        // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after it.
         let mut tasks = self.lock();
         while tasks.try_join_next().is_some() {}
         if !*self.stop.borrow() && server.begin(again) {
@@ -331,7 +329,7 @@ impl Manager {
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.lock();
         if !*self.stop.borrow() {
-            // One type of task, so that the runtime's part is not compiled again for each.
+            // Box the future so that the runtime's code is compiled for one task type only.
             let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
             tasks.spawn(work);
         }
@@ -349,7 +347,7 @@ impl Manager {
     }
 
     async fn list_each<T: serde::de::DeserializeOwned>(&self, what: list::What) -> BTreeMap<String, Vec<T>> {
-        // At the same time: one that is slow does not hold up the others.
+        // Query the servers concurrently, so that a slow one does not delay the others.
         let lists = self.servers.values().filter(|server| server.status() != Status::NotStarted).map(async |server| {
             let connection = server.ready().await.ok()?;
             match list::list(&connection, what, server.config.tool_timeout).await {
@@ -364,7 +362,7 @@ impl Manager {
     }
 
     fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -375,7 +373,7 @@ impl fmt::Debug for Manager {
     }
 }
 
-/// Waits until no server is starting.
+/// Waits until no server is starting, and sums up the results.
 async fn summary(servers: &[Arc<Server>]) -> Summary {
     let mut summary = Summary::default();
     for server in servers {

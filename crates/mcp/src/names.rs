@@ -1,33 +1,32 @@
-//! What a model calls a tool: `mcp__SERVER__TOOL`, in the letters that models take and short enough for them.
+//! Builds the tool names that a model sees: `mcp__SERVER__TOOL`, with only the characters and the length that models accept.
 //!
-//! On the wire to its server a tool has its own name; the made one leads back to it. Names do not depend on the order of
-//! servers and tools, so that they stay the same as long as the tools do. Must not know how a tool is called.
+//! Requests to a server use the server's own name for a tool; `qualify` maps the model's name back to it. Names do not depend on the order
+//! of servers and tools, so they change only when the tools change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sha1::{Digest as _, Sha1};
 
-/// The longest name that models take, in bytes.
+/// The longest tool name that models accept, in bytes.
 pub const NAME_MAX_BYTES: usize = 64;
 
-/// What tells two tools apart that would have one name: 48 bits of a digest.
+/// Length of the hash suffix that distinguishes tools with the same name: 12 hex digits, 48 bits.
 const MARK_HEX: usize = 12;
 
-/// A tool by its own name, and the server that has it.
+/// A tool, by its server and the server's name for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ToolRef {
-    /// The server's name in the configuration.
     pub server: String,
-    /// The tool's own name.
+    /// The server's name for the tool.
     pub tool: String,
 }
 
-/// Gives every tool a name of its own. One that is there twice counts once.
+/// Gives every tool a unique name. Duplicates of a tool are merged.
 ///
-/// What is no letter, digit or `_` becomes `_`. Where that gives two tools one name, or a name is too long, it gets a mark made
-/// from both own names at its end, and all of those that met get one.
+/// Every character other than an ASCII letter, a digit or `_` becomes `_`. If that gives several tools the same name, or a name is too
+/// long, the name gets a hash of the server and tool names as a suffix. All tools in a collision get a suffix.
 pub fn qualify(tools: impl IntoIterator<Item = ToolRef>) -> BTreeMap<String, ToolRef> {
-    // In an order of its own, whatever order they came in.
+    // Sort, so that the result does not depend on the order of the input.
     let tools: BTreeSet<ToolRef> = tools.into_iter().collect();
     let mut wanted: BTreeMap<String, Vec<ToolRef>> = BTreeMap::new();
     for tool in tools {
@@ -42,7 +41,7 @@ pub fn qualify(tools: impl IntoIterator<Item = ToolRef>) -> BTreeMap<String, Too
         }
     }
     for (name, tool) in met {
-        // A second try is for a mark that another tool has for its name.
+        // Further attempts are for the case that another tool's plain name equals this suffixed name.
         let free = (0_u64..).map(|attempt| marked(&name, &tool, attempt)).find(|name| !named.contains_key(name));
         named.insert(free.expect("there are more marks than tools"), tool);
     }
@@ -59,7 +58,7 @@ fn plain(tool: &ToolRef) -> String {
 fn marked(name: &str, tool: &ToolRef, attempt: u64) -> String {
     let mut digest = Sha1::new();
     digest.update(&tool.server);
-    // A byte that stands in neither name keeps them apart.
+    // UTF-8 never contains this byte, so it separates the two names unambiguously.
     digest.update([0xff]);
     digest.update(&tool.tool);
     if attempt > 0 {
@@ -68,7 +67,7 @@ fn marked(name: &str, tool: &ToolRef, attempt: u64) -> String {
     }
     let mark: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     let kept = name.len().min(NAME_MAX_BYTES - MARK_HEX - 1);
-    // All ASCII by now, so that any place is one to cut at.
+    // The name is ASCII here, so it can be cut at any byte.
     format!("{}_{}", &name[..kept], &mark[..MARK_HEX])
 }
 
@@ -80,14 +79,14 @@ mod tests {
         ToolRef { server: server.to_owned(), tool: tool.to_owned() }
     }
 
-    /// The names of these tools, each with what it stands for.
+    /// The names of these tools, each with the tool that it refers to.
     fn names(tools: &[(&str, &str)]) -> Vec<(String, ToolRef)> {
         let named = qualify(tools.iter().map(|(server, name)| tool(server, name)));
         for name in named.keys() {
             let is_good = |c: char| c.is_ascii_alphanumeric() || c == '_';
             assert!(name.len() <= NAME_MAX_BYTES && name.chars().all(is_good), "{name}");
         }
-        // The order in which they come must not show.
+        // The input order must not matter.
         assert_eq!(named, qualify(tools.iter().rev().map(|(server, name)| tool(server, name))));
         named.into_iter().collect()
     }
@@ -113,7 +112,7 @@ mod tests {
         let named = names(&[("server", &a), ("server", &b)]);
         assert_eq!(named.len(), 2);
         assert!(named.iter().all(|(name, _)| name.len() == NAME_MAX_BYTES && name.starts_with("mcp__server__xxx")));
-        // As long as allowed needs no mark, a byte more does.
+        // A name of exactly the maximum length gets no suffix; one byte more gets one.
         let (fits, above) = ("y".repeat(64 - 13), "y".repeat(65 - 13));
         assert_eq!(names(&[("server", &fits)])[0].0, format!("mcp__server__{fits}"));
         assert_ne!(names(&[("server", &above)])[0].0[..64], format!("mcp__server__{above}")[..64]);
@@ -149,7 +148,7 @@ mod tests {
         let named = names(&[("a__b", "c"), ("a", "b__c")]);
         assert_eq!(named.len(), 2);
         assert!(named.iter().all(|(name, _)| name.starts_with("mcp__a__b__c_")), "{named:?}");
-        // Somebody may have a name that looks like another's mark.
+        // A tool's own name may look like the suffixed name of another tool.
         let taken = named[0].0.strip_prefix("mcp__a__").expect("its server").to_owned();
         assert_eq!(names(&[("a__b", "c"), ("a", "b__c"), ("a", &taken)]).len(), 3);
     }

@@ -1,27 +1,27 @@
-//! An MCP server on its standard streams, as the transport of an MCP client: wherever the process runs, through cut links and
-//! restarts of the executor.
+//! The transport of an MCP client to a server on stdio. The process may run anywhere; the transport survives cut links and restarts of the
+//! executor.
 //!
 //! ```text
 //!  rmcp ── send ─────▶ one JSON and a line feed ──▶ Process::write        (in order, exactly once)
 //!  rmcp ◀─ receive ─── decode ◀── lines ◀── stdout ◀─┐
-//!                                 log   ◀── stderr ◀─┴── Events           (each once, gaps told)
+//!                                 log   ◀── stderr ◀─┴── Events           (each once, gaps reported)
 //! ```
-//! The client library keeps the promise for bytes, so that there is nothing to repeat here and nothing to filter.
+//! The client library guarantees exactly-once delivery of bytes, so nothing is resent or deduplicated here.
 //!
-//! | what happens | what it means |
+//! | event | effect |
 //! |---|---|
-//! | a line that is no message | skipped, counted, and quoted when the server fails |
-//! | the process closes | a last line without its end is offered once, then the stream ends |
-//! | the process exits, and something that it left behind holds its streams | [`EXIT_GRACE`] later all that is left is ended |
-//! | a line above [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | lines before it are delivered, the stream ends, the process too |
-//! | output that is gone | the stream ends: a message may be missing |
+//! | a line that is not a message | skipped, counted, and quoted if the server fails |
+//! | the process closes | a last line without a line feed is delivered, then the stream ends |
+//! | the process exits, but a process that it left behind holds its streams open | [`EXIT_GRACE`] later the leftover processes are terminated |
+//! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | the lines before it are delivered, then the stream and the process end |
+//! | lost output | the stream ends, because a message may be missing |
 //! | the session is lost | the stream ends |
 //!
-//! An executor tells that a process has *closed*, not that it closed one of its streams: one that closes its standard output
-//! and lives looks like one that never answers, and whoever asks it needs a time limit.
+//! An executor reports that a process has *closed*, but not that it closed one of its streams. A process that closes its stdout and keeps
+//! running looks like one that never answers, so callers need a timeout.
 //!
-//! Closing closes its standard input, waits, asks it to terminate, waits, and kills everything that it started. Dropping
-//! without closing kills in the background.
+//! Closing the transport closes the server's stdin, waits, sends a request to terminate, waits, and kills everything that the server
+//! started. Dropping it without closing kills in the background.
 
 mod child;
 mod decode;
@@ -58,84 +58,83 @@ pub use child::Child;
 pub use decode::Results;
 pub use log::Log;
 
-/// The longest line that a server may write on its standard output: the largest message.
+/// The longest line that a server may write to stdout: the largest message.
 pub const STDOUT_LINE_BYTES: usize = 8 << 20; // 8 MiB
 
-/// The longest line that a server may write on its standard error.
+/// The longest line that a server may write to stderr.
 pub const STDERR_LINE_BYTES: usize = 1 << 20; // 1 MiB
 
-/// How long what a server left behind may hold its streams after it exited: time for a last word of a helper.
+/// How long leftover processes may hold the streams after the server has exited. This leaves time for the last output of a helper process.
 pub const EXIT_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a server may take to end by itself once its input is closed, and again once it was asked to terminate.
+/// How long a server may take to exit after its stdin is closed, and again after the request to terminate.
 pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the word that a killed process is gone: the executor may be out of reach.
+/// How long to wait for the report that a killed process is gone. The executor may be unreachable.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
-/// The method by which a server asks the user.
+/// The method with which a server asks the user.
 pub(crate) const ELICIT: &str = "elicitation/create";
 
-/// How the stream of a server ended.
+/// Why the stream of a server ended.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Ended {
     /// The process ended.
     #[error("it {}", Exited(.0))]
     Exited(Option<Box<Exit>>),
-    /// It wrote a line that is longer than a line may be.
+    /// The server wrote a line above the limit.
     #[error("it wrote a line of more than {} MiB on its {stream}", limit >> 20)]
     LineTooLong {
-        /// Where.
+        /// `stdout` or `stderr`.
         stream: &'static str,
-        /// The limit in bytes.
+        /// In bytes.
         limit: usize,
     },
-    /// Output is gone, and a message may have been in it.
+    /// Output was lost, and it may have contained a message.
     #[error("output of it is gone ({}), and a message may have been in it", Bytes(.bytes))]
     Gap {
-        /// How much, where that is known.
+        /// How many bytes, if known.
         bytes: Option<u64>,
     },
-    /// Nothing more can be heard of it.
+    /// The session with the executor is lost, so no more output can arrive.
     #[error("nothing more can be heard of it: {0}")]
     Lost(Error),
-    /// We ended it.
+    /// The transport was closed on this side.
     #[error("it was ended")]
     Closed,
 }
 
-/// A step of a request, as its server tells it.
+/// A progress notification.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Which request.
+    /// Identifies the request.
     #[serde(rename = "progressToken")]
     pub(crate) token: ProgressToken,
-    /// How far it is.
     pub progress: f64,
-    /// How far it will go, where that is known.
+    /// The final value of `progress`, if known.
     #[serde(default)]
     pub total: Option<f64>,
-    /// In words.
+    /// A description of the current step.
     #[serde(default)]
     pub message: Option<String>,
 }
 
-/// The transport. See the module.
+/// The transport. See the module documentation.
 pub struct Stdio {
     child: Arc<Child>,
-    /// There until it is dropped.
+    /// `None` only after drop.
     tail: Option<Tail>,
     out: Lines,
-    /// Complete lines that are not read yet, once the stream has ended.
+    /// Complete lines that were not delivered when the stream ended.
     rest: VecDeque<Vec<u8>>,
     results: Results,
     had_result: bool,
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
-    /// Ends the turn of the send before.
+    /// Resolves when the previous `send` has passed its turn.
     turn: Option<oneshot::Receiver<()>>,
-    /// It has exited: what it left behind is ended then, or given up.
+    /// Set when the process has exited: when to terminate the leftover processes, or when to stop waiting for them.
     exited: Option<Overdue>,
     ending: Option<Ended>,
 }
@@ -146,7 +145,7 @@ enum Overdue {
 }
 
 impl Stdio {
-    /// Speaks with a process that was just started. Its lines on standard error are added to the log.
+    /// Creates a transport for a process that was just started. Lines on its stderr are added to the log.
     #[must_use]
     pub fn new(name: impl Into<String>, process: Process, log: Arc<Log>) -> Self {
         let tail = Tail::new(&process);
@@ -165,7 +164,7 @@ impl Stdio {
         }
     }
 
-    /// Hands results over as they came, and progress to this function, in order, before any message that follows it.
+    /// Delivers results unparsed, and progress notifications to this function, in order and before any message that follows them.
     #[must_use]
     pub fn raw(mut self, on_progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.results = Results::Raw;
@@ -173,7 +172,7 @@ impl Stdio {
         self
     }
 
-    /// The process, for everything but messages.
+    /// The process, for everything except messages.
     #[must_use]
     pub fn child(&self) -> &Arc<Child> {
         &self.child
@@ -195,13 +194,13 @@ impl Stdio {
         }
     }
 
-    /// Waits for one event. Cancel safe: an event that was returned is handled before the next wait.
+    /// Waits for one event. Cancel safe: a received event is handled before the next wait.
     async fn step(&mut self) {
         let until = match self.exited {
             Some(Overdue::Terminate(at) | Overdue::GiveUp(at)) => Some(at),
             None => None,
         };
-        // Looked at first: something left behind that writes and writes would always be in time.
+        // Check the deadline first. Otherwise a leftover process that writes continuously would always win over the timer.
         if until.is_some_and(|at| Instant::now() >= at) {
             return self.handle_overdue();
         }
@@ -235,7 +234,7 @@ impl Stdio {
         }
     }
 
-    /// What it left behind still holds its streams.
+    /// Leftover processes still hold the streams after the grace period.
     fn handle_overdue(&mut self) {
         if matches!(self.exited, Some(Overdue::GiveUp(_))) {
             return self.finish(Ended::Exited(self.child.process.exit().map(Box::new)));
@@ -257,7 +256,7 @@ impl Stdio {
         }
     }
 
-    /// No more output comes.
+    /// Handles the end of all output.
     fn finish(&mut self, ended: Ended) {
         if let Some(tail) = &mut self.tail {
             tail.finish(&self.child);
@@ -303,7 +302,7 @@ impl Transport<RoleClient> for Stdio {
         &mut self,
         item: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        // The order is that of these calls, not that in which the futures are looked at first.
+        // Messages are sent in the order of these calls, not in the order in which the futures are first polled.
         let (after, next) = oneshot::channel();
         let turn = Turn { before: self.turn.replace(next), after };
         let child = Arc::clone(&self.child);
@@ -322,7 +321,7 @@ impl Transport<RoleClient> for Stdio {
             }
             Some(Ended::Lost(_)) => {}
             ending => {
-                // One that breaks the rules need not be asked.
+                // A server that broke the rules gets no grace period.
                 let is_gentle = !matches!(ending, Some(Ended::LineTooLong { .. } | Ended::Gap { .. }));
                 child.tell_end(ending.clone().unwrap_or(Ended::Closed));
                 if let Some(tail) = &mut self.tail {
@@ -337,7 +336,7 @@ impl Transport<RoleClient> for Stdio {
 
 impl Drop for Stdio {
     fn drop(&mut self) {
-        // Whoever still has the process may hear the rest.
+        // Code that still has the `Child` can read the remaining output.
         *lock(&self.child.tail) = self.tail.take();
     }
 }
@@ -348,7 +347,7 @@ impl fmt::Debug for Stdio {
     }
 }
 
-/// How a process ended, behind "it".
+/// Displays how a process ended, as the text after "it".
 struct Exited<'a>(&'a Option<Box<Exit>>);
 
 impl fmt::Display for Exited<'_> {
@@ -361,7 +360,7 @@ impl fmt::Display for Exited<'_> {
     }
 }
 
-/// A number of bytes, where it is known.
+/// Displays a number of bytes, or "some bytes" if unknown.
 struct Bytes<'a>(&'a Option<u64>);
 
 impl fmt::Display for Bytes<'_> {
@@ -374,6 +373,6 @@ impl fmt::Display for Bytes<'_> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can panic half-way through a change.
+    // Ignore poisoning: no code under these locks can panic halfway through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! What can be wrong with a configuration: told with the file, the server and the key, and what would be right instead.
-//! It must not repeat values, which may be secrets.
+//! Errors of a configuration. Each one names the file, the server and the key, and says what would be correct. Errors never contain values,
+//! because a value can be a secret.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -12,144 +12,112 @@ const SHOWN_MAX: usize = 64;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("read `{}`", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file is too large to be a configuration.
     #[error("`{}` has more than {most} bytes, which is too much for a list of MCP servers", path.display())]
     TooLarge {
-        /// The file.
         path: PathBuf,
-        /// What it may have.
+        /// The limit, in bytes.
         most: u64,
     },
-    /// The file is no text.
+    /// The file is not UTF-8.
     #[error("`{}` is not UTF-8", path.display())]
-    NotText {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is neither TOML nor JSON, whichever its name promises.
+    NotText { path: PathBuf },
+    /// The file does not parse as the format that its name implies.
     #[error("`{}` is not {format}{}: {reason}", path.display(), Line(*line))]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// What it should be.
+        /// The expected format: TOML or JSON.
         format: &'static str,
-        /// The line, from 1, where it is known.
+        /// The line number, starting at 1, if known.
         line: Option<usize>,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
-    /// A server has a name that tools cannot be called by.
+    /// A server has a name that cannot be used in tool names.
     #[error(
         "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), Shown(name)
     )]
     Name {
-        /// The file.
         path: PathBuf,
-        /// The name.
         name: String,
-        /// A name that would do.
+        /// A suggested valid name.
         better: String,
     },
-    /// Two tables of the file have a server of this name.
+    /// Two tables of the file define a server with this name.
     #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), Shown(name))]
-    Twice {
-        /// The file.
-        path: PathBuf,
-        /// The name.
-        name: String,
-    },
+    Twice { path: PathBuf, name: String },
     /// A key of the file breaks a rule.
     #[error("`{}`: {}key `{}`: {fault}", path.display(), Named(server.as_deref()), Shown(key))]
     Key {
-        /// The file.
         path: PathBuf,
-        /// The server; absent for keys of the whole file.
+        /// The server. Absent for keys of the whole file.
         server: Option<String>,
-        /// The key.
         key: String,
-        /// What is wrong with it, and what would be right.
         fault: Fault,
     },
 }
 
-/// What is wrong with a key of a configuration.
+/// The error of one key of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// No such key exists, but one that is nearly the same.
+    /// The key does not exist, but a known key is spelt almost the same.
     #[error("unknown; did you mean `{meant}`?")]
     Misspelt {
-        /// The one that exists.
+        /// The known key.
         meant: &'static str,
     },
-    /// The value has another type.
+    /// The value has the wrong type.
     #[error("must be {expected}")]
-    Type {
-        /// What it must be.
-        expected: &'static str,
-    },
-    /// Neither a program nor a URL.
+    Type { expected: &'static str },
+    /// The server has neither `command` nor a URL.
     #[error("missing; give `command` for a program on its standard streams, or `url` for a server over HTTP")]
     NoWay,
-    /// A program and a URL.
+    /// A key for stdio servers and a key for HTTP servers are both set.
     #[error("not beside `{other}`; a server is either a program or a URL")]
-    Beside {
-        /// The other key.
-        other: &'static str,
-    },
-    /// Two keys mean the same and say something different.
+    Beside { other: &'static str },
+    /// Two keys are synonyms but have different values.
     #[error("says something else than `{other}`, which means the same; keep one of them")]
-    Contradicts {
-        /// The other key.
-        other: &'static str,
-    },
-    /// A token that everybody who reads the file would have.
+    Contradicts { other: &'static str },
+    /// A token in the file, where everyone who can read the file could read it.
     #[error("a token does not belong into this file; put it into a variable and name that with `bearer_token_env_var`")]
     InlineToken,
-    /// A transport that is gone from MCP.
+    /// The SSE transport, which MCP has removed.
     #[error(
         "`sse` is no longer spoken; use the server's address for streamable HTTP (often the same, ending in `/mcp`) with `http`, \
          or run a program that translates as `command`"
     )]
     Sse,
-    /// A transport that nobody knows.
+    /// An unknown transport.
     #[error("must be `stdio` or `http`")]
     Transport,
-    /// The type of a server that is described as another.
+    /// `type` or `transport` does not fit the other keys of the server.
     #[error("`{says}` needs `{key}`")]
     WrongTransport {
-        /// The type.
+        /// The transport that the file names.
         says: &'static str,
-        /// The key that would fit.
+        /// The key that this transport needs.
         key: &'static str,
     },
-    /// A place that cannot be meant.
+    /// Not a valid environment.
     #[error("must be `local`, `remote`, a name of environments.toml, or a URL (ws, wss, unix, ssh, stdio)")]
     Environment,
-    /// A place that is none.
+    /// The environment `none`, which cannot run a server.
     #[error("`none` is no place to run at; `enabled = false` switches a server off")]
     Nowhere,
     /// The URL of an executor cannot be used.
     #[error("{reason}")]
-    Executor {
-        /// Why.
-        reason: String,
-    },
-    /// The endpoint cannot be used.
+    Executor { reason: String },
+    /// The URL of an HTTP server cannot be used.
     #[error("must be an http:// or https:// URL with a host")]
     Url,
-    /// A directory on another machine that depends on where one is.
+    /// A relative working directory for a server on another machine.
     #[error("must be absolute for a server that does not run here")]
     RelativeCwd,
 }
 
-/// Where in a file, when that is known.
+/// The position in the file: `, line N`, or nothing if the line is unknown.
 struct Line(Option<usize>);
 
 impl fmt::Display for Line {
@@ -158,7 +126,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// A server in front of its key.
+/// The server that a key belongs to, as a prefix of the message.
 struct Named<'a>(Option<&'a str>);
 
 impl fmt::Display for Named<'_> {
@@ -167,7 +135,7 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// A name from a file that may hold anything: cut, and without what steers a terminal.
+/// Text from a file that may contain anything. It is truncated, and control characters are escaped so that they cannot affect a terminal.
 pub(super) struct Shown<'a>(pub(super) &'a str);
 
 impl fmt::Display for Shown<'_> {

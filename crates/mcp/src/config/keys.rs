@@ -1,5 +1,4 @@
-//! The keys of one server: their types, and errors that name the place.
-//! Must not know what a key is for.
+//! Typed access to the keys of one server. Errors name the file, the server and the key. The meaning of each key is in `read`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +15,7 @@ const WHOLE: &str = "a whole number of milliseconds, not below 0";
 const VARIABLE: &str = "the name of a variable";
 const VARIABLES: &str = "a list of names, or of { name, source } with the source `local` or `remote`";
 
-/// A table, with what errors say about it.
+/// The table of one server, with the path and server name for errors.
 pub(super) struct Keys<'a> {
     pub(super) path: &'a Path,
     pub(super) server: &'a str,
@@ -29,7 +28,7 @@ impl<'a> Keys<'a> {
         ConfigError::Key { path, server, key: key.to_owned(), fault }
     }
 
-    /// The value of a key; one that is null is not there.
+    /// The value of a key. A null value counts as absent.
     pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
         self.table.get(key).filter(|value| !value.is_null())
     }
@@ -50,7 +49,7 @@ impl<'a> Keys<'a> {
         self.get(key, "true or false", Value::as_bool)
     }
 
-    /// A text that is not empty.
+    /// A string that is not empty.
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
         self.get(key, "text in quotes, and not empty", |value| plain(value).filter(|text| !text.is_empty()))
     }
@@ -64,26 +63,25 @@ impl<'a> Keys<'a> {
         Ok(self.texts(key)?.map(|names| names.into_iter().collect()))
     }
 
-    /// Variables with their values.
+    /// Variable names with literal values.
     pub(super) fn variables(&self, key: &str) -> Result<BTreeMap<String, String>, ConfigError> {
         let expected = "a table of texts, such as { NAME = \"value\" }";
         Ok(self.get(key, expected, |value| pairs(value, is_variable, |_| true))?.unwrap_or_default())
     }
 
-    /// Headers with their values.
+    /// Header names with literal values.
     pub(super) fn headers(&self, key: &str) -> Result<BTreeMap<String, String>, ConfigError> {
         let is_value = |value: &str| http::HeaderValue::from_str(value).is_ok();
         let expected = "a table of headers, such as { X-Name = \"value\" }";
         Ok(self.get(key, expected, |value| pairs(value, is_header, is_value))?.unwrap_or_default())
     }
 
-    /// Headers, each with the name of a variable.
+    /// Header names, each with the name of a variable.
     pub(super) fn header_variables(&self, key: &str) -> Result<BTreeMap<String, String>, ConfigError> {
         let expected = "a table of headers with names of variables, such as { X-Name = \"VARIABLE\" }";
         Ok(self.get(key, expected, |value| pairs(value, is_header, is_variable))?.unwrap_or_default())
     }
 
-    /// The name of a variable.
     pub(super) fn variable(&self, key: &str) -> Result<Option<String>, ConfigError> {
         let read = |value: &'a Value| plain(value).filter(|name| is_variable(name)).map(str::to_owned);
         self.get(key, VARIABLE, read)
@@ -94,17 +92,17 @@ impl<'a> Keys<'a> {
         Ok(self.get(key, VARIABLES, read)?.unwrap_or_default())
     }
 
-    /// Seconds, fractions of them too; true where more was asked for than there is.
+    /// A number of seconds, possibly fractional. The flag is true if the value was above `TIMEOUT_MAX` and was reduced to it.
     pub(super) fn seconds(&self, key: &str) -> Result<Option<(Duration, bool)>, ConfigError> {
         let read = |value: &Value| {
             let seconds = value.as_f64().filter(|seconds| *seconds >= 0.0)?;
-            // Fails where it is too large for the type.
+            // The conversion fails if the value is too large for a `Duration`.
             Some(bounded(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
         };
         self.get(key, NUMBER, read)
     }
 
-    /// As `seconds`, in whole milliseconds.
+    /// Like `seconds`, but in whole milliseconds.
     pub(super) fn millis(&self, key: &str) -> Result<Option<(Duration, bool)>, ConfigError> {
         self.get(key, WHOLE, |value| Some(bounded(Duration::from_millis(value.as_u64()?))))
     }
@@ -143,7 +141,7 @@ fn env_var(value: &Value) -> Option<EnvVar> {
         },
     };
     let name = entry.get("name").and_then(plain).filter(|name| is_variable(name))?;
-    // The executor is asked by patterns, in which these stand for other names.
+    // The executor treats these names as patterns, so `*` and `?` would match other variables too.
     let is_pattern = source == EnvSource::Remote && name.contains(['*', '?']);
     (!is_pattern).then(|| EnvVar { name: name.to_owned(), source })
 }
@@ -156,7 +154,7 @@ fn is_header(name: &str) -> bool {
     http::HeaderName::from_bytes(name.as_bytes()).is_ok()
 }
 
-/// A text that the system takes.
+/// A string without NUL bytes, which the OS would reject.
 fn plain(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| !text.contains('\0'))
 }

@@ -1,8 +1,7 @@
-//! The rules of a configuration: where its servers stand, what each key of one means, and which are only named in a warning.
+//! The rules of a configuration: where in the file the servers are, what each key means, and which keys only cause a warning.
 //!
-//! Both formats become the same tree of values, so that each rule is written once. A key that is not known is a warning, since
-//! other programs add their own; one that is nearly a known one is an error, since it is a slip that would change what runs.
-//! Must not start anything or read a variable.
+//! Both formats are parsed into the same tree of values, so that each rule is written once. An unknown key is only a warning, because other
+//! programs add their own keys. A key that is almost a known one is an error, because it is a typo that would change what runs.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +16,19 @@ use super::{
     TOOL_TIMEOUT, ToolFilter, Way, error::Shown, keys::Keys, slip::is_nearly, tree::tree,
 };
 
-/// Where servers stand in a file, whichever its format; the last one is what editors of code use.
+/// The tables that may contain servers, in either format. Code editors use the last one.
 const TABLES: [&str; 3] = ["mcp_servers", "mcpServers", "servers"];
 
-/// Longest name of an environment, as environments.toml has it.
+/// The longest environment name that environments.toml allows.
 const ENVIRONMENT_MAX: usize = 64;
 
 const STDIO_KEYS: [&str; 5] = ["command", "args", "env", "env_vars", "cwd"];
 
-/// With the other names that programs give to the same.
+/// Includes the names that other programs use for the same keys.
 const HTTP_KEYS: [&str; 7] =
     ["url", "bearer_token_env_var", "http_headers", "env_http_headers", "headers", "serverUrl", "httpUrl"];
 
-/// Where a server runs; all three mean the same.
+/// Three synonyms for the key that says where a server runs.
 const PLACE_KEYS: [&str; 3] = ["environment", "experimental_environment", "environment_id"];
 
 const COMMON_KEYS: [&str; 15] = [
@@ -50,7 +49,7 @@ const COMMON_KEYS: [&str; 15] = [
     "bearer_token",
 ];
 
-/// What other programs do with a server and this one does not: approval, logins, and words for people.
+/// Keys that other programs use and this one ignores: tool approval, logins, and descriptions for people.
 const PASSED_OVER: [&str; 18] = [
     "default_tools_approval_mode",
     "tools",
@@ -63,7 +62,7 @@ const PASSED_OVER: [&str; 18] = [
     "autoApprove",
     "alwaysAllow",
     "trust",
-    // Seconds to some programs and milliseconds to others.
+    // Some programs mean seconds, others milliseconds.
     "timeout",
     "envFile",
     "name",
@@ -73,13 +72,13 @@ const PASSED_OVER: [&str; 18] = [
     "version",
 ];
 
-/// Reads all servers of a text.
+/// Parses all servers of a file.
 pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, ConfigError> {
     let top = tree(text, path, format)?;
     let mut notes = Notes::default();
     let mut servers = BTreeMap::new();
     let mut has_table = false;
-    // `servers` of a TOML file may be anybody's.
+    // In a TOML file, `servers` may belong to another program.
     let tables = if format == Format::Json { &TABLES[..] } else { &TABLES[..2] };
     for table in tables {
         let Some(value) = top.get(*table).filter(|value| !value.is_null()) else { continue };
@@ -130,7 +129,7 @@ fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerCo
     }
     let startup = match keys.seconds("startup_timeout_sec")? {
         Some(seconds) => {
-            keys.millis("startup_timeout_ms")?; // It counts for nothing here, and must be right all the same.
+            keys.millis("startup_timeout_ms")?; // Ignored, but it must still be valid.
             Some(("startup_timeout_sec", seconds))
         }
         None => keys.millis("startup_timeout_ms")?.map(|millis| ("startup_timeout_ms", millis)),
@@ -153,9 +152,9 @@ fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerCo
     })
 }
 
-/// Refuses slips of the pen and tokens, and notes what is not acted on.
+/// Rejects misspelt keys and inline tokens, and records a warning for each key that is ignored.
 fn check_keys(keys: &Keys<'_>, notes: &mut Notes) -> Result<(), ConfigError> {
-    // Before anything else: whoever sees another error first may leave the token there.
+    // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
     if keys.value("bearer_token").is_some() {
         return Err(keys.fault("bearer_token", Fault::InlineToken));
     }
@@ -212,7 +211,7 @@ fn way(keys: &Keys<'_>) -> Result<Way, ConfigError> {
     }
 }
 
-/// Refuses keys of the other way; one without content says nothing.
+/// Rejects keys of the other kind of server. A key with an empty value is ignored.
 fn refuse(keys: &Keys<'_>, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
     let is_empty = |value: &Value| match value {
         Value::String(text) => text.is_empty(),
@@ -227,11 +226,11 @@ fn refuse(keys: &Keys<'_>, others: &[&'static str], other: &'static str) -> Resu
     }
 }
 
-/// What a file says of the transport must fit to what it gives.
+/// Checks that `type` and `transport` agree with the presence of `command` or a URL.
 fn check_transport(keys: &Keys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
     for key in ["type", "transport"] {
         let Some(says) = keys.text(key)? else { continue };
-        // Spelt in many ways: `streamable-http`, `streamableHttp`, `streamable_http`.
+        // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
         let plain: String = says.chars().filter(char::is_ascii_alphanumeric).collect();
         let fault = match plain.to_ascii_lowercase().as_str() {
             "stdio" | "local" if has_url || !has_command => Fault::WrongTransport { says: "stdio", key: "command" },
@@ -273,7 +272,7 @@ fn place(says: &str) -> Result<Placement, Fault> {
         "local" => Ok(Placement::Local),
         "remote" => Ok(Placement::Remote),
         none if none.eq_ignore_ascii_case(NONE) => Err(Fault::Nowhere),
-        // No name has a colon, and no URL is without.
+        // Every URL contains a colon, and no environment name does.
         url if url.contains(':') => match RemoteSpec::at("", url) {
             Ok(_) => Ok(Placement::Url(url.to_owned())),
             Err(error) => Err(Fault::Executor { reason: error.to_string() }),
@@ -285,7 +284,8 @@ fn place(says: &str) -> Result<Placement, Fault> {
     }
 }
 
-/// Here a directory may start from ours. Elsewhere it must be absolute by the rules of that machine, which may be another system.
+/// On this machine a relative directory is allowed. On another machine the directory must be absolute by the rules of that machine's OS,
+/// which may differ from ours.
 fn check_cwd(keys: &Keys<'_>, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
     let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
     let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());
@@ -310,11 +310,11 @@ fn tools(keys: &Keys<'_>) -> Result<ToolFilter, ConfigError> {
     Ok(filter)
 }
 
-/// What is told once all servers are read.
+/// Collects the warnings while the servers are read.
 #[derive(Default)]
 struct Notes {
     lines: Vec<String>,
-    /// Keys that are not acted on, and the servers that have them.
+    /// Ignored keys, each with the servers that have it.
     passed_over: BTreeMap<String, Vec<String>>,
 }
 
@@ -326,7 +326,8 @@ impl Notes {
         }
     }
 
-    /// Some programs put variables in; here a text is what it is, and whoever does not know waits for a value in vain.
+    /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
+    /// expect a value.
     fn about_templates(&mut self, keys: &Keys<'_>) {
         let taken = ["command", "args", "env", "cwd", "url", "headers", "http_headers", "serverUrl", "httpUrl"];
         for key in taken {

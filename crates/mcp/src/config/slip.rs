@@ -1,9 +1,9 @@
-//! Whether a key is nearly another: a slip of the pen rather than a key of somebody else.
-//! Must not know any key.
+//! Decides whether an unknown key is a typo of a known key rather than a key of another program.
 
-/// Whether a key is a slip for a known one: another way of joining its words, or up to two letters in eight.
+/// Whether `key` is a typo of `known`: the same words joined in another way, or an edit distance of at most a quarter of the length of
+/// `known`, and at most 2.
 pub(super) fn is_nearly(key: &str, known: &str) -> bool {
-    // What is longer is none, and would cost.
+    // A much longer key cannot be a typo. Returning early also avoids the cost of the comparison.
     if key.len() > known.len() + 8 {
         return false;
     }
@@ -12,12 +12,12 @@ pub(super) fn is_nearly(key: &str, known: &str) -> bool {
     key == known || distance(key.as_bytes(), known.as_bytes()) <= most
 }
 
-/// Without case and what joins words.
+/// The key in lower case, without `_` and `-`.
 fn joined(key: &str) -> String {
     key.chars().filter(|c| !matches!(c, '_' | '-')).map(|c| c.to_ascii_lowercase()).collect()
 }
 
-/// How many letters must be put in, left out or replaced.
+/// The Levenshtein distance: how many bytes must be inserted, deleted or replaced.
 fn distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

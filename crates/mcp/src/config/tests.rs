@@ -1,4 +1,4 @@
-//! The rules of configurations, as tables: what is read, what is warned about, and what is refused with which words.
+//! Table tests of the configuration rules: accepted files, warnings, and errors with their messages.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn json(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("mcp.json"), Format::Json)
 }
 
-/// The one server of a text that must be good and give no warning.
+/// Parses a text that must contain exactly one valid server and cause no warning.
 fn only(config: Result<Config, ConfigError>) -> ServerConfig {
     let config = config.expect("a good file");
     assert_eq!(config.warnings, Vec::<String>::new());
@@ -18,7 +18,7 @@ fn only(config: Result<Config, ConfigError>) -> ServerConfig {
     config.servers.into_values().next().expect("counted")
 }
 
-/// The server `s` with these lines.
+/// Parses a server `s` that consists of these lines.
 fn server(lines: &str) -> ServerConfig {
     only(toml(&format!("[mcp_servers.s]\n{lines}")))
 }
@@ -205,7 +205,7 @@ fn json_of_other_programs_is_read_as_it_is_meant() {
         "`mcp.json`: key `trust` is not acted on (server `some`)",
     ];
     assert_eq!(config.warnings, expected);
-    // Under the other names of the same.
+    // The same keys under their other names.
     for (name, format) in [("mcpServers", Format::Toml), ("mcp_servers", Format::Json), ("servers", Format::Json)] {
         let text = match format {
             Format::Toml => format!("[{name}.s]\ncommand = 'x'"),

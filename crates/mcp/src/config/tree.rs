@@ -1,5 +1,4 @@
-//! The text of a file as a tree of values, the same for TOML and JSON.
-//! Must not know what stands in it.
+//! Parses the text of a TOML or JSON file into one kind of value tree.
 
 use std::{fmt, path::Path};
 
@@ -11,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{ConfigError, Format, error::Shown};
 
-/// Reads a text; how deep it may go is bounded by the parsers.
+/// Parses a text. The parsers bound the nesting depth.
 pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String, Value>, ConfigError> {
     let syntax = |format, line, reason| ConfigError::Syntax { path: path.to_owned(), format, line, reason };
     let value = match format {
@@ -23,7 +22,7 @@ pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String
             plain(toml::Value::Table(table))
         }
         Format::Json => {
-            // With the line in its own words.
+            // The message of serde_json already contains the line.
             let Strict(value) = serde_json::from_str(text).map_err(|error| syntax("JSON", None, error.to_string()))?;
             value
         }
@@ -34,7 +33,8 @@ pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String
     }
 }
 
-/// A value of TOML in the words of JSON. What JSON has no word for becomes text, and so is no number where one is wanted.
+/// Converts a TOML value to JSON. Values that JSON cannot express, such as dates and infinities, become strings, so they are rejected where
+/// a number is expected.
 fn plain(value: toml::Value) -> Value {
     match value {
         toml::Value::String(text) => text.into(),
@@ -48,7 +48,7 @@ fn plain(value: toml::Value) -> Value {
     }
 }
 
-/// JSON in which no key is there twice: of two servers with one name, somebody would miss one.
+/// A JSON value without duplicate keys. serde_json would silently drop one of two servers with the same name.
 struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {

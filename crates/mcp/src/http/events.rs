@@ -1,5 +1,5 @@
-//! The events of an answer, none larger than it may be. The bound stands before the parser, which keeps an unfinished line, a comment's too,
-//! however long it gets; lines end here where they end there. Must not know what an event says.
+//! Parses the SSE events of a response and bounds their size. The bound is applied before the parser, because the parser buffers an
+//! unfinished line, even a comment, without limit. `Size` splits lines by the same rules as the parser.
 
 use std::{
     pin::Pin,
@@ -12,7 +12,7 @@ use futures_util::{Stream, StreamExt as _, stream::BoxStream};
 use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
-/// The events of a body, of at most so many bytes each.
+/// The events of a body, each of at most `most` bytes.
 pub(super) fn events(
     body: Body,
     most: usize,
@@ -22,27 +22,26 @@ pub(super) fn events(
     SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
 }
 
-/// A body that ends with an error where an event would not fit.
+/// A body that ends with an error when an event is too large.
 struct Bounded {
     body: Body,
     size: Size,
     is_over: bool,
 }
 
-/// What the parser keeps.
+/// How many bytes the parser currently buffers.
 struct Size {
     most: usize,
-    /// Bytes of the finished lines of the event that is being read.
+    /// Bytes of the finished lines of the current event.
     event: usize,
-    /// Bytes of the line that is being read.
+    /// Bytes of the current line.
     line: usize,
-    /// The line is a sign of life, of which nothing is kept when it is finished.
+    /// The current line is a comment (a keep-alive). The parser discards it when the line ends.
     is_comment: bool,
-    /// The last byte was a carriage return: a line feed behind it belongs to it.
+    /// The last byte was `\r`, so a `\n` that follows belongs to the same line end.
     is_after_return: bool,
 }
 
-/// An event that would not fit.
 #[derive(Debug, thiserror::Error)]
 enum EventError {
     #[error("an event has more than {most} bytes")]
@@ -102,7 +101,7 @@ impl Stream for Bounded {
 mod tests {
     use super::Size;
 
-    /// Whether these pieces, one after another, fit ten bytes for each event.
+    /// Whether these pieces, read in order, fit a limit of ten bytes per event.
     fn fits(pieces: &[&str]) -> bool {
         let mut size = Size::new(10);
         pieces.iter().all(|piece| size.measure(piece.as_bytes()).is_ok())
@@ -116,7 +115,7 @@ mod tests {
             assert!(!fits(&[&format!("data:{end}id:123{end}x")]), "{end:?}: an event of several lines");
         }
         assert!(fits(&["data:12345\r", "\n\r", "\ndata:12345\r\n\r\n"]), "a line end in two pieces is one");
-        // The return ended the line, and the event with it: the line feed behind it is no line of its own.
+        // The `\r` ended the line. The `\n` after it belongs to the same line end and is not an empty line, so the event continues.
         assert!(!fits(&["data:12345\r", "\n", "d"]));
     }
 

@@ -1,28 +1,28 @@
-//! Where an answer leads. A request with credentials goes no further than the origin that they were given for: which headers are
-//! credentials only the configuration knows, so the executor cannot leave them out elsewhere. Must not make requests.
+//! Decides whether to follow a redirect. A request with credentials is redirected only within the origin that the credentials are for. Only
+//! the configuration knows which headers are credentials, so the executor could not remove them for another origin.
 
 use http::{StatusCode, Uri, uri::Scheme};
 
-/// Redirects that one request follows.
+/// How many redirects one request follows.
 pub(super) const MOST: usize = 5;
 
-/// What an answer asks for.
+/// The decision about a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Nothing: it is the answer.
+    /// It is not a redirect: use it.
     Stay,
-    /// The same request again, to this URL.
+    /// Repeat the request at this URL.
     Go(String),
-    /// Another place, which is not asked: shown without its query.
+    /// A redirect that must not be followed. Holds the location without its query; the error shows it.
     Elsewhere(String),
 }
 
-/// Where an answer to a request leads, given its status and `location`.
+/// Decides about the response to a request from its status and `location`.
 pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> Next {
     let keeps_method = match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
-        // What follows would be no message.
+        // After 303 the client would send a GET without the message.
         _ => false,
     };
     let Some(location) = location.filter(|_| status.is_redirection()) else { return Next::Stay };
@@ -34,7 +34,7 @@ pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Optio
     if keeps_method { Next::Go(next) } else { elsewhere() }
 }
 
-/// The URL that a location means, if it is of the same origin.
+/// The URL that a location refers to, if it has the same origin as `from`.
 fn join(from: &Uri, location: &str) -> Option<String> {
     let location = location.split('#').next().unwrap_or_default();
     let (scheme, authority) = (from.scheme()?, from.authority()?);
@@ -51,7 +51,7 @@ fn join(from: &Uri, location: &str) -> Option<String> {
         let directory = from.path().rsplit_once('/').map_or("", |(directory, _)| directory);
         format!("{directory}/{location}")
     };
-    // With the authority of before, whatever the location looked like.
+    // Keep the original authority, even if the location spells it differently.
     Some(format!("{scheme}://{authority}{path}"))
 }
 

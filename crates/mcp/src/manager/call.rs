@@ -1,4 +1,4 @@
-//! A call of a tool: what a caller gives, what is sent, and what comes back. Must not know how it travels.
+//! Tool calls: the caller's parameters, the request that is sent, and the result.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,36 +8,33 @@ use serde_json::{Map, Value};
 use super::{error::Error, server::Server};
 use crate::transport::Progress;
 
-/// The capability by which a server asks for the state of the sandbox, and the key under which it gets it.
+/// The experimental capability with which a server requests the sandbox state, and the `_meta` key under which it receives it.
 const SANDBOX_STATE: &str = "codex/sandbox-state-meta";
 
-/// What is called, and with what.
+/// A tool call.
 #[derive(Clone, Default)]
 pub struct Call {
-    /// The server.
     pub server: String,
-    /// The tool, under its own name.
+    /// The tool, under the name that its server gives it.
     pub tool: String,
-    /// Its arguments: an object, or nothing.
+    /// The arguments. Must be an object if present.
     pub arguments: Option<Value>,
-    /// Metadata of the request: an object, or nothing. A `progressToken` in it is replaced by ours.
+    /// The `_meta` of the request. Must be an object if present. A `progressToken` in it is replaced by ours.
     pub meta: Option<Value>,
-    /// The sandbox of the caller, for servers that ask for it; others do not get it.
+    /// The sandbox of the caller. Sent only to servers that announce the capability for it.
     pub sandbox: Option<SandboxState>,
-    /// How long it may take; without, as long as the configuration says.
+    /// The timeout. If absent, the one from the configuration.
     pub timeout: Option<Duration>,
-    /// Told of every step, in order. It must not block.
+    /// Called for each progress notification, in order. Must not block.
     pub on_progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl Call {
-    /// A call without arguments.
     #[must_use]
     pub fn new(server: impl Into<String>, tool: impl Into<String>) -> Self {
         Self { server: server.into(), tool: tool.into(), ..Self::default() }
     }
 
-    /// Sets the arguments.
     #[must_use]
     pub fn arguments(mut self, arguments: Value) -> Self {
         self.arguments = Some(arguments);
@@ -51,37 +48,34 @@ impl fmt::Debug for Call {
     }
 }
 
-/// How the caller is confined, in the words that servers know.
+/// The sandbox of the caller, with the field names that servers expect.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxState {
-    /// The permissions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permission_profile: Option<Value>,
-    /// The policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_policy: Option<Value>,
-    /// The program that confines; null where there is none.
+    /// The program that applies the sandbox; null if there is none.
     #[serde(rename = "codexLinuxSandboxExe")]
     pub linux_sandbox_exe: Option<String>,
-    /// The directory of the caller.
+    /// The working directory of the caller.
     pub sandbox_cwd: String,
-    /// Whether an older way of confining is used.
+    /// Whether the older Landlock implementation is used.
     pub use_legacy_landlock: bool,
 }
 
-/// What a tool gave back, as it came.
+/// The result of a tool, unchanged.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallResult {
-    /// Text, images and whatever else, each as JSON.
+    /// Text, images and other content, each as JSON.
     pub content: Vec<Value>,
-    /// The result as data, where the tool has one.
+    /// The result as structured data, if the tool provides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_content: Option<Value>,
-    /// Whether the tool says that it failed.
+    /// Whether the tool reports that it failed.
     pub is_error: bool,
-    /// Metadata of the result.
     #[serde(rename = "_meta", skip_serializing_if = "Option::is_none")]
     pub meta: Option<Value>,
 }
@@ -112,7 +106,7 @@ impl CallResult {
 
 const METHOD: &str = "tools/call";
 
-/// A call that can be sent.
+/// A validated call.
 pub(super) struct Prepared {
     tool: String,
     arguments: Option<Map<String, Value>>,
@@ -123,7 +117,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Checks what can be checked without the server.
+    /// Checks everything that can be checked without the server.
     pub(super) fn new(server: &Server, call: Call) -> Result<Self, Error> {
         let Call { server: name, tool, arguments, meta, sandbox, timeout, on_progress } = call;
         if !server.config.tools.allows(&tool) {
@@ -142,9 +136,9 @@ impl Prepared {
         Ok(Self { tool, arguments, meta, sandbox, timeout, on_progress })
     }
 
-    /// Waits for its turn and for the server, sends it, and waits for the result.
+    /// Waits for the server and for the call's turn, sends the call, and waits for the result.
     pub(super) async fn send(mut self, server: &Server) -> Result<CallResult, Error> {
-        // Which tools only read is known once it is ready.
+        // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
         server.ready().await?;
         let _turn = server.turn(&self.tool).await;
         let connection = server.ready().await?;

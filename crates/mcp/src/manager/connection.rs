@@ -1,7 +1,7 @@
-//! One connection to one server: asks, waits for the answer, and says what became of it.
+//! One connection to one server: sends requests, waits for the answers, and converts failures to errors.
 //!
-//! A question ends with its answer, its time, or the connection; whoever stops waiting has the server told. Must not decide
-//! whether the server is started again.
+//! A request ends with its answer, its timeout, or the end of the connection. If the caller stops waiting earlier, the server gets a
+//! cancellation. Whether the server is restarted is decided in `server`.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -26,24 +26,24 @@ use super::{
 };
 use crate::{config::Way, http::HttpError, transport::Progress};
 
-/// How long the word that nobody waits any more may take: a server that reads nothing does not get it.
+/// Time limit for sending a cancellation. A server that does not read its input never receives it.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the reason for the end of a connection may take.
+/// How long to wait for the reason why a connection ended.
 const OVER_WITHIN: Duration = Duration::from_secs(5);
 
-/// The same over HTTP, where no process has last words: whether the connection is over is known at once, but for the task that
-/// says so.
+/// The same for HTTP. Here no process can exit late or still write to stderr. The reason is known at once, except for the delay of the task
+/// that records it.
 const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Connection {
     server: String,
     peer: Peer<RoleClient>,
     board: Arc<Board>,
     info: Option<Arc<ServerPeerInfo>>,
     is_http: bool,
-    /// Cancellations on their way.
+    /// Cancellations that are being sent.
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -66,7 +66,7 @@ impl Connection {
         &self.board
     }
 
-    /// Whether the server has a capability of this name.
+    /// Whether the server has this capability.
     pub(super) fn has(&self, capability: &str) -> bool {
         let Some(capabilities) = self.info().map(|info| &info.capabilities) else { return false };
         match capability {
@@ -83,7 +83,7 @@ impl Connection {
         capabilities.and_then(|all| all.experimental.as_ref()).is_some_and(|all| all.contains_key(experimental))
     }
 
-    /// Asks, and waits for the result as it came.
+    /// Sends a request and returns the result unchanged.
     pub(super) async fn ask(
         &self,
         method: &'static str,
@@ -93,7 +93,7 @@ impl Connection {
         self.request(method, params, within, None).await
     }
 
-    /// As [`ask`](Self::ask), with the steps told.
+    /// Like [`ask`](Self::ask), and reports progress.
     pub(super) async fn request(
         &self,
         method: &'static str,
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// What the library's error means.
+    /// Converts an error of rmcp.
     async fn failed(&self, method: &'static str, error: ServiceError) -> Error {
         match error {
             ServiceError::McpError(error) => Error::Answer {
@@ -149,9 +149,9 @@ impl Connection {
                 message: error.message.into_owned(),
                 data: error.data,
             },
-            // Over HTTP each request fails by itself.
+            // Over HTTP each request can fail on its own, without the end of the connection.
             ServiceError::TransportSend(_) if self.is_http => self.refused(&error),
-            // The server is going: why, is known soon.
+            // The server is ending. The reason follows shortly.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
                 let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
                 let mut over = self.board.over();
@@ -166,7 +166,7 @@ impl Connection {
         }
     }
 
-    /// What an error of HTTP means. That the server wants authentication is true for all that follows.
+    /// Converts an HTTP error. If the server requires authentication, that holds for all later requests too, so the board records it.
     fn refused(&self, error: &ServiceError) -> Error {
         let error = super::start::http_error(&self.server, &HttpError::of_call(error));
         if let Error::AuthenticationRequired { reason, .. } = &error {
@@ -190,7 +190,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// A question that is under way. Dropped before its answer, it is taken back.
+/// A request that waits for its answer. Dropping it before the answer cancels the request.
 struct Asked<'a> {
     connection: &'a Connection,
     handle: Option<RequestHandle<RoleClient>>,
@@ -203,7 +203,7 @@ enum Waited {
 }
 
 impl Asked<'_> {
-    /// Waits. The clock stands still while the server asks the user something.
+    /// Waits for the answer. The timeout is paused while the server asks the user something.
     async fn answer(&mut self, within: Option<Duration>) -> Waited {
         let Some(handle) = &mut self.handle else { return Waited::Over(Over::Ended) };
         let mut open = self.connection.board.open();
@@ -218,7 +218,7 @@ impl Asked<'_> {
                     Some(_) | None => std::future::pending().await,
                 }
             };
-            // The answer first: a server may answer and end.
+            // Poll the answer first: a server may answer and then exit.
             tokio::select! {
                 biased;
                 answer = &mut handle.rx => {
@@ -228,7 +228,7 @@ impl Asked<'_> {
                     let told = told.ok().and_then(|told| told.clone());
                     return Waited::Over(told.unwrap_or(Over::Ended));
                 }
-                // The sender is in the board, which is ours.
+                // Cannot fail: the sender is in our own board.
                 changed = open.changed() => drop(changed),
                 () = late => return Waited::Late(within.unwrap_or_default()),
             }
@@ -242,22 +242,22 @@ impl Asked<'_> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else { return };
-        // Outside of a runtime there is no connection either.
+        // Without a runtime the connection does not exist either, so a cancellation cannot be sent.
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         let mut tasks = self.connection.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
             let told = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
-            // A server that is gone needs no word.
+            // Ignore a timeout: the server is probably gone.
             time::timeout(CANCEL_WITHIN, told).await.ok();
         });
     }
 }
 
-/// A chain of errors in one line.
+/// Formats an error and its sources in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

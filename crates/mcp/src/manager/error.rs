@@ -1,6 +1,6 @@
-//! What can go wrong with the servers of a manager, told apart by what to do next.
+//! The errors of a manager, distinguished by what the caller can do next.
 //!
-//! Every error names its server. Texts of servers are quoted, never interpreted.
+//! Every error names its server. Text from a server is quoted, never interpreted.
 
 use std::time::Duration;
 
@@ -14,214 +14,134 @@ use crate::{launch::LaunchError, transport::Ended};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration has no server of this name.
+    /// The configuration has no server with this name.
     #[error("there is no MCP server `{server}`; there are {}", List(known))]
     UnknownServer {
-        /// The name.
         server: String,
-        /// Those that exist.
+        /// The names of the configured servers.
         known: Vec<String>,
     },
     /// The configuration says `enabled = false`.
     #[error("MCP server `{server}` is disabled: set `enabled = true` to use it")]
-    Disabled {
-        /// The server.
-        server: String,
-    },
-    /// Its placement means nothing.
+    Disabled { server: String },
+    /// The server's placement cannot be resolved.
     #[error("MCP server `{server}`: {source}")]
-    Place {
-        /// The server.
-        server: String,
-        /// Why.
-        source: PlaceError,
-    },
-    /// The executor that it is placed on cannot be reached.
+    Place { server: String, source: PlaceError },
+    /// The server's executor cannot be reached.
     #[error("MCP server `{server}`: its executor cannot be used: {source}")]
-    Host {
-        /// The server.
-        server: String,
-        /// Why.
-        source: client::Error,
-    },
-    /// The executor was not reached in time.
+    Host { server: String, source: client::Error },
+    /// The executor was not reached within the timeout.
     #[error("MCP server `{server}`: its executor {host} was not reached within {within:?} (`startup_timeout_sec`)")]
-    HostTimeout {
-        /// The server.
-        server: String,
-        /// The executor.
-        host: String,
-        /// The time that was given.
-        within: Duration,
-    },
-    /// Its program could not be started.
+    HostTimeout { server: String, host: String, within: Duration },
+    /// The server's program could not be started.
     #[error("MCP server `{server}`: {source}")]
-    Launch {
-        /// The server.
-        server: String,
-        /// Why.
-        source: Box<LaunchError>,
-    },
-    /// It cannot be reached over HTTP, or its settings cannot be used.
+    Launch { server: String, source: Box<LaunchError> },
+    /// The server cannot be reached over HTTP, or its settings are invalid.
     #[error("MCP server `{server}`: {reason}")]
-    Http {
-        /// The server.
-        server: String,
-        /// Why.
-        reason: String,
-    },
-    /// It wants authentication.
+    Http { server: String, reason: String },
+    /// The server requires authentication.
     #[error("MCP server `{server}` wants authentication: {reason}")]
     AuthenticationRequired {
-        /// The server.
         server: String,
-        /// What it said, and the way out.
+        /// The server's message, and how to provide a token.
         reason: String,
     },
-    /// It did not answer in time while it was started.
+    /// The server did not answer within the timeout during its start.
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise \
          `startup_timeout_sec` of `[mcp_servers.{server}]`{}",
         After(talk)
     )]
     StartupTimeout {
-        /// The server.
         server: String,
-        /// What was asked.
+        /// The request that was not answered.
         method: &'static str,
-        /// The time that was given.
         within: Duration,
-        /// What it wrote instead.
+        /// The server's recent output.
         talk: String,
     },
-    /// It ended while it was started.
+    /// The server's process ended during its start.
     #[error("MCP server `{server}`: {ended} before it answered `{method}`{}", After(talk))]
     EndedAtStart {
-        /// The server.
         server: String,
-        /// What was asked.
+        /// The request that was not answered.
         method: &'static str,
-        /// How it ended.
         ended: Box<Ended>,
-        /// What it wrote.
+        /// The server's recent output.
         talk: String,
     },
     /// The handshake failed in another way.
     #[error("MCP server `{server}`: handshake: {reason}{}", After(talk))]
     Handshake {
-        /// The server.
         server: String,
-        /// What is wrong.
         reason: String,
-        /// What it wrote.
+        /// The server's recent output.
         talk: String,
     },
-    /// It crashed while the call was under way: the call may or may not have had its effect.
+    /// The server crashed during the call. The call may or may not have had its effect.
     #[error(
         "MCP server `{server}` ended during `{method}`: {reason}; {}",
         if *is_restarted { "it is being started again, and the next call waits for that" } else { "it is not started again" }
     )]
     Crashed {
-        /// The server.
         server: String,
-        /// What was under way.
+        /// The request in progress.
         method: &'static str,
-        /// How it ended, with what it wrote last.
+        /// How the server ended, with its last output.
         reason: String,
-        /// Whether it is being started again.
         is_restarted: bool,
     },
-    /// It cannot be used; see [`Status::Failed`](super::Status::Failed).
+    /// The server cannot be used; see [`Status::Failed`](super::Status::Failed).
     #[error("{}", Unusable { server, reason })]
-    Failed {
-        /// The server.
-        server: String,
-        /// Why.
-        reason: String,
-    },
-    /// It was called off, or its manager has ended.
+    Failed { server: String, reason: String },
+    /// The start was cancelled, or the manager has shut down.
     #[error("MCP server `{server}` was called off")]
-    Cancelled {
-        /// The server.
-        server: String,
-    },
-    /// Servers that were `required` cannot be used: the whole is useless.
+    Cancelled { server: String },
+    /// Servers with `required` cannot be used, so the start of the manager failed.
     #[error("required MCP servers cannot be used:{}", Reasons(failed))]
     Required {
-        /// Each of them, and why.
+        /// Each failed server with the reason.
         failed: Vec<(String, String)>,
     },
-    /// The configuration does not offer this tool.
+    /// The configuration filters out this tool.
     #[error("tool `{tool}` of MCP server `{server}` is disabled by `enabled_tools` or `disabled_tools`")]
-    ToolDisabled {
-        /// The server.
-        server: String,
-        /// The tool.
-        tool: String,
-    },
-    /// Arguments or `_meta` that are no object.
+    ToolDisabled { server: String, tool: String },
+    /// The arguments or `_meta` are not an object.
     #[error("call of `{tool}` on MCP server `{server}`: `{part}` must be a JSON object, not {got}")]
     NotAnObject {
-        /// The server.
         server: String,
-        /// The tool.
         tool: String,
-        /// Which part.
+        /// `arguments` or `_meta`.
         part: &'static str,
-        /// What was given.
+        /// The type of the value that was given.
         got: &'static str,
     },
-    /// The server did not answer in time. It was told that nobody waits any more.
+    /// The server did not answer within the timeout. The request was cancelled on the server.
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise `tool_timeout_sec` of \
          `[mcp_servers.{server}]`; if it never answers, it may have closed its standard output"
     )]
-    Timeout {
-        /// The server.
-        server: String,
-        /// What was asked.
-        method: String,
-        /// The time that was given.
-        within: Duration,
-    },
+    Timeout { server: String, method: String, within: Duration },
     /// The server answered with an error.
     #[error("MCP server `{server}`: `{method}`: {message} ({code})")]
     Answer {
-        /// The server.
         server: String,
-        /// What was asked.
         method: &'static str,
-        /// The code.
         code: i32,
-        /// The text.
         message: String,
-        /// More, where it says more.
+        /// Additional data of the error, if any.
         data: Option<Value>,
     },
-    /// The server's answer does not have the shape that the method promises, or lists without end.
+    /// The server's answer does not have the expected shape, or a list exceeds its limits.
     #[error("MCP server `{server}`: `{method}`: {reason}")]
-    Unreadable {
-        /// The server.
-        server: String,
-        /// What was asked.
-        method: &'static str,
-        /// What is wrong.
-        reason: String,
-    },
+    Unreadable { server: String, method: &'static str, reason: String },
     /// The message could not be sent.
     #[error("MCP server `{server}`: send `{method}`: {reason}")]
-    Send {
-        /// The server.
-        server: String,
-        /// What was to be sent.
-        method: &'static str,
-        /// Why not.
-        reason: String,
-    },
+    Send { server: String, method: &'static str, reason: String },
 }
 
 impl Error {
-    /// Whether its executor is out of reach, which says nothing of the server.
+    /// Whether the executor is unreachable. Such an error says nothing about the server itself.
     pub(super) fn is_of_host(&self) -> bool {
         match self {
             Self::HostTimeout { .. } => true,
@@ -235,7 +155,7 @@ impl Error {
     }
 }
 
-/// Whether it may be otherwise in a moment: not so for a wrong token, or what is no executor.
+/// Whether a retry may succeed. Not for a wrong token, or when the peer is not an executor.
 fn is_out_of_reach(error: &client::Error) -> bool {
     use client::ErrorKind as Kind;
     matches!(
@@ -250,7 +170,7 @@ fn is_out_of_reach(error: &client::Error) -> bool {
     )
 }
 
-/// More to say, on lines of its own.
+/// Displays additional text on a new line, or nothing if it is empty.
 struct After<'a>(&'a str);
 
 impl std::fmt::Display for After<'_> {
@@ -259,7 +179,7 @@ impl std::fmt::Display for After<'_> {
     }
 }
 
-/// Names in backticks.
+/// Displays names in backticks, separated by commas.
 struct List<'a>(&'a [String]);
 
 impl std::fmt::Display for List<'_> {
@@ -275,7 +195,7 @@ impl std::fmt::Display for List<'_> {
     }
 }
 
-/// Servers and reasons, one line each.
+/// Displays servers with their reasons, one per line.
 struct Reasons<'a>(&'a [(String, String)]);
 
 impl std::fmt::Display for Reasons<'_> {
@@ -287,7 +207,7 @@ impl std::fmt::Display for Reasons<'_> {
     }
 }
 
-/// A server and why it cannot be used; most reasons begin with its name.
+/// Displays a server and why it cannot be used. Most reasons already begin with the server's name; then it is not repeated.
 struct Unusable<'a> {
     server: &'a str,
     reason: &'a str,

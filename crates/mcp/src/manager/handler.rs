@@ -1,7 +1,7 @@
-//! What a server may ask of us, and tell us unasked: questions to the user, progress, lists that changed.
+//! Handles what a server sends on its own: questions to the user (elicitation), progress, and changes of the tool list.
 //!
-//! While a question is open, the clocks of the calls to its server stand still. It is called off when the server says so, or
-//! is gone. Everything else that a server may ask, the library answers; we offer neither roots nor sampling.
+//! While a question is open, the timeouts of all calls to its server are paused. A question is cancelled when the server cancels it or is
+//! gone. rmcp answers all other requests of servers. We offer neither roots nor sampling.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,53 +22,49 @@ use tokio::sync::{Notify, watch};
 
 use crate::transport::{ELICIT, Progress};
 
-/// Steps that may come before their request is known to be under way.
+/// How many progress notifications are kept that arrive before their request is registered.
 const EARLY: usize = 64;
 
-/// Somebody who answers the questions of servers.
+/// Answers the questions of servers, usually by asking the user.
 pub trait Elicit: Send + Sync + 'static {
-    /// Answers one. The future is dropped when the server takes its question back, or is gone.
+    /// Answers one question. The future is dropped when the server cancels the question or is gone.
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer>;
 }
 
-/// What a server wants to know of the user.
+/// A question of a server to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
-    /// The server.
     pub server: String,
-    /// The number of the question; unique while it is open.
+    /// The id of the question. Unique while the question is open.
     pub id: String,
-    /// The parameters as they came: `message`, and `requestedSchema` or `url`; `_meta` without a progress token.
+    /// The parameters as received: `message`, and `requestedSchema` or `url`. `_meta` has no progress token.
     pub params: Map<String, Value>,
 }
 
 impl Question {
-    /// What the user is told.
+    /// The text for the user.
     #[must_use]
     pub fn message(&self) -> &str {
         self.params.get("message").and_then(Value::as_str).unwrap_or_default()
     }
 }
 
-/// What the user said.
+/// The user's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// Whether they did.
     pub action: Action,
-    /// What they filled in.
+    /// The data that the user entered.
     pub content: Option<Value>,
-    /// Metadata of the answer.
     pub meta: Option<Map<String, Value>>,
 }
 
-/// What the user did with a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Answered it.
+    /// The user answered the question.
     Accept,
-    /// Refused to.
+    /// The user refused to answer.
     Decline,
-    /// Left it.
+    /// The user dismissed the question.
     Cancel,
 }
 
@@ -83,7 +79,7 @@ impl Action {
 }
 
 impl Answer {
-    /// An answer of one word.
+    /// An answer without content.
     #[must_use]
     pub fn only(action: Action) -> Self {
         Self { action, content: None, meta: None }
@@ -98,38 +94,40 @@ impl Answer {
     }
 }
 
-/// How a connection ended, as those who wait for an answer must know.
+/// How a connection ended, for requests that wait for an answer.
 #[derive(Debug, Clone)]
 pub(super) enum Over {
-    /// The server is gone.
+    /// The server crashed, its executor was lost, or it required authentication.
     Crashed {
-        /// Why, with its last words.
+        /// Why, with the server's last output.
         reason: String,
-        /// Whether it is started again.
+        /// Whether the server is being restarted.
         is_restarted: bool,
     },
-    /// We ended it.
+    /// The manager ended the connection.
     Ended,
 }
 
-/// What requests and the handler share.
+/// State that the requests of a connection share with its handler.
 #[derive(Debug)]
 pub(super) struct Board {
-    /// Questions that wait for the user.
+    /// How many questions wait for the user.
     open: watch::Sender<usize>,
-    /// Set once, when nothing more comes.
+    /// Set once, when the connection has ended.
     over: watch::Sender<Option<Over>>,
-    /// The server wants authentication, and why.
+    /// Set when the server requires authentication, with the reason.
     refused: watch::Sender<Option<String>>,
-    /// The list of tools is another.
+    /// The server reported that its tool list changed.
     pub(super) tools_changed: Notify,
     steps: Mutex<Steps>,
 }
 
+/// Progress notifications of one connection.
 #[derive(Default)]
 struct Steps {
+    /// The callbacks of the requests in progress.
     told: HashMap<ProgressToken, Arc<dyn Fn(Progress) + Send + Sync>>,
-    /// Of requests that nobody has asked about yet.
+    /// Notifications that arrived before `Board::tell` registered their request.
     early: VecDeque<Progress>,
 }
 
@@ -150,37 +148,37 @@ impl Board {
         })
     }
 
-    /// How many questions are open, watched.
+    /// Watches how many questions are open.
     pub(super) fn open(&self) -> watch::Receiver<usize> {
         self.open.subscribe()
     }
 
-    /// Whether it is over, watched.
+    /// Watches whether the connection has ended.
     pub(super) fn over(&self) -> watch::Receiver<Option<Over>> {
         self.over.subscribe()
     }
 
-    /// Says that it is over; the first word counts.
+    /// Records that the connection has ended. Only the first call has an effect.
     pub(super) fn end(&self, over: Over) {
         self.over.send_if_modified(|told| told.is_none() && told.replace(over).is_none());
     }
 
-    /// Says that the server wants authentication; the first word counts.
+    /// Records that the server requires authentication. Only the first call has an effect.
     pub(super) fn refuse(&self, reason: &str) {
         self.refused.send_if_modified(|told| told.is_none() && told.replace(reason.to_owned()).is_none());
     }
 
-    /// Waits until the server wants authentication. Cancel safe.
+    /// Waits until the server requires authentication. Cancel safe.
     pub(super) async fn refused(&self) -> String {
         let mut refused = self.refused.subscribe();
         match refused.wait_for(Option::is_some).await.ok().and_then(|told| told.clone()) {
             Some(reason) => reason,
-            // The sender is ours.
+            // Cannot happen: `self` owns the sender.
             None => std::future::pending().await,
         }
     }
 
-    /// Tells a step to whoever asked for it.
+    /// Passes a progress notification to the callback of its request, or keeps it if the request is not registered yet.
     pub(super) fn step(&self, progress: Progress) {
         let tell = {
             let mut steps = self.steps();
@@ -198,13 +196,13 @@ impl Board {
         tell(progress);
     }
 
-    /// Tells the steps of a request from the first on, until the value is dropped.
+    /// Registers the callback of a request until the returned value is dropped. Notifications that arrived earlier are delivered first.
     pub(super) fn tell(self: &Arc<Self>, token: ProgressToken, tell: Arc<dyn Fn(Progress) + Send + Sync>) -> Telling {
         let mut steps = self.steps();
         let early = std::mem::take(&mut steps.early);
         let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);
         steps.early = others;
-        // Under the lock, so that none overtakes them.
+        // Deliver them under the lock, so that no later notification overtakes them.
         for step in ours {
             tell(step);
         }
@@ -214,12 +212,12 @@ impl Board {
     }
 
     fn steps(&self) -> MutexGuard<'_, Steps> {
-        // A caller's function that panics changes nothing here.
+        // Ignore poisoning: if a callback panics, the state here is still consistent.
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request whose steps are told.
+/// Unregisters the callback of a request when dropped.
 pub(super) struct Telling {
     board: Arc<Board>,
     token: ProgressToken,
@@ -231,7 +229,7 @@ impl Drop for Telling {
     }
 }
 
-/// A question that is open.
+/// Counts a question as open until it is dropped.
 struct Open<'a>(&'a watch::Sender<usize>);
 
 impl<'a> Open<'a> {
@@ -247,7 +245,7 @@ impl Drop for Open<'_> {
     }
 }
 
-/// The client's side of one connection.
+/// The client side of one connection, as rmcp calls it.
 pub(super) struct Handler {
     pub(super) server: String,
     pub(super) client_name: String,
@@ -259,7 +257,7 @@ impl Handler {
     async fn answer(&self, mut params: Map<String, Value>, context: &RequestContext<RoleClient>) -> Answer {
         let Some(elicit) = &self.elicit else { return Answer::only(Action::Decline) };
         if let Some(Value::Object(meta)) = params.get_mut("_meta") {
-            // Ours to keep: nobody behind us reports to the server.
+            // Remove the token: nothing behind this handler reports progress to the server.
             meta.remove("progressToken");
             if meta.is_empty() {
                 params.remove("_meta");
@@ -306,7 +304,7 @@ impl ClientHandler for Handler {
             Value::Object(params) => params,
             _ => Map::new(),
         };
-        // The library has taken it out.
+        // rmcp has moved `_meta` to the context. Put it back.
         if let Ok(Value::Object(meta)) = serde_json::to_value(&context.meta)
             && !meta.is_empty()
         {

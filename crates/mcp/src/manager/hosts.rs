@@ -1,10 +1,10 @@
-//! Where servers run: what a placement means, and one connection for all servers of one place.
+//! Resolves placements to executors and shares one connection among all servers at one place.
 //!
-//! Somebody else knows names, URLs and tokens: [`Hosts`] asks for a [`Host`] and opens it at its first use. Servers that ask
-//! at the same time share one attempt and its failure; whoever asks later tries again, also after a session was lost.
+//! [`Hosts`] gets a [`Host`] from a function that knows names, URLs and tokens, and opens it when it is first used. Servers that need the
+//! same host at the same time share one attempt and its failure. A later request tries again, also after a lost session.
 //!
-//! The session with an executor is ours alone, and lives on it only [`KEEP`] without us: so long can a link be cut, and so
-//! long lasts at most what a killed manager leaves behind there. Must not know servers.
+//! The session on an executor is used by this manager alone. The executor keeps it for [`KEEP`] without us. That bounds both how long a
+//! link may be cut and how long the processes of a killed manager stay there.
 
 use std::{
     collections::BTreeMap,
@@ -24,20 +24,20 @@ use tokio::time;
 
 use crate::config::Placement;
 
-/// How long a session waits on the executor for a manager that is cut off or was killed, unless told otherwise.
+/// The default time that an executor keeps the session of a manager that is disconnected or was killed.
 pub const KEEP: Duration = Duration::from_secs(300);
 
-/// How long the end of a session may take: the executor may be out of reach, and then its time-to-live does it.
+/// Time limit for ending a session. If the executor is unreachable, the session's time-to-live ends it.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who connects, for the server's log.
+/// The client name in the executor's log.
 const CLIENT_NAME: &str = "exec-server-mcp";
 
-/// A place, and how it is reached. Nothing is opened yet.
+/// A place for servers and how to reach it. Creating it opens nothing.
 pub struct Host {
-    /// What it is called in errors and logs.
+    /// The name in errors and logs.
     id: String,
-    /// Placements whose hosts have the same key share a connection: one executor, entered as the same principal.
+    /// Hosts with the same key share a connection: the same executor with the same principal.
     key: String,
     way: HostWay,
 }
@@ -49,22 +49,21 @@ enum HostWay {
 }
 
 impl Host {
-    /// This machine.
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
         Self::new("local".to_owned(), HostWay::Local(Box::new(config)))
     }
 
-    /// An executor; the token is for one whose URL and file have none. See [`KEEP`].
+    /// An executor. `token` is used if the URL and the file have none. For `keep`, see [`KEEP`].
     #[must_use]
     pub fn remote(spec: RemoteSpec, token: Option<Token>, keep: Duration) -> Self {
         let id = format!("{} at {}", spec.id, spec.target);
-        // Neither a token nor a query is shown, and both decide as whom a session is entered.
+        // The token and the query of the URL decide the principal of the session. They are secret, so the key holds only their fingerprint.
         let key = format!("{id} {}", spec.fingerprint(token.as_ref()));
         Self { id, key, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
-    /// Says how long a cut link to an executor is tried to be mended; its session is kept at least as long.
+    /// Sets how long the client tries to reconnect to an executor. Its session is kept at least as long.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
         if let HostWay::Remote { keep, recover_for, .. } = &mut self.way {
@@ -74,7 +73,7 @@ impl Host {
         self
     }
 
-    /// A place that is open already, and stays so: its owner ends it.
+    /// A place that is already open. Its owner closes it; `Hosts` does not.
     #[must_use]
     pub fn given(id: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         Self::new(id.into(), HostWay::Given(backend))
@@ -106,37 +105,34 @@ impl fmt::Debug for Host {
     }
 }
 
-/// Why a placement means nothing.
+/// Why a placement cannot be resolved.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// `remote`, and there is no remote environment.
+    /// The placement is `remote`, but no remote environment is configured.
     #[error(
         "`environment` is `remote`, but there is no remote environment: give one with `--connect`, `EXEC_SERVER_URL` or \
          `default` in `environments.toml`"
     )]
     NoRemote,
-    /// `local`, and that was switched off.
+    /// The placement is `local`, but the local environment is disabled.
     #[error("`environment` is `local`, but `environments.toml` says `include_local = false`")]
     NoLocal,
-    /// An environment that says `none`.
+    /// The environment is set to `none`.
     #[error("`environment` is `{name}`, which is switched off")]
-    Off {
-        /// Its name.
-        name: String,
-    },
-    /// A name that nobody knows, a URL that is none, or a file that cannot be read.
+    Off { name: String },
+    /// An unknown name, an invalid URL, or a file that cannot be read.
     #[error("`environment` is `{name}`: {reason}")]
     Unknown {
-        /// The name or URL, without a token.
+        /// The name, or the URL without its token.
         name: String,
-        /// What is wrong with it, with what could be meant.
+        /// The cause, and which names are known.
         reason: String,
     },
 }
 
 impl PlaceError {
-    /// Why `local`, looked up by its name, is not this machine: it was switched off, or nobody can tell.
+    /// The error for a lookup of `local` that did not return this machine: `local` is disabled, or the lookup failed.
     #[must_use]
     pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
         match looked_up {
@@ -145,12 +141,12 @@ impl PlaceError {
         }
     }
 
-    /// Why this name or URL, shown without a token, is no place.
+    /// The error for a name or URL that is not a valid place. `name` must not contain a token.
     #[must_use]
     pub fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
         let name = name.into();
         let reason = match error {
-            // Not its own words: they advise `none`, which is no place to run at.
+            // Do not use the error's own text: it suggests `none`, where nothing can run.
             EnvironmentError::Unknown { name, path, known } => {
                 let known: String = known.iter().map(|name| format!("`{name}`, ")).collect();
                 let from = path.display();
@@ -164,23 +160,23 @@ impl PlaceError {
     }
 }
 
-/// Finds the host of a placement.
+/// Returns the host of a placement.
 type Find = Box<dyn Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync>;
 
-/// Every place that servers may run at.
+/// All places where servers may run.
 pub struct Hosts {
     find: Find,
     slots: Mutex<BTreeMap<String, Arc<Slot>>>,
 }
 
 impl Hosts {
-    /// Places that are found by this function. It must not connect, and must give the same host for the same place.
+    /// Resolves placements with this function. It must not connect, and must return the same host for the same place.
     pub fn new(find: impl Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync + 'static) -> Self {
         Self { find: Box::new(find), slots: Mutex::default() }
     }
 
-    /// This machine with these settings, `remote` by this choice, and names and URLs by this function, such as
-    /// [`choose`](exec_server_client::environment::choose). The token is for `remote` alone, where its URL and file have none.
+    /// Resolves `local` to this machine with the given settings, `remote` to the given choice, and names and URLs with `choose`, for
+    /// example [`choose`](exec_server_client::environment::choose). `token` is used only for `remote`, if its URL and file have none.
     pub fn by_choice(
         local: LocalConfig,
         remote: Choice,
@@ -198,7 +194,7 @@ impl Hosts {
             },
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                // A token says who we are to one executor; another that is shown it could enter the first as us.
+                // Do not send the token to another executor, which could use it to connect to the first one as us.
                 Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
                 Err(error) => Err(PlaceError::unknown(without_token(name), &error)),
@@ -206,7 +202,7 @@ impl Hosts {
         })
     }
 
-    /// What a placement means. Opens nothing.
+    /// Resolves a placement. Opens nothing.
     pub(super) fn find(&self, placement: &Placement) -> Result<Arc<Slot>, PlaceError> {
         let host = (self.find)(placement)?;
         let mut slots = lock(&self.slots);
@@ -214,10 +210,10 @@ impl Hosts {
         Ok(Arc::clone(slot))
     }
 
-    /// Ends every session that was opened here, with all that runs in it; bounded in time.
+    /// Ends every session that was opened here, with all its processes. Takes a bounded time.
     pub async fn end(&self) {
         let slots = std::mem::take(&mut *lock(&self.slots));
-        // One after the other is enough: an executor that answers does so at once.
+        // Sequential is fast enough: a reachable executor answers at once.
         for slot in slots.into_values() {
             let Some(opened) = slot.state.lock().await.opened.take() else { continue };
             if time::timeout(END_WITHIN, opened.end()).await.is_err() {
@@ -238,9 +234,10 @@ impl fmt::Debug for Hosts {
 /// One place and its connection.
 pub(super) struct Slot {
     host: Host,
-    /// Held while it is being opened: all others wait for that attempt.
+    /// Held while the place is being opened, so that all other callers wait for that attempt.
     state: tokio::sync::Mutex<SlotState>,
-    /// How many attempts have ended. Whoever saw a smaller number before it waited was part of the last one.
+    /// How many attempts have ended. A caller that read a smaller number before it waited for the lock shares the result of the last
+    /// attempt.
     attempts: std::sync::atomic::AtomicU64,
 }
 
@@ -255,12 +252,12 @@ impl Slot {
         Self { host, state: tokio::sync::Mutex::new(state), attempts: std::sync::atomic::AtomicU64::new(0) }
     }
 
-    /// What it is called in errors.
+    /// The name in errors.
     pub(super) fn id(&self) -> &str {
         &self.host.id
     }
 
-    /// The place itself, opened where it is not or is lost.
+    /// The backend of this place. Opens it if it is not open or its session is lost.
     pub(super) async fn backend(&self) -> Result<Arc<dyn Backend>, Error> {
         use std::sync::atomic::Ordering::SeqCst;
         let seen = self.attempts.load(SeqCst);
@@ -291,7 +288,7 @@ impl Slot {
     }
 }
 
-/// An open place, by who ends it.
+/// An open place. The variant decides how it is closed.
 enum Opened {
     Local(Arc<Local>),
     Remote(Arc<Remote>),
@@ -311,7 +308,8 @@ impl Opened {
         match self {
             Self::Local(local) => match Arc::into_inner(local) {
                 Some(local) => local.end().await,
-                // Somebody still starts something there. What the last one drops is cut off, and ends within a second.
+                // Another task still starts a server there. When it drops the last reference, the place is closed abruptly and ends within
+                // a second.
                 None => tracing::debug!("the local place is still in use"),
             },
             Self::Remote(remote) => {
@@ -324,7 +322,7 @@ impl Opened {
     }
 }
 
-/// A URL may carry a token, which no error shows.
+/// Removes query, fragment and user info from a URL, because it may contain a token and errors must not show it.
 fn without_token(name: &str) -> String {
     match name.split_once("://") {
         Some((scheme, rest)) => {
@@ -337,6 +335,6 @@ fn without_token(name: &str) -> String {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can panic half-way through a change.
+    // Ignore poisoning: no code under these locks can panic halfway through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

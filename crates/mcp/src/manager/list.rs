@@ -1,4 +1,4 @@
-//! Lists that come in pages: all of them, and an end to it. Must not know what is listed.
+//! Reads paged lists completely, within limits.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,17 +8,17 @@ use tokio::time;
 
 use super::{connection::Connection, error::Error};
 
-/// The most pages and items of one list, and the longest mark of a page. A server that goes beyond has no end.
+/// The maximum number of pages and items of one list, and the maximum length of a cursor. A server that exceeds them may never end.
 const PAGES: usize = 100;
 const ITEMS: usize = 2048;
 const CURSOR_BYTES: usize = 64 << 10; // 64 KiB
 
-/// What can be listed.
+/// A kind of list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct What {
     method: &'static str,
     key: &'static str,
-    /// The capability of a server that has any; without it there are none.
+    /// The capability that a server with such a list announces. Without it the list is empty.
     capability: &'static str,
 }
 
@@ -28,7 +28,7 @@ pub(super) const RESOURCE_TEMPLATES: What =
     What { method: "resources/templates/list", key: "resourceTemplates", capability: "resources" };
 pub(super) const PROMPTS: What = What { method: "prompts/list", key: "prompts", capability: "prompts" };
 
-/// Every item, through all pages, within this time. Items that cannot be read are left out.
+/// Returns the items of all pages, within the time limit. Items that cannot be parsed are left out.
 pub(super) async fn list<T: DeserializeOwned>(
     connection: &Connection,
     what: What,

@@ -1,10 +1,8 @@
-//! The life of one server: started, ready, crashed, started again, ended. One task has it, and is the only one that changes
-//! its state.
+//! The life of one server: start, ready, crash, restart, end. One task runs it and is the only one that changes its state.
 //!
-//! Failure paths: a first start that fails is final, so that a mistake in a configuration is seen at once. A server that was
-//! ready and crashes is started again after a pause; too many crashes in a row are final. An executor that is out of reach is
-//! no crash of its servers: once they were ready, it is tried again for as long as it takes. One that wants authentication is
-//! not started again. Must not know what is asked of it.
+//! Failure paths: if the first start fails, that is final, so that a configuration mistake is seen at once. A server that was ready and
+//! crashes is restarted after a pause. Too many crashes in a row are final. An unreachable executor does not count as a crash of its
+//! servers: once they were ready, the executor is retried without limit. A server that requires authentication is not restarted.
 
 use std::{
     pin::pin,
@@ -33,30 +31,29 @@ use crate::{
     transport::{Child, Ended, Log},
 };
 
-/// How long the end of a connection may take; its own steps are bounded below that.
+/// Time limit for the end of a connection. Its own steps have shorter limits.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
-/// One server.
 pub(super) struct Server {
     pub(super) name: String,
     pub(super) config: ServerConfig,
-    /// Its standard error, through all its lives.
+    /// The server's stderr, across restarts.
     pub(super) log: Arc<Log>,
     status: watch::Sender<Status>,
     updates: broadcast::Sender<Update>,
     known: Mutex<Known>,
-    /// Whose calls run one after another.
+    /// Serializes the calls that must not overlap.
     turns: Turns<()>,
 }
 
-/// What is known of a server, also while it is started again.
+/// The data of the last connection. It stays available during a restart.
 #[derive(Default)]
 struct Known {
-    /// The last connection, which may be over.
+    /// The last connection. It may have ended already.
     connection: Option<Arc<Connection>>,
-    /// All its tools, in the order of its list.
+    /// All tools, in the order of the server's list.
     tools: Option<Vec<Tool>>,
-    /// Why its executor could not be used the last time, while that is tried again.
+    /// Why the executor could not be used at the last attempt, while attempts continue.
     host_trouble: Option<String>,
 }
 
@@ -78,7 +75,8 @@ impl Server {
         self.status.borrow().clone()
     }
 
-    /// Says that it is about to be started; false if it was, or must not be. With `again`, one that has failed may be, too.
+    /// Changes the status to `Starting`. Returns false if the server was started already or may not be started. With `again`, a failed
+    /// server may be started too.
     pub(super) fn begin(&self, again: bool) -> bool {
         self.status.send_if_modified(|status| {
             let has_failed = matches!(status, Status::Failed { .. } | Status::AuthenticationRequired { .. });
@@ -91,20 +89,20 @@ impl Server {
         })
     }
 
-    /// What it said of itself.
+    /// The server's information from the handshake.
     pub(super) fn info(&self) -> Option<ServerPeerInfo> {
         self.known().connection.as_ref()?.info().cloned()
     }
 
-    /// Waits until it is not starting. One that nobody has started is settled, too.
+    /// Waits until the server is not starting. A server that was never started counts as settled.
     pub(super) async fn settled(&self) -> Status {
         let mut status = self.status.subscribe();
         let settled = status.wait_for(|status| !matches!(status, Status::Starting { .. })).await;
-        // The sender is ours.
+        // The error cannot happen: `self` owns the sender.
         settled.map_or(Status::Cancelled, |status| status.clone())
     }
 
-    /// The tools that it offers: those of the last time while it is started again; else waits for it to be ready.
+    /// The offered tools. During a restart these are the tools from before it; otherwise this waits until the server has settled.
     pub(super) async fn known_tools(&self) -> Option<Vec<Tool>> {
         let offered =
             |tools: &Vec<Tool>| tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect();
@@ -115,8 +113,8 @@ impl Server {
         }
     }
 
-    /// The connection of a server that is ready; waits for one that is starting, or is about to be started again. For an
-    /// executor that is out of reach, only as long as a start may take.
+    /// The connection of a ready server. Waits while the server is starting or about to be restarted. If its executor is unreachable, the
+    /// wait is limited to the startup timeout.
     pub(super) async fn ready(&self) -> Result<Arc<Connection>, Error> {
         let server = || self.name.clone();
         let until = Instant::now() + self.config.startup_timeout;
@@ -125,7 +123,7 @@ impl Server {
             match &*status.borrow_and_update() {
                 Status::Ready => {
                     let connection = self.known().connection.clone();
-                    // One that is over is about to be replaced.
+                    // A connection that has ended is about to be replaced.
                     if let Some(connection) = connection.filter(|found| found.board().over().borrow().is_none()) {
                         return Ok(connection);
                     }
@@ -155,7 +153,7 @@ impl Server {
         }
     }
 
-    /// Waits for the turn of a call; none is needed where calls may overlap.
+    /// Waits for the turn of a call. Returns `None` at once if the call may overlap with others.
     pub(super) async fn turn(&self, tool: &str) -> Option<Turn<'_, ()>> {
         let only_reads = |found: &Tool| {
             found.name == tool && found.annotations.as_ref().and_then(|all| all.read_only_hint) == Some(true)
@@ -165,23 +163,23 @@ impl Server {
         if is_free { None } else { Some(self.turns.lock().await) }
     }
 
-    /// Marks one that was never started, or never got ready, as called off.
+    /// Marks a server as cancelled if it was never started or never became ready.
     pub(super) fn set_cancelled(&self) {
         if !self.status().is_settled() {
             self.set(Status::Cancelled);
         }
     }
 
-    /// The life, from its first start to its end.
+    /// Runs the server from its first start to its end. Called in its own task.
     pub(super) async fn run(self: Arc<Self>, context: Arc<Context>, stop: watch::Receiver<bool>) {
         let mut last = LastWord(Some(&self));
         let status = self.life(&context, stop).await;
-        // From here on it may be started again, and then the state is another's.
+        // After `set`, another task may start the server again and own its status. So disarm `last` first.
         last.0 = None;
         self.set(status);
     }
 
-    /// As [`run`](Self::run); gives the state at its end.
+    /// The loop of [`run`](Self::run). Returns the final status.
     async fn life(self: &Arc<Self>, context: &Context, mut stop: watch::Receiver<bool>) -> Status {
         let restarts = context.settings.restarts;
         let mut tries = Tries::default();
@@ -231,7 +229,7 @@ impl Server {
         }
     }
 
-    /// From ready to the end of the connection; none if that was asked for.
+    /// Keeps the server from ready until its connection ends. Returns `None` if the manager requested the end.
     async fn live(
         self: &Arc<Self>,
         life: Life,
@@ -247,11 +245,11 @@ impl Server {
         let since = Instant::now();
         let token = running.cancellation_token();
         let mut done = pin!(running.waiting());
-        // Beside everything else: a server that does not answer must not hold up its end.
+        // Polled together with everything else: a server that does not answer `tools/list` must not delay its own end.
         let mut renewing: Option<BoxFuture<'_, ()>> = None;
-        // They changed once more while they were listed.
+        // The tools changed again while they were being listed.
         let mut is_outdated = false;
-        // What has ended must not be waited for again.
+        // `done` must not be polled again after it has completed.
         let mut is_done = false;
         let crash = loop {
             let renewed = async {
@@ -260,7 +258,7 @@ impl Server {
                     None => std::future::pending().await,
                 }
             };
-            // All are cancel safe.
+            // All arms are cancel safe.
             tokio::select! {
                 biased;
                 () = stopped(stop) => break None,
@@ -295,7 +293,7 @@ impl Server {
             tries.hosts = 0;
             tries.count(crash, restarts)
         });
-        // Before the end itself, which may take its time: whoever waits for an answer gets none.
+        // Notify waiting requests before the connection is closed, because closing can take long.
         match &crash {
             Some(Crash { reason, is_final, .. }) => {
                 board.end(Over::Crashed { reason: reason.clone(), is_restarted: !is_final });
@@ -322,7 +320,7 @@ impl Server {
     }
 
     fn set(&self, status: Status) {
-        // Under one lock: who sees the state has been told of it, and who is told sees it.
+        // Change the status and send the update under one lock. A subscriber that gets the update sees the new status, and vice versa.
         self.status.send_modify(|current| {
             current.clone_from(&status);
             self.tell(Update::Server { name: self.name.clone(), status });
@@ -330,23 +328,24 @@ impl Server {
     }
 
     fn tell(&self, update: Update) {
-        // Nobody may have subscribed.
+        // Fails only without subscribers.
         self.updates.send(update).ok();
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why a server is gone, and whether that was once too often.
+/// Why a server's connection ended unexpectedly.
 struct Crash {
     reason: String,
-    /// It is its executor that is gone.
+    /// The executor is the cause, not the server.
     is_of_host: bool,
-    /// It wants to know who asks: the reason, with the way out.
+    /// Set if the server requires authentication: the reason, and how to provide a token.
     wants_authentication: Option<String>,
+    /// The server is not restarted.
     is_final: bool,
 }
 
@@ -366,19 +365,19 @@ impl Crash {
     }
 }
 
-/// How often a server was started in vain, in a row.
+/// Counts failed attempts and crashes in a row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tries {
-    /// It was ready once: its configuration is right.
+    /// The server was ready once, so its configuration is correct.
     was_ready: bool,
-    /// Its own doing, of which there is a bound.
+    /// Crashes of the server itself. `Restarts::most` limits them.
     crashes: u32,
-    /// Its executor's.
+    /// Failures of its executor. These are not limited.
     hosts: u32,
 }
 
 impl Tries {
-    /// Counts a crash, and says whether it was the last.
+    /// Counts a crash, and marks it as final if the limit is exceeded.
     fn count(&mut self, mut crash: Crash, restarts: Restarts) -> Crash {
         let count = if crash.is_of_host { &mut self.hosts } else { &mut self.crashes };
         *count = count.saturating_add(1);
@@ -395,7 +394,7 @@ impl Tries {
     }
 }
 
-/// Whatever ends the life of a server: its state must not stay one that promises more.
+/// Sets a final status if the server's task ends in an unexpected way, so that the status cannot stay `Starting` or `Ready`.
 struct LastWord<'a>(Option<&'a Server>);
 
 impl Drop for LastWord<'_> {
@@ -409,7 +408,7 @@ impl Drop for LastWord<'_> {
     }
 }
 
-/// What a failed first start means.
+/// The status after a failed first start.
 fn failure(error: &Error) -> Status {
     match error {
         Error::AuthenticationRequired { reason, .. } => Status::AuthenticationRequired { reason: reason.clone() },
@@ -427,14 +426,14 @@ fn reason(how: &str, child: Option<&Child>) -> String {
     if talk.is_empty() { how.to_owned() } else { format!("{how}\n{talk}") }
 }
 
-/// Ends the process of an attempt that came to nothing.
+/// Ends the process of a failed attempt.
 async fn end(child: Option<Arc<Child>>) {
     if let Some(child) = child {
         child.end().await;
     }
 }
 
-/// Waits until a process is over; for ever where there is none.
+/// Waits until the process has ended. Never returns if there is none.
 async fn ended(child: Option<&Child>) -> Ended {
     match child {
         Some(child) => start::over(&mut child.ended()).await,
@@ -442,20 +441,20 @@ async fn ended(child: Option<&Child>) -> Ended {
     }
 }
 
-/// Waits until the session with an executor is lost; for ever where there is none.
+/// Waits until the session with the executor is lost. Never returns if there is none.
 async fn lost(client: Option<&Client>) -> client::Error {
     let Some(client) = client else { return std::future::pending().await };
     let mut state = client.watch_state();
     match state.wait_for(|state| matches!(state, State::Lost { .. })).await.as_deref() {
         Ok(State::Lost { error }) => error.clone(),
-        // The client is ours, and so the state is there.
+        // Cannot happen: we own the client, so its state exists.
         Ok(_) | Err(_) => client::Error::Disconnected { reason: None },
     }
 }
 
-/// Waits for the word to stop.
+/// Waits for the signal to stop.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // A manager that is gone has stopped.
+    // An error means that the manager was dropped, which also means stop.
     stop.wait_for(|stop| *stop).await.ok();
 }
 
@@ -479,7 +478,7 @@ mod tests {
 
     type Message = Option<RxJsonRpcMessage<RoleClient>>;
 
-    /// A connection that answers the handshake, and ends when it is told to.
+    /// A transport that answers the handshake and ends when the test sends `None`.
     struct Scripted {
         told: mpsc::Sender<Message>,
         messages: mpsc::Receiver<Message>,
@@ -518,7 +517,7 @@ mod tests {
         Arc::new(Server::new("t", config, broadcast::Sender::new(16)))
     }
 
-    /// A server that is ready, and how its connection is told to end.
+    /// A ready server, and the sender that ends its connection.
     async fn life(server: &Server) -> (Life, mpsc::Sender<Message>) {
         let (told, messages) = mpsc::channel(8);
         let board = Board::new();

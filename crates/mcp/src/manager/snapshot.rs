@@ -1,4 +1,4 @@
-//! A look at every server through a temporary manager. Must not touch what runs elsewhere.
+//! Queries every server through a temporary manager, without affecting the servers of another manager.
 
 use std::collections::BTreeMap;
 
@@ -8,54 +8,51 @@ use serde::Serialize;
 use super::{Manager, Status};
 use crate::config::{ServerConfig, Way};
 
-/// How much is looked at.
+/// How much to query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// Everything.
     Full,
-    /// Tools and authentication; no resources, templates and prompts.
+    /// Tools and authentication, but no resources, resource templates or prompts.
     ToolsAndAuthOnly,
 }
 
-/// Every server, by its name.
+/// All servers, by name.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Snapshot {
-    /// The servers.
     pub servers: BTreeMap<String, ServerSnapshot>,
 }
 
-/// What one server is and has.
+/// The state of one server and what it offers.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerSnapshot {
-    /// How its start went.
+    /// The result of its start.
     pub status: Status,
-    /// How one proves to it who one is.
     pub auth: Auth,
-    /// What it said of itself.
+    /// The server's information from the handshake.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info: Option<ServerPeerInfo>,
-    /// Its tools under their own names, without those that the configuration filters out.
+    /// The tools under the server's own names, without those that the configuration filters out.
     pub tools: Vec<Tool>,
-    /// Its resources; empty if they were not looked at, or could not be listed.
+    /// Empty if not queried, or if the list failed.
     pub resources: Vec<Resource>,
-    /// Its templates; likewise.
+    /// Empty if not queried, or if the list failed.
     pub resource_templates: Vec<ResourceTemplate>,
-    /// Its prompts; likewise.
+    /// Empty if not queried, or if the list failed.
     pub prompts: Vec<Prompt>,
 }
 
-/// How one proves to a server who one is.
+/// How a server authenticates us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Auth {
-    /// Not at all: it is a program.
+    /// Not supported: the server is a program on stdio.
     Unsupported,
-    /// Nobody asked.
+    /// The server did not require authentication.
     NotNeeded,
-    /// By a token that the configuration names.
+    /// With the token that the configuration names.
     BearerToken,
-    /// It wants a proof that it was not given.
+    /// The server requires authentication and was given none, or rejected it.
     Required,
 }
 
@@ -70,9 +67,9 @@ impl Auth {
     }
 }
 
-/// Starts all servers of a manager, looks at them, and ends it.
+/// Starts all servers of a manager, queries them, and shuts the manager down.
 pub(super) async fn take(manager: Manager, detail: Detail) -> Snapshot {
-    // Who is required does not matter to one who only looks.
+    // A failed `required` server is not an error for a snapshot.
     drop(manager.start_all().await);
     let (resources, templates, prompts) = match detail {
         Detail::ToolsAndAuthOnly => Default::default(),

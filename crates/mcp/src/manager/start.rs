@@ -1,7 +1,7 @@
-//! One attempt to get a server ready: its place, its process or address, the handshake, its tools.
+//! One attempt to get a server ready: connect to its executor, start or reach the server, do the handshake, and list its tools.
 //!
-//! Each step has the startup time of the server's configuration. What was started is put where the caller finds it, so that an
-//! attempt that is called off leaves nothing. Must not try again.
+//! Each step has the startup timeout of the server's configuration. A started process is stored in a variable of the caller, so that the
+//! caller can end it if the attempt is cancelled. Retries of whole attempts are in `server`.
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
@@ -35,32 +35,32 @@ use crate::{
 
 const INITIALIZE: &str = "initialize";
 
-/// How long an executor is tried that nobody finds there: as long as by every other command, so that a mistake is told soon.
+/// How long to retry an executor that is not there. All other commands use the same limit, so that a mistake is reported soon.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
-/// The pauses between two attempts.
+/// The first and the longest pause between two attempts.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LONGEST: Duration = Duration::from_secs(2);
 
-/// What all servers of a manager share.
+/// Shared by all servers of a manager.
 pub(super) struct Context {
     pub(super) settings: Settings,
     pub(super) hosts: Arc<Hosts>,
     pub(super) updates: broadcast::Sender<Update>,
 }
 
-/// A server that is ready.
+/// A server that has become ready.
 pub(super) struct Life {
     pub(super) running: RunningService<RoleClient, Handler>,
     pub(super) connection: Arc<Connection>,
     pub(super) tools: Vec<Tool>,
-    /// Its process, where it is a program.
+    /// The process. `None` for an HTTP server.
     pub(super) child: Option<Arc<Child>>,
-    /// Whose executor makes the requests to it, where it speaks HTTP.
+    /// The client of the executor that makes the requests. `None` for a stdio server.
     pub(super) client: Option<Client>,
 }
 
-/// Tries once. `child` is the process as soon as there is one.
+/// Makes one attempt. `child` is set as soon as the process exists.
 pub(super) async fn start(server: &Server, context: &Context, child: &mut Option<Arc<Child>>) -> Result<Life, Error> {
     let name = || server.name.clone();
     let place = context.hosts.find(&server.config.placement);
@@ -93,7 +93,7 @@ async fn start_stdio(
     let transport = transport
         .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
-    // The place is not held longer than needed: whoever ends it must be the last to have it.
+    // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
     drop(backend);
     let board = Board::new();
     let transport = {
@@ -130,7 +130,7 @@ async fn start_stdio(
 async fn start_http(server: &Server, context: &Context, place: &Slot, http: &HttpConfig) -> Result<Life, Error> {
     let failed = |error: HttpError| http_error(&server.name, &error);
     let within = server.config.startup_timeout;
-    // A client, not the place: whoever ends that must be the last to have it.
+    // Keep only the client: `Hosts::end` can end a local place cleanly only if it has the last reference.
     let client = open(server, place).await?.client().clone();
     let text = |(name, value): (&OsString, &OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
@@ -148,7 +148,7 @@ async fn start_http(server: &Server, context: &Context, place: &Slot, http: &Htt
     Ok(life)
 }
 
-/// What an error of HTTP means, and the way out.
+/// Converts an HTTP error. For missing authentication the text says how to provide a token.
 pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
     let server = server.to_owned();
     match error {
@@ -163,12 +163,12 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
     }
 }
 
-/// The place of a server, open, within the time of its start. An executor may be started at the same moment, and is tried for
-/// a while.
+/// Opens the server's place within the startup timeout. The executor may just be starting too, so a failed connection is retried for a
+/// while.
 async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> {
     let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
     let until = Instant::now() + within;
-    // What was ready once is started again anyway.
+    // After the first start, the caller restarts the server anyway.
     let is_first = server.status() == Status::Starting { restarts: 0 };
     let retry_until = Instant::now() + if is_first { within.min(RETRY_FOR) } else { Duration::ZERO };
     let mut pause = RETRY_FIRST;
@@ -177,7 +177,7 @@ async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> 
         let error = match time::timeout_at(until, place.backend()).await {
             Ok(Ok(backend)) => return Ok(backend),
             Ok(Err(source)) => Error::Host { server: name(), source },
-            // What was said before tells more.
+            // The previous error says more than a timeout.
             Err(_) => {
                 let late = || Error::HostTimeout { server: name(), host: place.id().to_owned(), within };
                 return Err(last.unwrap_or_else(late));
@@ -193,12 +193,12 @@ async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> 
     }
 }
 
-/// Whether an executor that is just being started would look like this.
+/// Whether an executor that is just starting could cause this error.
 fn is_worth_a_retry(error: &client::Error) -> bool {
     matches!(error.kind(), ErrorKind::Connect | ErrorKind::ConnectTimeout | ErrorKind::Disconnected)
 }
 
-/// An error of a start over HTTP, or that of the executor where it is the reason.
+/// Replaces the error of an HTTP start by the executor's error if the executor is the cause.
 fn of_executor(server: &Server, client: &Client, error: Error) -> Error {
     match client.state() {
         State::Recovering { reason } => {
@@ -219,7 +219,7 @@ fn handler(server: &Server, context: &Context, board: &Arc<Board>) -> Handler {
     }
 }
 
-/// After the handshake: is it one of ours, and what can it do.
+/// After the handshake: checks the protocol version and lists the tools.
 async fn introduce(
     server: &Server,
     running: RunningService<RoleClient, Handler>,
@@ -246,11 +246,11 @@ fn late(server: &Server, method: &'static str, within: Duration, talk: String) -
     Error::StartupTimeout { server: server.name.clone(), method, within, talk }
 }
 
-/// Why the handshake with a program failed.
+/// The error of a failed handshake with a program.
 async fn refused(server: &Server, process: &Child, error: ClientInitializeError) -> Error {
     let name = server.name.clone();
     if matches!(error, ClientInitializeError::TransportError { .. }) {
-        // It takes no message: most likely it is about to exit.
+        // The process does not accept messages, so it is probably about to exit.
         process.hear_out(EXIT_GRACE).await;
     }
     let talk = process.talk();
@@ -269,9 +269,9 @@ async fn refused(server: &Server, process: &Child, error: ClientInitializeError)
     Error::Handshake { server: name, reason, talk }
 }
 
-/// Waits until a process is over.
+/// Waits until a process has ended.
 pub(super) async fn over(ended: &mut watch::Receiver<Option<Ended>>) -> Ended {
-    // The sender lives with the process.
+    // The sender lives as long as the process handle.
     let told = ended.wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
     told.unwrap_or(Ended::Closed)
 }

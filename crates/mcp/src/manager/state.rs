@@ -1,44 +1,44 @@
-//! How servers are, as others see it. Must not change anything.
+//! The status of servers and the updates about it, as a manager publishes them.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tokio::sync::broadcast;
 
-/// Updates that may wait for a subscriber; one that is slower than that is told how many it missed.
+/// How many updates are queued for a subscriber. A slower subscriber gets the number of updates that it missed.
 pub(super) const UPDATES: usize = 256;
 
-/// How one server is.
+/// The status of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 pub enum Status {
-    /// Nobody has asked for it yet.
+    /// No request has needed the server yet.
     NotStarted,
-    /// It is being started, for the first time or again.
+    /// The server is starting. This is its first start or a restart after a crash.
     Starting {
-        /// How often it was started again in a row; 0 at first.
+        /// How many restarts in a row there were; 0 for the first start.
         restarts: u32,
     },
-    /// It can be used.
+    /// The server can be used.
     Ready,
-    /// It wants somebody to prove who they are.
+    /// The server requires authentication.
     AuthenticationRequired {
-        /// What it said, and the way out.
+        /// The server's message, and how to provide a token.
         reason: String,
     },
-    /// It cannot be used.
+    /// The server cannot be used.
     Failed {
-        /// Why, with what it wrote last.
+        /// Why, with the server's last output.
         reason: String,
     },
-    /// It was called off before it was ready, or ended with its manager.
+    /// The start was cancelled, or the server ended with its manager.
     Cancelled,
     /// The configuration says `enabled = false`.
     Disabled,
 }
 
 impl Status {
-    /// The word for it: `notStarted`, `starting`, `ready`, `authenticationRequired`, `failed`, `cancelled`, `disabled`.
+    /// The name of the state: `notStarted`, `starting`, `ready`, `authenticationRequired`, `failed`, `cancelled`, `disabled`.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Status {
         }
     }
 
-    /// Why it cannot be used, where there is more to say than the word.
+    /// Why the server cannot be used, if the state alone does not say it.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -61,54 +61,48 @@ impl Status {
         }
     }
 
-    /// Whether nothing changes it but a crash or the end.
+    /// Whether only a crash, a restart or the shutdown can change this status.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self, Self::NotStarted | Self::Starting { .. })
     }
 }
 
-/// How the start of all servers went.
+/// The result of starting all servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Those that can be used.
+    /// The servers that can be used.
     pub ready: Vec<String>,
-    /// Those that cannot, and why; also those that want authentication.
+    /// The servers that cannot be used, with the reason. Includes those that require authentication.
     pub failed: BTreeMap<String, String>,
-    /// Those that were called off.
+    /// The servers whose start was cancelled.
     pub cancelled: Vec<String>,
 }
 
-/// One piece of news.
+/// A change that a manager reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Update {
-    /// A server is in another state.
-    Server {
-        /// Its name.
-        name: String,
-        /// Its state.
-        status: Status,
-    },
-    /// A server crashed, and is being started again.
+    /// The status of a server changed.
+    Server { name: String, status: Status },
+    /// A ready server crashed. The next `Server` update says whether it is restarted.
     Crashed {
-        /// Its name.
         name: String,
-        /// Why, with what it wrote last.
+        /// Why, with the server's last output.
         reason: String,
     },
-    /// Every server that was to be started is settled; once for each start of all.
+    /// No server is starting. Sent once for each call that starts all servers.
     Summary(Summary),
-    /// So many updates came faster than they were taken: ask for the status.
+    /// The subscriber was too slow and missed this many updates. It should query the status.
     Missed(u64),
 }
 
-/// News of a manager, from the moment of the subscription on.
+/// The updates of a manager since the subscription.
 #[derive(Debug)]
 pub struct Updates(pub(super) broadcast::Receiver<Update>);
 
 impl Updates {
-    /// The next one; `None` when the manager is gone. Cancel safe.
+    /// The next update; `None` when the manager is gone. Cancel safe.
     pub async fn next(&mut self) -> Option<Update> {
         match self.0.recv().await {
             Ok(update) => Some(update),

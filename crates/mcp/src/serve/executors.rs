@@ -1,14 +1,12 @@
-//! Sessions with the executor in which processes run: one for each MCP session, from its first process on.
+//! The executor sessions in which processes run. Each MCP session gets its own when it starts its first process.
 //!
 //! ```text
 //!  MCP session ── Owned ── client() ──▶ its session ──lost──▶ the next one
 //!                   └──dropped──▶ Executors: ends it, with everything that was ever started in it
 //! ```
 //!
-//! What a command leaves behind cannot be told from others when the command is gone, but it never leaves the session: its end reaches
-//! everything. [`Executors`] owns all of them and the tasks that end them.
-//!
-//! Must not know MCP, nor start anything by itself.
+//! After a command has exited, the processes that it left behind cannot be distinguished from others. But they never leave the executor
+//! session, so ending that session ends all of them. [`Executors`] owns all these sessions and the tasks that end them.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +21,13 @@ use super::{
     place::{Opened, is_lost},
 };
 
-/// All of them.
+/// All executor sessions.
 #[derive(Debug, Default)]
 pub(super) struct Executors(Mutex<All>);
 
 #[derive(Debug, Default)]
 struct All {
-    /// Counts those that were ever opened.
+    /// The number of the session that was opened last.
     last: u64,
     open: BTreeMap<u64, Opened>,
     ending: JoinSet<()>,
@@ -37,7 +35,7 @@ struct All {
 
 impl Executors {
     fn lock(&self) -> MutexGuard<'_, All> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,19 +47,19 @@ impl Executors {
         number
     }
 
-    /// Begins to end one.
+    /// Starts a task that ends a session.
     fn leave(&self, number: u64) {
         let mut all = self.lock();
         let all = &mut *all;
-        // Those that have ended are let go here, so that the set does not grow.
+        // Remove finished tasks here, so that the set does not grow.
         while all.ending.try_join_next().is_some() {}
-        // Without a runtime the program is at its end, and the executor hears that it is.
+        // Without a runtime the program is exiting, and the executor notices the closed connection.
         if let (Some(opened), Ok(runtime)) = (all.open.remove(&number), Handle::try_current()) {
             all.ending.spawn_on(opened.end(), &runtime);
         }
     }
 
-    /// Ends all of them; returns when they have ended, or had their time.
+    /// Ends all sessions. Returns when they have ended or timed out.
     pub(super) async fn end_all(&self) {
         let numbers: Vec<u64> = self.lock().open.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.leave(number));
@@ -70,19 +68,19 @@ impl Executors {
     }
 }
 
-/// The executor as one MCP session has it for its processes; dropping it ends them.
+/// The executor session of one MCP session. Dropping it ends the processes in it.
 pub(super) struct Owned {
     server: Arc<Server>,
     current: tokio::sync::Mutex<Option<(u64, Client)>>,
 }
 
 impl Owned {
-    /// None yet: most sessions of those that only look at files need none.
+    /// Opens nothing yet: MCP sessions that only use files need no executor session for processes.
     pub(super) fn new(server: Arc<Server>) -> Self {
         Self { server, current: tokio::sync::Mutex::default() }
     }
 
-    /// The session of the moment; the first one, or the next one where that is lost.
+    /// The current session. Opens one if there is none or if it is lost.
     pub(super) async fn client(&self) -> Result<Client, Error> {
         let mut current = self.current.lock().await;
         if let Some((_, client)) = current.as_ref().filter(|(_, client)| !is_lost(client)) {
@@ -97,7 +95,7 @@ impl Owned {
         Ok(client)
     }
 
-    /// Starts a process, in the next session where the one before turns out to be lost: then nothing of it runs.
+    /// Starts a process. If the session turns out to be lost, starts it in a new one; nothing of the lost session runs then.
     pub(super) async fn begin(&self, start: Start) -> Result<(Client, Process), Error> {
         let client = self.client().await?;
         match client.start(start.clone()).await {

@@ -1,7 +1,6 @@
-//! One MCP session: what it answers, the processes it has started, and how many calls it may have under way.
+//! One MCP session: it handles requests, and owns the processes that it starts and the limit of concurrent calls.
 //!
-//! Dropping it is the end of the session, and of its session with the executor: with that goes everything that was started.
-//! Must not know transports, nor what a tool does.
+//! Dropping the handler ends the session and its executor session, with everything that was started in it.
 
 use std::{
     borrow::Cow,
@@ -28,28 +27,26 @@ use super::{
     tools::{self, Call, Table},
 };
 
-/// How a client is connected.
+/// The transport of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Over {
-    /// Standard streams: the connection is the session.
+    /// Stdio: the connection is the session.
     Streams,
     /// Streamable HTTP: a session begins with `initialize`.
     Http,
 }
 
-/// One MCP session.
 pub(super) struct Handler {
     server: Arc<Server>,
     over: Over,
     table: Table,
     executor: Owned,
     calls: Semaphore,
-    /// The client has begun a session. Over HTTP newer clients may ask without one, and what they start would have no owner.
+    /// The client has sent `initialize`. Over HTTP, newer clients may send requests without a session. Their processes would have no owner.
     has_begun: AtomicBool,
 }
 
 impl Handler {
-    /// A session that has not begun.
     pub(super) fn new(server: Arc<Server>, over: Over) -> Self {
         Self {
             executor: Owned::new(Arc::clone(&server)),
@@ -84,7 +81,7 @@ impl ServerHandler for Handler {
             .with_instructions(&*self.server.instructions)
     }
 
-    /// Over HTTP the versions that have sessions: processes belong to one.
+    /// Over HTTP only the versions that have sessions, because processes belong to a session.
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
         Cow::Borrowed(match self.over {
             Over::Streams => ProtocolVersion::KNOWN_VERSIONS,
@@ -109,7 +106,7 @@ impl ServerHandler for Handler {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        // A name that was not listed is a mistake of the client, not of the model.
+        // A name that was not listed is an error of the client, not of the model, so it is a protocol error.
         let Some(tool) = self.server.tools.iter().find(|tool| tool.name == request.name) else {
             return Err(ErrorData::invalid_params(unknown(&request.name, self.server.read_only), None));
         };
@@ -130,7 +127,7 @@ impl ServerHandler for Handler {
     }
 }
 
-/// A name that is not there may be one that is not offered here.
+/// The error for an unknown tool. The tool may exist but not be offered in read-only mode.
 fn unknown(name: &str, read_only: bool) -> String {
     let name: String = name.chars().take(64).collect();
     match read_only && tools::exists(&name) {

@@ -1,16 +1,15 @@
-//! Streamable HTTP: the door in front of the sessions, and its bounds.
+//! The streamable HTTP endpoint: accepts connections, checks requests and passes them to the sessions.
 //!
 //! ```text
-//!  socket ──▶ connection (bounded number, head in time) ──▶ path? ──▶ gate: Host, Origin, token ──▶ body (bounded) ──▶ rmcp ──▶ session
+//!  socket ──▶ connection (bounded number, head in time) ──▶ gate: Host, Origin, token ──▶ path? ──▶ body (bounded) ──▶ rmcp ──▶ session
 //! ```
 //!
-//! Nothing of a request is read beyond its head before the [`Gate`] has let it in, and whoever is refused is also disconnected. The token is taken out of the
-//! request behind the gate: neither a tool nor a log ever sees it.
+//! The body of a request is read only after the [`Gate`] has admitted its head. A refused client is also disconnected. After the gate the
+//! token is removed from the request, so neither a tool nor a log ever sees it. The [`Gate`] alone decides about access.
 //!
-//! Failure paths: connections that have shown no token are few, and the oldest makes room for the next; a body that is too large or too slow ends its request; sessions beyond the bound are refused with 503; a connection that fails ends
-//! alone. When the server ends, calls under way are told, then sessions and connections are closed.
-//!
-//! Must not decide who may come in.
+//! Failure paths: few connections may be open that have not shown a token; the oldest of them is closed when another one arrives. A body
+//! that is too large or too slow ends its request. New sessions beyond the limit are refused with 503. A failing connection affects no
+//! other. When the server ends, running calls stop waiting and are answered, then sessions and connections are closed.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +44,7 @@ use super::{
     sessions::Sessions,
 };
 
-/// Where the server is below its address.
+/// The path of the endpoint.
 pub const PATH: &str = "/mcp";
 
 /// How long connections may take to close when the server ends.
@@ -54,33 +53,32 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// How long answers may take to reach their clients when the server ends.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// Pause after an accept that failed, for want of descriptors most likely.
+/// Pause after a failed accept. The likely cause is a lack of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// The header that names a session.
+/// The header with the session id.
 const SESSION_HEADER: &str = "mcp-session-id";
 
-/// Who may come in.
+/// Decides which requests are admitted.
 pub trait Gate: Send + Sync {
-    /// Judges the head of a request that came in at this address.
+    /// Checks the head of a request. `local` is the address on which it arrived.
     fn judge(&self, head: &Parts, local: SocketAddr) -> Verdict;
 }
 
-/// What becomes of a request.
+/// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It comes in.
     Admitted,
-    /// It calls us by a name that is not ours, or comes from a page.
+    /// The `Host` header is not one of our names, or the request comes from a web page.
     Forbidden,
-    /// It has not the right token.
+    /// The token is missing or wrong.
     Unauthorized,
 }
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 type Service = StreamableHttpService<Handler, Sessions>;
 
-/// What all connections share.
+/// Shared by all connections.
 struct Door {
     gate: Arc<dyn Gate>,
     sessions: Arc<Sessions>,
@@ -88,11 +86,11 @@ struct Door {
     local: SocketAddr,
 }
 
-/// Serves until [`Server::end`]. Sessions that nobody was at for `idle` are ended.
+/// Serves until [`Server::end`]. Sessions that were idle for `idle` are ended.
 pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Gate>, idle: Duration) -> io::Result<()> {
     let sessions = Arc::new(Sessions::new(limits::SESSIONS));
     let mut config = StreamableHttpServerConfig::default().with_max_request_body_bytes(limits::MESSAGE_BYTES);
-    // Host and Origin are the gate's business, which knows the names.
+    // The gate checks `Host` and `Origin`, because it knows our names.
     config = config.disable_allowed_hosts();
     let streams = config.cancellation_token.clone();
     let made_from = Arc::clone(server);
@@ -103,7 +101,7 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
     let mut connections = JoinSet::new();
     let mut ending = server.ending.subscribe();
     let mut look = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
-    // Beside the rest, not within it: nobody waits at the door for the end of somebody else's session.
+    // Polled beside the accept loop, not awaited in it, so that new connections do not wait for the end of expired sessions.
     let expiring = async {
         loop {
             look.tick().await;
@@ -114,7 +112,7 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
     let places = Arc::new(Semaphore::new(limits::CONNECTIONS));
     let strangers = Arc::new(Strangers::default());
     loop {
-        // All are cancel safe: a connection that was not returned waits to be accepted.
+        // All arms are cancel safe: a connection that was not returned stays in the accept queue.
         tokio::select! {
             accepted = accept(&listener, &places) => match accepted {
                 Ok((socket, place)) => {
@@ -130,7 +128,7 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
                     time::sleep(ACCEPT_AGAIN).await;
                 }
             },
-            // Those that have ended are let go here, so that the set does not grow.
+            // Remove finished tasks here, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             () = &mut expiring => {}
             () = said(&mut ending) => break,
@@ -138,20 +136,20 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
     }
     drop(listener);
     server.drained().await;
-    // Elapsed or done: a client that does not read its answer does not get it.
+    // Ignore a timeout: a client that does not read its answer does not get it.
     time::timeout(ANSWER_WITHIN, sessions.answered()).await.ok();
     sessions.end_all().await;
     streams.cancel();
-    // Receivers are gone where all connections are.
+    // Fails only if all connections are gone.
     closing_tx.send(true).ok();
     let closed = async { while connections.join_next().await.is_some() {} };
-    // Elapsed or done: what is left is cut.
+    // Ignore a timeout: `shutdown` aborts the remaining connections.
     time::timeout(CLOSE_WITHIN, closed).await.ok();
     connections.shutdown().await;
     Ok(())
 }
 
-/// A connection, and its place among those that there may be.
+/// Accepts a connection as soon as their number is below the limit.
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
@@ -161,9 +159,9 @@ async fn accept(
     Ok((socket, place))
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until it ends.
 async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut closing: watch::Receiver<bool>) {
-    // An answer must not wait for the next one.
+    // Send each answer at once, without Nagle's algorithm.
     socket.set_nodelay(true).ok();
     let stranger = Arc::new(stranger);
     let known = Arc::clone(&stranger);
@@ -194,34 +192,34 @@ async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut clos
     }
 }
 
-/// The connections that have proven nothing yet, the oldest first: when there are too many of them, that one goes. Those who hold
-/// many and say nothing push each other out, and whoever has a token shows it long before.
+/// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. An attacker that holds many
+/// silent connections pushes out its own ones, while a client with a token shows it long before.
 #[derive(Debug, Default)]
 struct Strangers(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Counts those that ever came.
+    /// The number of the connection that came last.
     last: u64,
     all: BTreeMap<u64, Arc<Notify>>,
 }
 
-/// One of them; dropping it is its end.
+/// A connection that has not shown a token yet. Dropping it removes it from the list.
 #[derive(Debug)]
 struct Stranger {
     among: Arc<Strangers>,
     number: u64,
-    /// Says that it has to go.
+    /// Notified when the connection must close.
     out: Arc<Notify>,
 }
 
 impl Strangers {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one more in; the oldest one goes where there are too many.
+    /// Adds a connection. Closes the oldest one if there are too many.
     fn enter(self: &Arc<Self>) -> Stranger {
         let mut waiting = self.lock();
         if waiting.all.len() >= limits::STRANGERS
@@ -237,7 +235,7 @@ impl Strangers {
 }
 
 impl Stranger {
-    /// It has shown the token, and is no longer one of them.
+    /// Removes the connection from the list, because it has shown the token.
     fn is_known(&self) {
         self.among.lock().all.remove(&self.number);
     }
@@ -261,7 +259,7 @@ impl Door {
                 return answer;
             }
         }
-        // Only for those who came in: whether there is anything here.
+        // Check the path only now, so that only admitted clients learn whether there is an endpoint.
         if head.uri.path() != PATH {
             return refusal(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp");
         }
@@ -284,20 +282,20 @@ impl Door {
         let is_end = head.method == Method::DELETE;
         let mut answer = self.service.handle(Request::from_parts(head, Full::new(collected))).await;
         if is_end && answer.status() == StatusCode::ACCEPTED {
-            // It is done, and clients take another word for a failure.
+            // The session has ended, and some clients treat any other status as a failure.
             *answer.status_mut() = StatusCode::NO_CONTENT;
         }
         answer
     }
 }
 
-/// Takes what was proven out of a request.
+/// Removes the token from the headers and from the URI.
 fn forget_token(head: &mut Parts) {
     head.headers.remove(AUTHORIZATION);
     head.uri = http::Uri::from_static(PATH);
 }
 
-/// An answer that ends the connection: whoever is refused begins anew.
+/// An error response that also closes the connection, so that a refused client must connect again.
 fn refusal(status: StatusCode, text: &'static str) -> Answer {
     let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())).boxed());
     *answer.status_mut() = status;

@@ -1,19 +1,18 @@
-//! The executor itself as an MCP server: tools that run commands and use files there, over standard streams or streamable HTTP.
+//! Offers the executor as an MCP server, with tools that run commands and use files there, over stdio or streamable HTTP.
 //!
 //! ```text
 //!  MCP client ──stdio──▶ rmcp ──▶ Handler ──▶ tools ──▶ Place ──▶ exec_server_client::Client ──▶ executor
 //!             ──HTTP───▶ http (gate, bounds) ──▶ sessions ──▶ rmcp ──▶ Handler …
 //! ```
 //!
-//! Reading order: [`Server`] is what all sessions share, [`place`] the executor, `executors` the sessions there in which processes run, `handler`
-//! one MCP session, `tools` what it offers, `http` and `sessions` the door of streamable HTTP.
+//! Reading order: [`Server`] is shared by all sessions, [`place`] is the executor, `executors` has the executor sessions in which processes
+//! run, `handler` is one MCP session, `tools` are the tools, and `http` and `sessions` serve streamable HTTP.
 //!
-//! What a session starts belongs to it: its processes end with it, at once and with all that they started, because they run in a session with
-//! the executor that is its own. A session over standard streams
-//! ends with the end of input; calls that are under way then have five seconds to be answered. One over HTTP ends by DELETE, or when
-//! for long enough nobody has sent a request and no stream is open. All end when the server is told to: [`Server::end`].
+//! Processes belong to the MCP session that started them. They run in an executor session that only this MCP session uses, so they end with
+//! it at once, with everything that they started. A session over stdio ends at EOF; running calls then have five seconds to be answered. A
+//! session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`Server::end`] ends all sessions.
 //!
-//! Must not read the environment, and must not know who starts it.
+//! Does not read the environment.
 
 mod executors;
 mod handler;
@@ -46,23 +45,23 @@ use self::{
     place::Place,
 };
 
-/// How long calls that are under way may take to be answered when the server ends.
+/// How long running calls may take to finish when the server ends.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// What all MCP sessions share: the executor, the tools, and the word that it is over.
+/// Shared by all MCP sessions: the executor, the tools, and the signal that the server ends.
 pub struct Server {
     place: Place,
     executors: Executors,
     read_only: bool,
     tools: Vec<Tool>,
     instructions: String,
-    /// Says once that the server ends; whoever waits for a process stops waiting.
+    /// Set once, when the server ends. Calls that wait for a process then stop waiting.
     ending: watch::Sender<bool>,
     calls: Arc<Semaphore>,
 }
 
 impl Server {
-    /// Goes to the executor and looks what can be offered.
+    /// Connects to the executor and finds out what can be offered.
     pub async fn new(config: Config) -> Result<Arc<Self>, ServeError> {
         let (read_only, has_root) = (config.read_only, config.root.is_some());
         let place = Place::find(config).await?;
@@ -77,9 +76,9 @@ impl Server {
         }))
     }
 
-    /// Serves one client on its standard streams, to the end of input or until [`end`](Self::end).
+    /// Serves one client on stdio, until EOF or until [`end`](Self::end).
     ///
-    /// A client that leaves before it has said anything, or that says something else first, is no error of ours and ends it.
+    /// Returns also if the client disconnects before the handshake or begins with another message. Neither is an error of the server.
     pub async fn serve_streams(
         self: &Arc<Self>,
         input: impl AsyncRead + Send + Unpin + 'static,
@@ -88,7 +87,7 @@ impl Server {
         let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(limits::MESSAGE_BYTES);
         let handler = Handler::new(Arc::clone(self), Over::Streams);
         let mut ending = self.ending.subscribe();
-        // Before the handshake is through there is no service to end; dropping it closes the streams.
+        // Before the handshake has completed, no service exists that could be ended. Dropping the future closes the streams.
         let begun = tokio::select! {
             begun = handler.serve(transport) => begun,
             () = said(&mut ending) => return,
@@ -109,38 +108,38 @@ impl Server {
             stop.cancel();
             std::future::pending::<()>().await
         };
-        // The service is never dropped before its end: it answers what is under way.
+        // The service is never dropped before it has ended, so it can answer running calls.
         tokio::select! {
             done = service.waiting() => tracing::debug!(?done, "the client's session ended"),
             () = watched => {}
         }
     }
 
-    /// Ends every session: what is under way is told, then all stops.
+    /// Ends every session. Running calls stop waiting and are answered first.
     pub fn end(&self) {
         self.ending.send_replace(true);
     }
 
-    /// Leaves the executor: every session there is ended, with what is left in it. For when nothing is served any more.
+    /// Ends all executor sessions and everything in them. Call it after serving has ended.
     pub async fn close(&self) {
         self.executors.end_all().await;
         self.place.end().await;
     }
 
-    /// Waits until no call is under way, for a while.
+    /// Waits a limited time until all calls have finished.
     async fn drained(&self) {
-        // Elapsed or not: it is over.
+        // Ignore a timeout: the server ends in any case.
         time::timeout(END_WITHIN, self.calls.acquire_many(limits::CALLS)).await.ok();
     }
 }
 
-/// Returns when it was said that something is over. Cancel safe.
+/// Waits until the flag is set. Cancel safe.
 async fn said(over: &mut watch::Receiver<bool>) {
-    // An error means that nobody is left to say it: then it is over, too.
+    // An error means that the sender is gone, which counts as set.
     over.wait_for(|is_over| *is_over).await.ok();
 }
 
-/// What a model is told of the executor before it sees the tools.
+/// The text about the executor that a model gets before the tools.
 fn instructions(place: &Place, read_only: bool, has_root: bool) -> String {
     let base = place.base.display();
     let mut text =

@@ -1,16 +1,14 @@
-//! The executor as the tools see it: a session for files that is opened again when it is lost, the directory that relative paths begin
-//! at, and the walls of a root. Processes run in sessions of their own: see `executors`.
+//! The executor as the tools see it: a session for files that is reopened when it is lost, the base directory of relative paths, and the
+//! sandbox of a root. Processes run in separate sessions, see `executors`.
 //!
 //! ```text
-//! Place ── client() ──▶ the session of the moment ──lost──▶ open() ──▶ the next one
+//! Place ── client() ──▶ the current session ──lost──▶ open() ──▶ the next one
 //!   └── base, root ──▶ sandbox: sent with every file call and every start, enforced by the executor's server
 //! ```
 //!
-//! Failure paths: a root that the executor cannot enforce is an error before the first tool is offered, and one that a server does not know
-//! that comes after is an error of the call. A session that is lost takes its
-//! processes with it; their handles say so, and the next call begins anew.
-//!
-//! Must not know MCP.
+//! Failure paths: if the executor cannot enforce a root, that is an error before the first tool is offered. If a later session reaches a
+//! server without sandbox support, the call fails. A lost session takes its processes with it. Their handles report that, and the next call
+//! opens a new session.
 
 use std::{
     fmt,
@@ -30,14 +28,13 @@ use serde_json::{
 };
 use tokio::{sync::Mutex, time};
 
-/// Opens a session with the executor: one for files, one for the processes of each MCP session, the next one where one is lost.
+/// Opens a session with the executor: one for files, one for the processes of each MCP session, and a new one when a session is lost.
 pub type Open = Box<dyn Fn() -> BoxFuture<'static, Result<Opened, Error>> + Send + Sync>;
 
-/// A session with the executor, and what ends it.
+/// A session with the executor, and the future that ends it.
 pub struct Opened {
-    /// The session.
     pub client: Client,
-    /// Ends it and everything that runs in it. Dropped instead, the executor does so after a while.
+    /// Ends the session and everything that runs in it. If it is dropped instead, the executor ends the session after a while.
     pub end: BoxFuture<'static, ()>,
 }
 
@@ -48,7 +45,7 @@ impl fmt::Debug for Opened {
 }
 
 impl Opened {
-    /// Ends it, unless the executor takes too long; then its time-to-live does.
+    /// Ends the session. If the executor does not answer in time, the session's time-to-live ends it.
     pub(super) async fn end(self) {
         if time::timeout(END_WITHIN, self.end).await.is_err() {
             tracing::warn!("a session with the executor could not be ended: no answer");
@@ -60,35 +57,35 @@ impl Opened {
     }
 }
 
-/// Whether a session is gone for good.
+/// Whether a session is permanently lost.
 pub(super) fn is_lost(client: &Client) -> bool {
     matches!(client.state(), State::Lost { .. })
 }
 
-/// How long the end of a session may take: all that runs in it is killed.
+/// Time limit for ending a session. The executor kills all its processes.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the trial of a root may take: the start of one small program.
+/// Time limit for testing a root, which starts one small program.
 const TRIAL: Duration = Duration::from_secs(20);
 
-/// Shells that take what models write; with any other, `sh` does.
+/// Shells that understand what models write. If the executor has another one, `sh` is used.
 const SHELLS: [&str; 5] = ["bash", "sh", "dash", "zsh", "ksh"];
 
-/// What is served, and within which bounds.
+/// The executor to serve, and the restrictions.
 pub struct Config {
-    /// The way to the executor.
+    /// Connects to the executor.
     pub open: Open,
-    /// Offers only what changes nothing: no processes, no writing.
+    /// Offers only tools that change nothing: no processes, no writing.
     pub read_only: bool,
-    /// Keeps files and processes beneath this directory of the executor.
+    /// Restricts files and processes to this directory of the executor.
     pub root: Option<PathBuf>,
-    /// Directories that processes may read besides, where there is a root.
+    /// Additional directories that processes may read if there is a root.
     pub readable: Vec<PathBuf>,
-    /// Lets `.git` of the root be changed: its hooks and settings run commands outside of the root's walls when a person uses git there.
+    /// Allows writing `.git` in the root. The hooks and settings in it run commands outside of the sandbox when a person uses git there.
     pub writable_git: bool,
-    /// What read-only serving without a root shows nobody, besides the executor's own files.
+    /// Paths hidden from clients in read-only mode without a root, in addition to the executor's own files.
     pub hidden: Vec<PathBuf>,
-    /// Which variables of the executor processes inherit.
+    /// Which environment variables of the executor processes inherit.
     pub inherit: Inherit,
 }
 
@@ -98,85 +95,74 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Why an executor cannot be offered.
+/// Why an executor cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The executor cannot be reached, or does not say what it is.
+    /// The executor cannot be reached, or does not report its environment.
     #[error("reach the executor")]
     Executor(#[source] Error),
     /// The root cannot be used.
     #[error("use the root `{}`", root.display())]
-    Root {
-        /// The root.
-        root: PathBuf,
-        /// What is wrong with it.
-        source: fs::Error,
-    },
+    Root { root: PathBuf, source: fs::Error },
     /// The root is a file.
     #[error("the root `{}` is not a directory", root.display())]
-    NotADirectory {
-        /// The root.
-        root: PathBuf,
-    },
-    /// The executor's own files could be read.
+    NotADirectory { root: PathBuf },
+    /// The executor's own files cannot be hidden.
     #[error(
         "the server's own files cannot be hidden at {address}: {missing}; `exec-server doctor` on that machine says what to do"
     )]
     NotHidden {
-        /// The executor.
         address: String,
-        /// What is missing, in the words of the executor.
+        /// The missing feature, as the executor reports it.
         missing: String,
     },
-    /// The walls of the root would not hold.
+    /// The sandbox of the root cannot be enforced.
     #[error(
         "the root `{}` cannot be enforced at {address}: {missing}; `exec-server doctor` on that machine says what to do, \
          and read-only serving needs less of it",
         root.display()
     )]
     NotEnforceable {
-        /// The root.
         root: PathBuf,
-        /// The executor.
         address: String,
-        /// What is missing, in the words of the executor.
+        /// The missing feature, as the executor reports it.
         missing: String,
     },
 }
 
-/// An executor with everything that tools have to know of it.
+/// An executor, with everything that the tools need to know about it.
 pub(super) struct Place {
     open: Open,
-    /// Nothing when it is over.
+    /// The session for files. `None` after the end.
     current: Mutex<Option<Opened>>,
-    /// Where relative paths begin: absolute, at the executor.
+    /// The base of relative paths. An absolute path on the executor.
     pub(super) base: PathBuf,
-    /// What runs commands that are one text.
+    /// The shell that runs commands given as one string.
     pub(super) shell: String,
     /// The executor's address, without a token.
     pub(super) address: String,
     walls: Option<Walls>,
-    /// The sandbox of file calls without a root: everything but the files of the executor's server, which no sandbox shows. Absent where
-    /// that server knows no sandboxes.
+    /// The sandbox of file calls without a root: everything except the files of the executor's server, which no sandbox exposes. `None` if
+    /// that server does not support sandboxes.
     around_server: Option<Box<RawValue>>,
     inherit: Inherit,
 }
 
-/// What is allowed within a root.
+/// The permissions within a root.
 struct Bounds {
     readable: Vec<PathBuf>,
     read_only: bool,
     writable_git: bool,
 }
 
-/// What keeps files and processes beneath a root.
+/// The sandbox policies that restrict files and processes to a root.
 struct Walls {
     files: Box<RawValue>,
     processes: SandboxContext,
 }
 
 impl Place {
-    /// Goes there and looks; a root is tried out.
+    /// Connects to the executor and queries it. Tests the sandbox if there is a root.
     pub(super) async fn find(config: Config) -> Result<Self, ServeError> {
         let opened = (config.open)().await.map_err(ServeError::Executor)?;
         let client = opened.client.clone();
@@ -184,7 +170,7 @@ impl Place {
             Bounds { readable: config.readable, read_only: config.read_only, writable_git: config.writable_git };
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
-            // An older server, which does not know the question.
+            // An older server, which does not know this method.
             Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. } | Error::Protocol(_)) => None,
             Err(error) => {
                 opened.end().await;
@@ -216,7 +202,8 @@ impl Place {
         Ok(place)
     }
 
-    /// A session more. Whoever answers now may be another server than the one that was looked at first: without walls nothing is done there.
+    /// Opens another session. It may reach another server than the first one did, so this fails if a sandbox is needed and that server does
+    /// not support it.
     pub(super) async fn open(&self) -> Result<Opened, Error> {
         let opened = (self.open)().await?;
         if self.walls.is_some() && !opened.client.server().capabilities.sandbox {
@@ -227,7 +214,7 @@ impl Place {
         Ok(opened)
     }
 
-    /// The session for files of the moment, or the next one where that is lost.
+    /// The current session for files. Opens a new one if it is lost.
     pub(super) async fn client(&self) -> Result<Client, Error> {
         let mut current = self.current.lock().await;
         if let Some(opened) = current.as_ref().filter(|opened| !opened.is_lost()) {
@@ -244,11 +231,11 @@ impl Place {
                 opened.end().await;
             }
         };
-        // Elapsed or done: somebody may still be opening the next one.
+        // Ignore a timeout: another call may hold the lock while it opens a session.
         time::timeout(END_WITHIN, ending).await.ok();
     }
 
-    /// The files, within the root where there is one.
+    /// The file system, restricted to the root if there is one.
     pub(super) async fn files(&self) -> Result<Remote, Error> {
         let remote = Remote::new(self.client().await?);
         Ok(match self.sandbox() {
@@ -257,24 +244,24 @@ impl Place {
         })
     }
 
-    /// The sandbox of file calls: the root, or everything but the files of the executor's server. An MCP client acts with the rights of
-    /// whoever serves it, and is not the owner of that server.
+    /// The sandbox of file calls: the root, or everything except the files of the executor's server. An MCP client acts with the rights of
+    /// the user who serves it, but does not own that server.
     pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
         self.walls.as_ref().map(|walls| walls.files.clone()).or_else(|| self.around_server.clone())
     }
 
-    /// An absolute path at the executor. Where it leads is not judged here but by the executor, link by link.
+    /// Makes a path absolute. The executor, not this function, checks where it leads and resolves each symlink.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.base.join(path).components().collect()
     }
 
-    /// A path as it is shown: relative where it is below the base.
+    /// Formats a path for display: relative if it is below the base.
     pub(super) fn show(&self, path: &Path) -> String {
         let shown = path.strip_prefix(&self.base).ok().filter(|rest| !rest.as_os_str().is_empty());
         shown.unwrap_or(path).display().to_string()
     }
 
-    /// A process of this place: its directory, environment and walls.
+    /// Builds a start request with the directory, environment and sandbox of this place.
     pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>) -> Start {
         let dir = cwd.map_or_else(|| self.base.clone(), |cwd| self.path(cwd));
         let start = Start::new(argv).cwd(dir).inherit(self.inherit).terminate_on_drop(true);
@@ -284,7 +271,7 @@ impl Place {
         }
     }
 
-    /// Puts the walls up, and tries whether they hold.
+    /// Sets up the sandbox and tests it.
     async fn confine(&mut self, root: &Path, bounds: &Bounds) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         let root = self.base.join(root);
@@ -319,8 +306,8 @@ impl Place {
         Ok(())
     }
 
-    /// Shows everything but the executor's own files, which every sandbox hides, and these. A server that knows no sandbox is not ours: its own
-    /// files are not known.
+    /// Exposes all files read-only except `hidden` and the executor's own files, which every sandbox hides. A server without sandbox
+    /// support is not our implementation, and we do not know its files.
     async fn hide(&mut self, hidden: &[PathBuf]) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         if !client.server().capabilities.sandbox {
@@ -334,7 +321,7 @@ impl Place {
         Ok(())
     }
 
-    /// Starts the shell within the walls and lets it do nothing.
+    /// Runs the shell in the sandbox with an empty command.
     async fn try_process(&self, client: &Client) -> Result<(), String> {
         let start = self.start(vec![self.shell.clone(), "-c".to_owned(), ":".to_owned()], None);
         let trial = async { client.start(start).await?.wait().await };
@@ -347,22 +334,23 @@ impl Place {
     }
 }
 
-/// A policy that grants all files: a server leaves its own out of every policy.
+/// A policy that grants access to all files. A server excludes its own files from every policy.
 fn everything_but_the_server() -> Option<Box<RawValue>> {
     let root = json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "write"});
     let files = json!({"type": "restricted", "entries": [root]});
     let sandbox = json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}});
-    // A value of texts serializes.
+    // Serializing this value cannot fail.
     to_raw_value(&sandbox).ok()
 }
 
 impl Walls {
-    /// Files: the root alone. Processes: the root, what programs need to run, and what was named; the network stays as it is.
+    /// Files: only the root. Processes: also the files that programs need to run, and the readable directories. The network is not
+    /// restricted.
     fn new(root: &Path, readable: &[PathBuf], bounds: &Bounds) -> Result<Self, serde_json::Error> {
         let access = if bounds.read_only { "read" } else { "write" };
         let mut own = vec![entry(root, access)];
         if !bounds.read_only && bounds.writable_git {
-            // A policy keeps it read-only unless it is named.
+            // A policy keeps `.git` read-only unless an entry names it.
             own.push(entry(&root.join(".git"), "write"));
         }
         let mut wide = own.clone();
@@ -371,7 +359,7 @@ impl Walls {
         Ok(Self { files: to_raw_value(&policy(&own))?, processes: serde_json::from_value(policy(&wide))? })
     }
 
-    /// Everything may be read but these.
+    /// Everything may be read except these paths.
     fn hiding(hidden: &[PathBuf]) -> Result<Self, serde_json::Error> {
         let mut entries = vec![json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"})];
         entries.extend(hidden.iter().map(|path| {

@@ -1,9 +1,8 @@
-//! The sessions of streamable HTTP: how many there may be, and which of them nobody uses any more.
+//! The sessions of streamable HTTP: limits their number and ends idle ones.
 //!
-//! The library's own manager keeps them; here it is counted who is at them. A session is idle while no stream of it is open (an answer that
-//! is waited for is a stream) and no request comes. Its own clock would end sessions in the middle of a long call.
-//!
-//! Must not know tools, HTTP or tokens.
+//! rmcp's own manager stores the sessions; this module counts their use. A session is idle while it has no open stream and receives no
+//! request. A pending answer counts as an open stream. rmcp's own keep-alive timer is disabled, because it would end a session during a
+//! long call.
 
 use std::{
     collections::HashMap,
@@ -27,27 +26,26 @@ use tokio::{
     time::{self, Instant},
 };
 
-/// How long answers stay for a client that lost them with its connection.
+/// How long answers are kept for a client that lost its connection before it received them.
 const ANSWERS_FOR: Duration = Duration::from_secs(30);
 
-/// How long a session may take to begin.
+/// Time limit for the start of a session.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long the end of a session may take.
+/// Time limit for the end of a session.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// All sessions.
 pub(super) struct Sessions {
     kept: LocalSessionManager,
     used: Arc<Mutex<HashMap<SessionId, Use>>>,
-    /// Answers that are waited for, or on their way to their clients.
+    /// How many answers are pending or being sent.
     answers: Arc<watch::Sender<usize>>,
-    /// Those that are beginning, and will be used; changed with the lock of `used` only.
+    /// How many sessions are being created and are not in `used` yet. Incremented only under the lock of `used`.
     beginning: AtomicUsize,
     most: usize,
 }
 
-/// A place for a session that is beginning.
+/// A reserved slot for a session that is being created.
 struct Room<'a>(&'a AtomicUsize);
 
 impl Drop for Room<'_> {
@@ -56,42 +54,42 @@ impl Drop for Room<'_> {
     }
 }
 
-/// Who is at a session.
+/// How a session is used.
 #[derive(Debug, Clone, Copy)]
 struct Use {
-    /// Streams that are open.
+    /// The number of open streams.
     streams: usize,
-    /// When somebody was last at it.
+    /// When the last request or stream message occurred.
     last: Instant,
 }
 
 /// Why a session could not be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionsError {
-    /// There are as many as there may be.
+    /// The limit is reached.
     #[error("there are {most} sessions already")]
     TooMany {
-        /// The bound.
+        /// The limit.
         most: usize,
     },
-    /// What the library says.
+    /// An error of rmcp.
     #[error("use a session")]
     Kept(#[from] LocalSessionManagerError),
 }
 
-/// A stream of a session that is open; dropping it closes it.
+/// An open stream of a session. Dropping it ends the count.
 struct Open {
     used: Arc<Mutex<HashMap<SessionId, Use>>>,
     id: SessionId,
-    /// Where it is counted, if it carries an answer.
+    /// The counter of answers, if the stream carries one.
     answers: Option<Arc<watch::Sender<usize>>>,
 }
 
 impl Sessions {
-    /// None yet, and so many at most.
+    /// Creates an empty set for at most `most` sessions.
     pub(super) fn new(most: usize) -> Self {
         let mut config = SessionConfig::default();
-        // Ended by `expire` instead.
+        // `expire` ends idle sessions instead.
         config.keep_alive = None;
         config.init_timeout = Some(BEGIN_WITHIN);
         config.completed_cache_ttl = ANSWERS_FOR;
@@ -106,13 +104,13 @@ impl Sessions {
         }
     }
 
-    /// Whether there is no room for one more.
+    /// Whether the limit is reached.
     pub(super) fn is_full(&self) -> bool {
         let used = lock(&self.used);
         used.len() + self.beginning.load(Ordering::Acquire) >= self.most
     }
 
-    /// Takes a place, if there is one.
+    /// Reserves a slot, if one is free.
     fn reserve(&self) -> Option<Room<'_>> {
         let used = lock(&self.used);
         let is_full = used.len() + self.beginning.load(Ordering::Acquire) >= self.most;
@@ -122,7 +120,7 @@ impl Sessions {
         })
     }
 
-    /// Ends those that nobody was at for so long.
+    /// Ends the sessions that were idle for at least `idle`.
     pub(super) async fn expire(&self, idle: Duration) {
         let is_idle = |used: &Use| used.streams == 0 && used.last.elapsed() >= idle;
         let ids: Vec<SessionId> =
@@ -133,13 +131,13 @@ impl Sessions {
         join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
-    /// Waits until every answer has left.
+    /// Waits until all answers have been sent.
     pub(super) async fn answered(&self) {
-        // The sender is ours: it cannot be gone.
+        // Cannot fail: `self` owns the sender.
         self.answers.subscribe().wait_for(|answers| *answers == 0).await.ok();
     }
 
-    /// Ends all of them.
+    /// Ends all sessions.
     pub(super) async fn end_all(&self) {
         let ids: Vec<SessionId> = lock(&self.used).keys().cloned().collect();
         join_all(ids.iter().map(|id| self.end(id))).await;
@@ -159,7 +157,7 @@ impl Sessions {
         }
     }
 
-    /// Counts a stream until it is dropped.
+    /// Counts a stream as open until it is dropped.
     fn counted<S: Stream<Item = ServerSseMessage> + Send + Sync + 'static>(
         &self,
         id: &SessionId,
@@ -194,7 +192,7 @@ impl Drop for Open {
 }
 
 fn lock(used: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
-    // No code under the lock can panic half-way through a change.
+    // Ignore poisoning: no code under the lock can panic halfway through a change.
     used.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -203,7 +201,7 @@ impl SessionManager for Sessions {
     type Transport = <LocalSessionManager as SessionManager>::Transport;
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
-        // Asked before as well, where it can be answered in better words; here two that come at once are told apart.
+        // The HTTP handler has checked `is_full` before, to give a better error. This check decides between requests that arrive at once.
         let Some(room) = self.reserve() else {
             return Err(SessionsError::TooMany { most: self.most });
         };
@@ -279,7 +277,7 @@ mod tests {
         sessions.end_all().await;
         assert!(!sessions.is_full());
         assert_eq!(sessions.beginning.load(Ordering::Acquire), 0);
-        // A place that was taken for one that never began is free again.
+        // A slot that was reserved for a session that never started is free again.
         drop(sessions.reserve());
         let rooms: Vec<_> = std::iter::from_fn(|| sessions.reserve()).collect();
         assert_eq!(rooms.len(), 3);

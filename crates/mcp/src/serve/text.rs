@@ -1,43 +1,41 @@
-//! Bytes of programs and files as text for a model: bounded, with what is left out said in its place.
-//! Must not know whose bytes they are.
+//! Converts the bytes of programs and files to text for a model. The text is bounded and says where something was left out.
 
 use std::collections::VecDeque;
 
-/// The beginning and the end of a stream of bytes, each up to half of a bound; what lies between is counted.
+/// The beginning and the end of a byte stream, each up to half of a limit. The bytes between them are only counted.
 ///
-/// Memory is the bound, however much comes.
+/// Memory use is bounded by the limit.
 #[derive(Debug)]
 pub(super) struct HeadTail {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     half: usize,
-    /// Bytes in all, those included that never reached us.
+    /// All bytes, including those that were lost before they arrived here.
     total: u64,
-    /// Bytes that were lost between head and here, besides those that do not fit.
+    /// Bytes that were lost before they arrived here. Does not count bytes dropped because of the limit.
     lost: u64,
 }
 
-/// What is kept of a stream, as text.
+/// The kept part of a stream, as text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// The text, with a line in it that says what is left out.
+    /// The text. A line in it says how much was left out.
     pub(super) text: String,
-    /// Bytes in all.
+    /// All bytes of the stream.
     pub(super) bytes: u64,
     /// Bytes that are not in the text.
     pub(super) omitted: u64,
 }
 
 impl HeadTail {
-    /// Keeps so many bytes at most.
+    /// Keeps at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         Self { head: Vec::new(), tail: VecDeque::new(), half: most.div_ceil(2), total: 0, lost: 0 }
     }
 
-    /// Takes more bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
-        // What follows a loss belongs to the end.
+        // Bytes after a loss belong to the tail.
         let room = if self.lost > 0 { 0 } else { self.half - self.head.len() };
         let (first, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend_from_slice(first);
@@ -47,18 +45,18 @@ impl HeadTail {
         self.tail.extend(kept);
     }
 
-    /// Takes note of bytes that nobody has any more.
+    /// Counts bytes that were lost and cannot be read.
     pub(super) fn lose(&mut self, bytes: u64) {
         self.total += bytes;
         self.lost += bytes;
     }
 
-    /// Bytes so far.
+    /// All bytes so far.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The last line so far, as far as it is kept.
+    /// The last line that is not blank, as far as it is kept, and at most `most` characters of it.
     pub(super) fn last_line(&self, most: usize) -> String {
         let all: Vec<u8> = self.head.iter().chain(&self.tail).copied().collect();
         let text = String::from_utf8_lossy(&all[all.len().saturating_sub(4 * most)..]).into_owned();
@@ -66,7 +64,6 @@ impl HeadTail {
         line.chars().take(most).collect()
     }
 
-    /// All that is kept.
     pub(super) fn finish(self) -> Kept {
         let mut tail: Vec<u8> = self.tail.into();
         let mut head = self.head;
@@ -75,7 +72,7 @@ impl HeadTail {
             head.append(&mut tail);
             return Kept { text: lossy(&head), bytes: self.total, omitted: 0 };
         }
-        // A character that was cut in two is left out as a whole.
+        // Remove the incomplete part of a character that was cut in two.
         head.truncate(head.len() - torn_end(&head));
         let torn = tail.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
         tail.drain(..torn);
@@ -86,12 +83,12 @@ impl HeadTail {
     }
 }
 
-/// Text with every byte that is not UTF-8 replaced.
+/// Replaces invalid UTF-8.
 pub(super) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A line of a file, cut where it is too long; whether it was.
+/// A line of a file, truncated if it is too long. The flag says whether it was.
 pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
     if line.len() <= most {
         return (line.to_owned(), false);
@@ -100,12 +97,12 @@ pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
     (format!("{}[… {} bytes of this line left out …]", &line[..end], line.len() - end), true)
 }
 
-/// Whether bytes are not meant for people: a NUL is in none of their texts.
+/// Whether bytes are not text: text contains no NUL.
 pub(super) fn is_binary(bytes: &[u8]) -> bool {
     bytes.iter().take(8 << 10).any(|byte| *byte == 0)
 }
 
-/// Bytes at the end that begin a character and do not complete it.
+/// The number of bytes at the end that start a character but do not complete it.
 pub(super) fn torn_end(bytes: &[u8]) -> usize {
     for back in 1..=3.min(bytes.len()) {
         let byte = bytes[bytes.len() - back];
@@ -158,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_character_is_never_cut_in_two() {
-        // Four bytes are kept of either side; `ä` has two.
+        // Four bytes are kept on each side; `ä` has two.
         let kept = kept(8, &["abcääääääxyz"]);
         assert_eq!(kept.text, "abc\n[… 12 bytes left out …]\nxyz");
         assert_eq!((kept.bytes, kept.omitted), (18, 12));

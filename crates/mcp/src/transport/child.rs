@@ -1,6 +1,5 @@
-//! A server's process beside its messages: what it says on its standard error, how it ended, and its end.
-//!
-//! Owns the order of what is sent, and the steps of ending. Must not know what messages mean.
+//! The process of a server, apart from its messages: its stderr, how it ended, and how to end it. Keeps the messages that are sent in
+//! order.
 
 use std::{
     fmt, io,
@@ -24,32 +23,32 @@ use super::{
     lock,
 };
 
-/// The room for messages on their way, in KiB: less than the line of a process's input has, so that joining it never waits.
+/// Budget for messages being written, in KiB. It is smaller than the stdin queue of a process, so enqueueing a message never blocks.
 const ROOM_KIB: u32 = 4 << 10;
 
-/// What a message takes of it at least: that line has 256 places.
+/// The minimum charge per message. The stdin queue has 256 slots.
 const MESSAGE_KIB: u32 = ROOM_KIB / 256;
 
-/// What is quoted of a line that is no message.
+/// How much is quoted of a line that is not a message.
 const NOISE_CHARS: usize = 200;
 
-/// A server's process, for everything but its messages. Outlives its transport; with the last of both the process is ended.
+/// The process of a server, for everything except its messages. It can outlive its transport. The process is ended when both are dropped.
 pub struct Child {
     pub(super) name: String,
     pub(super) process: Process,
     log: Arc<Log>,
-    /// Lines of the log from before this process.
+    /// How many lines the log had before this process.
     log_before: u64,
     noise: Mutex<Noise>,
     ended: watch::Sender<Option<Ended>>,
     room: Semaphore,
-    /// What a transport that was dropped has not heard.
+    /// The unread output of a dropped transport.
     pub(super) tail: Mutex<Option<Tail>>,
-    /// Ends what an exited process left behind.
+    /// Tasks that terminate leftover processes after an exit.
     pub(super) tasks: Mutex<JoinSet<()>>,
 }
 
-/// Where the reading of a process is.
+/// The position in the output of a process.
 pub(super) struct Tail {
     pub(super) events: Events,
     err: Lines,
@@ -76,31 +75,30 @@ impl Child {
         }
     }
 
-    /// Its process.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// What it wrote on its standard error.
+    /// The lines that the server wrote to stderr.
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// Lines on its standard output that were no messages.
+    /// How many lines on stdout were not messages.
     #[must_use]
     pub fn skipped(&self) -> u64 {
         lock(&self.noise).skipped
     }
 
-    /// How its stream ended, once it has: every message before that was received.
+    /// Why the stream ended, once it has. All messages before the end have been received by then.
     #[must_use]
     pub fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
 
-    /// What it said that was no message, for an error: lines on its standard output, and the last on its standard error.
+    /// Recent output for an error message: lines on stdout that were not messages, and the last lines on stderr.
     #[must_use]
     pub fn talk(&self) -> String {
         let mut talk = String::new();
@@ -120,21 +118,21 @@ impl Child {
         talk + &quote
     }
 
-    /// Hears what it still says, within this time, when its transport is gone. True if it has closed.
+    /// Reads the remaining output within this time, after the transport was dropped. Returns true if the process has closed.
     ///
-    /// A send to a server that exits fails before its exit is heard, and a client then drops its transport.
+    /// When a server exits, sending a message to it fails before the exit is reported, and the MCP client then drops the transport.
     pub async fn hear_out(&self, within: Duration) -> bool {
         let Some(mut tail) = lock(&self.tail).take() else { return self.process.closed().is_some() };
         let is_over = time::timeout(within, tail.drain(self)).await.is_ok();
         *lock(&self.tail) = Some(tail);
-        // What it left behind may hold its streams for longer.
+        // Leftover processes may hold the streams open for longer.
         if let Some(exit) = self.process.exit().filter(|_| !is_over) {
             self.tell_end(Ended::Exited(Some(Box::new(exit))));
         }
         is_over
     }
 
-    /// Ends it when its transport is gone: closes its input, waits, terminates, and waits; bounded in time.
+    /// Ends the process after the transport was dropped: closes its stdin, waits, terminates it, and waits. Takes a bounded time.
     pub async fn end(&self) {
         let tail = lock(&self.tail).take();
         let over = async {
@@ -146,22 +144,22 @@ impl Child {
         self.end_when(true, over).await;
     }
 
-    /// Says how its stream ended; the first word counts.
+    /// Records why the stream ended. Only the first call has an effect.
     pub(super) fn tell_end(&self, ended: Ended) {
         self.ended.send_if_modified(|told| told.is_none() && told.replace(ended).is_none());
     }
 
-    /// A line of its standard error.
+    /// Logs a line of stderr.
     fn hear(&self, line: &[u8]) {
         tracing::info!(server = self.name, line = %String::from_utf8_lossy(line), "stderr");
         self.log.add(line);
     }
 
-    /// Ends it; `over` is ready once it has closed.
+    /// Ends the process. `over` must resolve when the process has closed.
     pub(super) async fn end_when(&self, is_gentle: bool, over: impl Future<Output = ()>) {
         let mut over = pin!(over);
         if is_gentle {
-            // A server whose input cannot be closed will not end by that.
+            // If stdin cannot be closed, the server will not exit because of it. Continue with terminate.
             let eof = async {
                 if self.process.close_stdin().await.is_ok() {
                     std::future::pending::<()>().await;
@@ -186,10 +184,10 @@ impl Child {
         }
     }
 
-    /// Ends the process and everything that it started.
+    /// Terminates the process and everything that it started.
     async fn terminate(&self, grace: Option<Duration>) {
         let result = match self.process.terminate(grace).await {
-            // A server that knows no grace.
+            // This executor does not support a grace period.
             Err(Error::Protocol(_)) if grace.is_some() => self.process.terminate(None).await,
             other => other,
         };
@@ -198,10 +196,10 @@ impl Child {
         }
     }
 
-    /// Its output on the executor is of no use any more.
+    /// Tells the executor to discard the output of the closed process.
     pub(super) async fn forget(&self) {
         if self.process.closed().is_some() {
-            // A server that cannot, or that is gone, keeps it a little longer.
+            // Ignore a timeout: an executor that is gone or does not support this keeps the output a little longer.
             time::timeout(GONE_WITHIN, self.process.forget()).await.ok();
         }
     }
@@ -220,7 +218,7 @@ impl Child {
         }
     }
 
-    /// Sends one message, after all whose turn came before.
+    /// Sends one message, after all messages with an earlier turn.
     pub(super) async fn send(&self, turn: Turn, message: &TxJsonRpcMessage<RoleClient>) -> io::Result<()> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
         line.push(b'\n');
@@ -228,7 +226,7 @@ impl Child {
         let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
         let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
         let mut write = pin!(self.process.write(line));
-        // With the first look it is in line, because there is room: the next message may follow before this one is there.
+        // The first poll enqueues the write, because there is room. So the next message may follow before this write completes.
         let first = std::future::poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx))).await;
         turn.pass();
         let written = match first {
@@ -250,7 +248,7 @@ impl Tail {
         Self { events: process.events(), err: Lines::new(STDERR_LINE_BYTES) }
     }
 
-    /// Takes a piece of standard error.
+    /// Adds a piece of stderr and logs its complete lines.
     pub(super) fn take(&mut self, child: &Child, bytes: &[u8]) -> Result<(), TooLong> {
         let pushed = self.err.push(bytes);
         while let Some(line) = self.err.next() {
@@ -259,18 +257,18 @@ impl Tail {
         pushed
     }
 
-    /// No more of it comes.
+    /// Logs the last line if it has no line feed.
     pub(super) fn finish(&mut self, child: &Child) {
         if let Some(line) = self.err.finish() {
             child.hear(&line);
         }
     }
 
-    /// Reads to the end, and keeps only what is logged. Cancel safe.
+    /// Reads to the end. Only stderr is logged, everything else is discarded. Cancel safe.
     pub(super) async fn drain(&mut self, child: &Child) {
         let ended = loop {
             match self.events.next().await {
-                // It is being ended: what is too long is not heard, and that is all.
+                // The process is ending, so an overlong line is only dropped.
                 Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => {
                     self.take(child, &bytes).unwrap_or(())
                 }
@@ -291,24 +289,24 @@ impl fmt::Debug for Child {
     }
 }
 
-/// The place of a message in the order of sends.
+/// The position of a message in the order of sends.
 pub(super) struct Turn {
     pub(super) before: Option<oneshot::Receiver<()>>,
     pub(super) after: oneshot::Sender<()>,
 }
 
 impl Turn {
-    /// Waits until all before it have passed, or were given up.
+    /// Waits until all earlier turns have passed or were dropped.
     async fn wait(mut self) -> Self {
         if let Some(before) = self.before.take() {
-            // An error is one that was given up.
+            // An error means that the earlier send was dropped.
             before.await.ok();
         }
         self
     }
 
     fn pass(self) {
-        // Nobody may be behind.
+        // Fails only if no later send is waiting.
         self.after.send(()).ok();
     }
 }

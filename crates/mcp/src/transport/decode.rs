@@ -1,8 +1,8 @@
-//! One line of a server's standard output as a message, or not. Must not know where lines come from.
+//! Decodes one line of a server's stdout as a message.
 //!
-//! The library's types read what they know, and drop or refuse the rest: a kind of content that it has not heard of would make
-//! a whole result unreadable. [`Results::Raw`] hands results over as they came, but for that of the handshake, and so requests
-//! of the user; whoever asked knows what they should be.
+//! rmcp's types parse what they know and drop or reject the rest: an unknown kind of content would make a whole result unreadable. So
+//! [`Results::Raw`] passes results on unparsed, except for the result of the handshake, and does the same with elicitation requests. The
+//! caller knows the expected type.
 
 use rmcp::{
     RoleClient,
@@ -13,28 +13,26 @@ use serde_json::{Map, Value};
 
 use super::Progress;
 
-/// In which form results are handed over.
+/// In which form results are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Results {
-    /// As the library's types.
+    /// Parsed into rmcp's types.
     #[default]
     Typed,
-    /// As they came: every result but the first, and every `elicitation/create`, as a custom one.
+    /// Unparsed: every result except the first, and every `elicitation/create`, is delivered as a custom message.
     Raw,
 }
 
-/// What a line is.
+/// The kind of a line.
 #[derive(Debug)]
 pub(super) enum Decoded {
-    /// A message.
     Message(Box<RxJsonRpcMessage<RoleClient>>),
-    /// Progress of a request.
     Progress(Progress),
-    /// No message, and why.
+    /// Not a message, with the reason.
     Noise(String),
 }
 
-/// Reads a line. `is_first` says that no result has come yet.
+/// Decodes a line. `is_first` means that no other result has arrived yet.
 pub(super) fn decode(line: &[u8], results: Results, is_first: bool) -> Decoded {
     let value = match serde_json::from_slice::<Value>(line) {
         Ok(value) => value,

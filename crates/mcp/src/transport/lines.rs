@@ -1,21 +1,21 @@
-//! Bytes into lines, none of them longer than a limit. Must not know what the lines mean.
+//! Splits bytes into lines of limited length.
 
 use std::collections::VecDeque;
 
-/// A line that is longer than it may be.
+/// A line exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLong;
 
-/// Cuts a stream at its line feeds.
+/// Splits a stream at its line feeds.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// The most bytes of a line, without what ends it.
+    /// The maximum length of a line in bytes, without its line ending.
     limit: usize,
-    /// The line that has not ended yet; at most the limit, and a carriage return that may belong to its end.
+    /// The current incomplete line. It has at most `limit` bytes and one more, which may be the carriage return of the line ending.
     partial: Vec<u8>,
-    /// Complete lines; at most what one piece of output held.
+    /// Complete lines. At most those of one piece of output.
     complete: VecDeque<Vec<u8>>,
-    /// Nothing more is taken.
+    /// No more input is accepted.
     is_over: bool,
 }
 
@@ -24,7 +24,8 @@ impl Lines {
         Self { limit, partial: Vec::new(), complete: VecDeque::new(), is_over: false }
     }
 
-    /// Takes a piece. On an error the lines before the one that is too long are there, it and all behind it are not.
+    /// Adds a piece of output. On an error, the lines before the overlong one are available; that line and everything after it are
+    /// discarded.
     pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), TooLong> {
         if self.is_over {
             return Err(TooLong);
@@ -39,12 +40,12 @@ impl Lines {
         self.append(bytes)
     }
 
-    /// The next complete line, without what ended it.
+    /// The next complete line, without its line ending.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         self.complete.pop_front()
     }
 
-    /// What came after the last line feed, once.
+    /// Returns the bytes after the last line feed, once.
     pub(super) fn finish(&mut self) -> Option<Vec<u8>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -54,7 +55,7 @@ impl Lines {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        // One more than the limit: the last may be the carriage return that is no part of the line.
+        // One byte more than the limit, because the last one may be the carriage return of the line ending.
         if self.partial.len() + bytes.len() > self.limit + 1 {
             self.partial = Vec::new();
             self.is_over = true;
@@ -64,7 +65,7 @@ impl Lines {
         Ok(())
     }
 
-    /// A line without one carriage return at its end; none if it is too long even so.
+    /// Removes one carriage return at the end of a line. Returns `None` if the line is still too long.
     fn trimmed(&self, mut line: Vec<u8>) -> Option<Vec<u8>> {
         if line.last() == Some(&b'\r') {
             line.pop();
@@ -119,7 +120,7 @@ mod tests {
     fn a_line_that_grows_too_long_piece_by_piece_is_dropped_at_once() {
         let mut lines = Lines::new(4);
         lines.push(b"abc").unwrap();
-        lines.push(b"de").unwrap(); // The last could have been a carriage return.
+        lines.push(b"de").unwrap(); // The last byte could have been a carriage return.
         assert_eq!(lines.push(b"f"), Err(TooLong));
         assert!(lines.partial.is_empty() && lines.partial.capacity() == 0, "nothing of it is kept");
         assert_eq!(lines.finish(), None);

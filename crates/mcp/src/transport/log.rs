@@ -1,23 +1,22 @@
-//! What a server writes on its standard error, kept for later: the last lines, in bounded memory, through restarts.
-//! Must not read anything itself.
+//! Keeps the last lines that a server wrote to stderr, in bounded memory, across restarts.
 
 use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Lines and bytes that are kept.
+/// How many lines and bytes are kept.
 const LINES: usize = 1000;
 const BYTES: usize = 256 << 10; // 256 KiB
 
-/// What is kept of one line.
+/// How many bytes of one line are kept.
 const LINE_BYTES: usize = 8 << 10; // 8 KiB
 
-/// How many lines are quoted in an error, and how much of each.
+/// How many lines an error quotes, and how many characters of each.
 const QUOTED_LINES: usize = 10;
 const QUOTED_CHARS: usize = 300;
 
-/// The last lines of a server.
+/// The last stderr lines of a server.
 #[derive(Debug, Default)]
 pub struct Log {
     kept: Mutex<Kept>,
@@ -27,24 +26,24 @@ pub struct Log {
 struct Kept {
     lines: VecDeque<String>,
     bytes: usize,
-    /// Lines ever added; the last of them is the last in `lines`.
+    /// How many lines were ever added. The last of them is the last in `lines`.
     total: u64,
 }
 
 impl Log {
-    /// The lines that are kept, oldest first.
+    /// The kept lines, oldest first.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.lock().lines.iter().cloned().collect()
     }
 
-    /// How many lines there were in all.
+    /// How many lines were ever added.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.lock().total
     }
 
-    /// Adds a line; what is no UTF-8 in it is replaced.
+    /// Adds a line. Invalid UTF-8 is replaced.
     pub(crate) fn add(&self, line: &[u8]) {
         let is_cut = line.len() > LINE_BYTES;
         let mut text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES)]).into_owned();
@@ -61,7 +60,7 @@ impl Log {
         }
     }
 
-    /// The last lines after the first `seen`, to be quoted in an error; empty if there are none.
+    /// Formats the last lines for an error message, without the first `seen` lines ever added. Empty if there are none.
     pub(crate) fn quote(&self, seen: u64) -> String {
         let kept = self.lock();
         let new = usize::try_from(kept.total.saturating_sub(seen)).unwrap_or(usize::MAX);
@@ -78,7 +77,7 @@ impl Log {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
