@@ -1,14 +1,14 @@
-//! HTTP requests that this server makes for others: the clients behind them, and what may be under way at once.
+//! HTTP requests that the server makes for its clients: the `reqwest` clients, and the bounds on concurrent requests.
 //!
 //! ```text
-//! handlers::http ▶ Errand ▶ Fetcher::send ── target: may it go there? ──▶ client (any target, or public ones) ▶ answer
+//! handlers::http ▶ Errand ▶ Fetcher::send ── target: is it allowed? ──▶ client (any target, or public ones) ▶ response
 //!                                  ▲                                                   │
 //!                                  └────────────── redirect, at most ten ──────────────┘
 //! ```
 //!
-//! Redirects are followed here and not by the client, so that each target is looked at like the first. There are two clients
-//! that share nothing: a connection that somebody may have to a private address is none that somebody else finds in a pool.
-//! Must not know the wire, sessions or who asks.
+//! Redirects are followed here and not by `reqwest`, so that each target is checked like the first. Principals with
+//! different rights use different `reqwest` clients, which share no connection pool: a request that may reach only
+//! public addresses must not find a pooled connection to a private one.
 
 mod proxies;
 mod target;
@@ -39,66 +39,65 @@ pub(crate) use self::{
 };
 use crate::error::Failure;
 
-/// Room for bodies is counted in these.
+/// Unit in which the memory for bodies is counted.
 const KIB: usize = 1024;
 
-/// Bodies up to this size are kept without asking for room.
+/// Bodies up to this size need no reservation.
 pub(crate) const SMALL_BYTES: usize = 256 * KIB;
 
-/// How long a connection that nobody uses is kept, and how many to one place. Of all places there is no bound but the time: these are kept
-/// for those alone who may start processes, which hold what connections they like. Others leave none behind.
+/// How long an idle connection is kept, and how many per host. The total is bounded only by time: connections are kept
+/// only for principals that may start processes, and their processes can hold any number of connections anyway.
+/// Requests of other principals leave no connection behind.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_PER_HOST: usize = 4;
 
-/// How long it may take to look a name up and to connect. Whoever gives no timeout would hold a place for as long as a silent target
-/// likes.
+/// Timeout for resolving a name and connecting. Without it, a request that sets no timeout could occupy a slot as long
+/// as a silent target likes.
 const CONNECTING: Duration = Duration::from_secs(30);
 
-/// What a peer may send over HTTP/2 before it is read: a stream, and all streams of a connection.
+/// HTTP/2 flow-control windows: how much a peer may send before it is read, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// Headers that say who somebody is, and that no other origin than the first is told.
+/// Headers with credentials. They are not sent to another origin than the first.
 const CREDENTIALS: [HeaderName; 4] =
     [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::WWW_AUTHENTICATE];
 
-/// Where a request may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Anywhere: whoever asks may start processes, which go where they like.
+    /// Any address. For principals that may start processes, because a process can connect anywhere.
     Anywhere,
-    /// To addresses of the public internet alone.
+    /// Only addresses of the public internet.
     Public,
 }
 
-/// What is asked for, checked but for its target.
+/// A validated request. Only its target is not checked yet.
 #[derive(Debug)]
 pub(crate) struct Errand {
     pub(crate) method: Method,
     pub(crate) url: Url,
     pub(crate) headers: HeaderMap,
-    /// Headers made from variables of this server: credentials, too.
+    /// Headers made from the server's environment variables. They count as credentials.
     pub(crate) secret: Vec<HeaderName>,
     pub(crate) body: Bytes,
     pub(crate) follows: bool,
     pub(crate) reach: Reach,
-    /// Not to the listeners of this server either, whatever address or name leads there: whoever asks is not its owner.
+    /// Refuse targets that are a listener of this server, by any address or name. Set unless the caller is the owner.
     pub(crate) avoids_own: bool,
 }
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
-    /// The clients could not be made.
+    /// The `reqwest` clients could not be created.
     #[error("{reason}")]
     Setup { reason: String },
-    /// No request is made to such an address for this principal.
+    /// The principal may not send requests to a private address.
     #[error(transparent)]
     Private(#[from] Private),
-    /// It would arrive at a listener of this server.
+    /// The target is a listener of this server.
     #[error(transparent)]
     OwnListener(#[from] OwnListener),
-    /// The name would be looked up by somebody else.
+    /// The request would go through a proxy, which resolves the name itself, so the address could not be checked.
     #[error("it would go through the proxy of the server's environment, which looks names up itself")]
     Proxied,
     #[error(transparent)]
@@ -111,7 +110,7 @@ pub(crate) enum FetchError {
     Redirects,
     #[error("the answer has more than {} headers or {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES)]
     Headers,
-    /// Without the URL, which may have secrets in it.
+    /// Without the URL, which may contain secrets.
     #[error("{}", told(.0))]
     Client(reqwest::Error),
 }
@@ -127,32 +126,33 @@ impl From<reqwest::Error> for FetchError {
     }
 }
 
-/// The reference's variable for a file of certificate authorities; it wins over `SSL_CERT_FILE` and means the same.
+/// The reference server's variable for a file of certificate authorities. Takes precedence over `SSL_CERT_FILE` and has
+/// the same meaning.
 const AUTHORITIES: &str = "CODEX_CA_CERTIFICATE";
 
-/// The clients, and places for what is under way.
+/// The `reqwest` clients, and the bounds on concurrent requests.
 pub(crate) struct Fetcher {
     proxies: Arc<Proxies>,
-    /// Certificate authorities in place of the system's.
+    /// A file of certificate authorities, used instead of the system's.
     authorities: Option<PathBuf>,
     clients: OnceCell<Clients>,
     places: Arc<Semaphore>,
     shares: Arc<Shares>,
     reading: Arc<Semaphore>,
-    /// TCP ports of this server's listeners; set once, when they are bound.
+    /// TCP ports of this server's listeners. Set once, when they are bound.
     own_ports: OnceLock<Vec<u16>>,
 }
 
 struct Clients {
     anywhere: reqwest::Client,
     public: reqwest::Client,
-    /// The same two for requests to a port that this server listens on: their look-up gives out no address of this host.
+    /// The same two, for requests to a port that this server listens on. Their resolver refuses addresses of this host.
     anywhere_but_here: reqwest::Client,
     public_but_here: reqwest::Client,
 }
 
 impl Fetcher {
-    /// One that uses the proxies and the certificate authorities of these variables.
+    /// Uses the proxies and the certificate authorities in these environment variables.
     pub(crate) fn new(environment: &[(OsString, OsString)]) -> Self {
         let authorities = environment.iter().find(|(name, value)| name == AUTHORITIES && !value.is_empty());
         Self {
@@ -166,7 +166,7 @@ impl Fetcher {
         }
     }
 
-    /// Says which TCP ports this server listens on. Only the first call counts.
+    /// Sets the TCP ports that this server listens on. Only the first call has an effect.
     pub(crate) fn set_own_ports(&self, ports: Vec<u16>) {
         self.own_ports.get_or_init(|| ports);
     }
@@ -176,8 +176,8 @@ impl Fetcher {
         self.own_ports.get().is_some_and(|own| port.is_some_and(|port| own.contains(&port)))
     }
 
-    /// Makes a request, and follows where the answers lead. Returns when the headers of the last one are there; called off when
-    /// dropped.
+    /// Makes a request and follows redirects. Returns when the headers of the last response have arrived. Dropping the
+    /// future cancels the request.
     pub(crate) async fn send(&self, errand: Errand) -> Result<Response, FetchError> {
         let clients = self.clients().await?;
         let Errand { mut method, mut url, mut headers, secret, mut body, follows, reach, avoids_own } = errand;
@@ -185,7 +185,7 @@ impl Fetcher {
             let is_own_port = avoids_own && self.is_own_port(&url);
             if is_own_port {
                 target::check_not_here(&url)?;
-                // A proxy looks names up itself, and may run on this host.
+                // A proxy resolves names itself, and it may run on this host.
                 if reach == Reach::Anywhere && self.proxies.apply_to(&url) {
                     return Err(OwnListener::of(&url).into());
                 }
@@ -225,7 +225,7 @@ impl Fetcher {
         Err(FetchError::Redirects)
     }
 
-    /// Made when they are first needed: the certificates of the system are many.
+    /// Creates the clients on first use, because loading the system's certificates is slow.
     async fn clients(&self) -> Result<&Clients, FetchError> {
         let making = async || {
             let (proxies, authorities) = (self.proxies.clone(), self.authorities.clone());
@@ -235,12 +235,13 @@ impl Fetcher {
         self.clients.get_or_try_init(making).await
     }
 
-    /// Room for a body of at most so many bytes, as bytes and as text; kept until it is on its way to the peer.
+    /// Reserves memory for a body of at most `bytes` bytes: for the bytes and for their base64. The caller keeps the
+    /// permits until the body has been queued for the peer.
     pub(crate) async fn room(&self, fetches: &Fetches, bytes: usize) -> Result<[OwnedSemaphorePermit; 2], Failure> {
         let kib = (bytes + bytes.div_ceil(3) * 4).div_ceil(KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let room = async |semaphore: &Arc<Semaphore>| {
-            // Nobody closes it; if somebody did, the server would be going.
+            // No code closes the semaphore, so this error does not occur.
             semaphore.clone().acquire_many_owned(kib).await.map_err(|_| Failure::Draining)
         };
         Ok([room(&fetches.reading).await?, room(&self.reading).await?])
@@ -269,7 +270,7 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Cl
     let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
     let anywhere = builder(Names::new(Reach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
     let public = builder(Names::new(Reach::Public), 0).build();
-    // They keep no connection: an address may become this host's own.
+    // No pooled connections here: an address may become an address of this host later.
     let anywhere_but_here = builder(Names::new(Reach::Anywhere).but_here(), 0).build();
     let public_but_here = builder(Names::new(Reach::Public).but_here(), 0).build();
     let told = |error: reqwest::Error| format!("make an HTTP client: {}", told(&error));
@@ -281,8 +282,8 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Cl
     })
 }
 
-/// TLS with the authorities of a file or of this system (`SSL_CERT_FILE` and `SSL_CERT_DIR` are read there). Without any, `http:` still works,
-/// and `https:` says what is wrong.
+/// TLS with the authorities in a file, or those of the system (`load_native_certs` reads `SSL_CERT_FILE` and
+/// `SSL_CERT_DIR`). Without any authorities, `http:` still works and `https:` requests fail with an error.
 fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
     let found = match authorities {
         Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),
@@ -299,7 +300,7 @@ fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
     if roots.is_empty() {
         tracing::warn!("this system has no certificate authorities; HTTPS requests will fail");
     }
-    // Given here, so that a program that has another default provider, or none, keeps it.
+    // Pass the provider explicitly, so that the process-wide default provider of an embedding program is not touched.
     let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
@@ -308,7 +309,7 @@ fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
     Ok(config)
 }
 
-/// Where an answer leads, if it does.
+/// The target of a redirect, or `None` if the response is not a redirect.
 fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
     let leads = matches!(
         response.status(),
@@ -331,7 +332,7 @@ fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
     Ok(Some(next))
 }
 
-/// Whether the next request is a GET without a body, as every client has it.
+/// Whether the redirected request becomes a GET without a body. Follows the common behavior of HTTP clients.
 fn is_get_from_now_on(status: StatusCode, method: &Method) -> bool {
     match status {
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => *method == Method::POST,
@@ -348,13 +349,13 @@ fn check_headers(headers: &HeaderMap) -> Result<(), FetchError> {
     Ok(())
 }
 
-/// An error of the client with its causes, without the URL.
+/// The error of the client with its sources, without the URL.
 pub(crate) fn told(error: &reqwest::Error) -> String {
     let mut text = String::new();
     let mut next: Option<&dyn std::error::Error> = Some(error);
     while let Some(error) = next {
         let part = error.to_string();
-        // Some repeat what is beneath them.
+        // Some errors repeat the text of their source.
         if !text.ends_with(&part) {
             text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&part);
@@ -364,7 +365,7 @@ pub(crate) fn told(error: &reqwest::Error) -> String {
     text
 }
 
-/// The first cause of this type.
+/// The first error of this type in the chain of sources.
 fn source<'a, T: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,11 +1,11 @@
-//! The proxies of the server's environment: `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in small letters or
-//! capitals. Read once; must not know requests.
+//! The proxies from the server's environment: `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or
+//! upper case. Read once.
 
 use std::{ffi::OsString, net::IpAddr};
 
 use reqwest::Url;
 
-/// A proxy that cannot be used.
+/// A proxy variable that cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
     #[error("the proxy in `{variable}` is no URL; correct it and start the server again")]
@@ -14,7 +14,6 @@ pub(crate) enum ProxyError {
     Scheme { variable: String, scheme: String },
 }
 
-/// Which requests go through which proxy.
 #[derive(Debug, Default)]
 pub(super) struct Proxies {
     http: Option<Proxy>,
@@ -24,20 +23,19 @@ pub(super) struct Proxies {
 
 type Proxy = Result<Url, ProxyError>;
 
-/// Hosts that are reached without a proxy.
+/// Hosts that are reached without a proxy (`no_proxy`).
 #[derive(Debug, PartialEq, Eq)]
 enum Direct {
     Everything,
-    /// A name and everything below it.
+    /// A domain and all its subdomains.
     Domain(String),
-    /// Addresses whose first bits are these.
+    /// A network: its address and prefix length.
     Network(IpAddr, u8),
 }
 
 impl Proxies {
-    /// Reads the variables.
     pub(super) fn read(environment: &[(OsString, OsString)]) -> Self {
-        // Small letters first, as everybody has it.
+        // The lower-case variable wins, as in other HTTP clients.
         let variable = |name: &str| {
             [name.to_owned(), name.to_ascii_uppercase()].into_iter().find_map(|name| {
                 let (_, value) = environment.iter().find(|(known, _)| *known == *name)?;
@@ -52,17 +50,17 @@ impl Proxies {
         Self { http: proxy("http_proxy"), https: proxy("https_proxy"), direct }
     }
 
-    /// The proxy that a URL is reached through.
+    /// The proxy for a URL. `None` if there is none or it cannot be used.
     pub(super) fn find(&self, url: &Url) -> Option<&Url> {
         self.of(url).and_then(|proxy| proxy.as_ref().ok())
     }
 
-    /// Whether a URL is to be reached through a proxy, be it of use or not.
+    /// Whether a proxy is configured for a URL, even if it cannot be used.
     pub(super) fn apply_to(&self, url: &Url) -> bool {
         self.of(url).is_some()
     }
 
-    /// Refuses a URL whose proxy cannot be used: going without it is not what the variable asks for.
+    /// Refuses a URL whose proxy cannot be used. Connecting directly would ignore the user's configuration.
     pub(super) fn check(&self, url: &Url) -> Result<(), ProxyError> {
         match self.of(url) {
             Some(Err(error)) => Err(error.clone()),
@@ -111,7 +109,7 @@ fn parse_direct(item: &str) -> Direct {
     match base.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(address) => Direct::Network(address, bits.unwrap_or(u8::MAX)),
         Err(_) => {
-            // Hosts of URLs are in small letters, too.
+            // The hosts of parsed URLs are in lower case too.
             let name = item.strip_prefix('*').unwrap_or(item);
             Direct::Domain(name.trim_start_matches('.').to_ascii_lowercase())
         }

@@ -1,8 +1,8 @@
-//! Which addresses belong to the public internet, and the look-up of names, which gives out no other to those who may go nowhere else.
+//! Decides which addresses are public, and resolves names so that a restricted request never gets another address.
 //!
-//! What is looked at is what is connected to: an address in the URL is checked as it stands there, and a name is resolved
-//! once, here, by the client that connects. There is no second look-up between the two that could say something else.
-//! Must not know who asks.
+//! The address that is checked is the address that is connected to. An address in the URL is checked as it is. A name
+//! is resolved only once, by the resolver of the `reqwest` client that connects. There is no second lookup that could
+//! return another address (DNS rebinding).
 
 use std::{
     io,
@@ -18,11 +18,12 @@ use tokio::sync::Semaphore;
 
 use super::Reach;
 
-/// Look-ups under way at once of those who may go to the same places. Nothing calls one off: it stays on its thread until the system's
-/// resolver gives up, and files need these threads too.
+/// Most concurrent lookups of one resolver. A lookup cannot be cancelled: it occupies its thread until the system's
+/// resolver gives up, and file operations need these threads too.
 const LOOK_UPS: usize = 32;
 
-/// An address that only those reach who may start processes. It is in no text: whoever asks is not told what a name means inside.
+/// A private address, which is only for principals that may start processes. The error text does not contain it, so
+/// that a client does not learn how a name resolves inside the network.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("`{host}` is not at an address of the public internet")]
 pub(crate) struct Private {
@@ -31,13 +32,13 @@ pub(crate) struct Private {
 }
 
 impl Private {
-    /// The address, for the log.
+    /// The address, to be logged.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 }
 
-/// Refuses a URL whose host is a private address. A name is looked at when it is resolved.
+/// Refuses a URL whose host is a private address. Names are checked when they are resolved.
 pub(super) fn check_literal(url: &Url) -> Result<(), Private> {
     let host = url.host_str().unwrap_or_default();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -47,7 +48,8 @@ pub(super) fn check_literal(url: &Url) -> Result<(), Private> {
     }
 }
 
-/// A listener of this server, which only the owner of the server asks for anything. The address is in no text.
+/// The target is a listener of this server, which only the owner may send requests to. The error text does not contain
+/// the address.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("`{host}` leads to a listener of this server")]
 pub(crate) struct OwnListener {
@@ -60,7 +62,7 @@ impl OwnListener {
     }
 }
 
-/// Refuses a URL whose host is an address of this host. A name is looked at when it is resolved.
+/// Refuses a URL whose host is an address of this machine. Names are checked when they are resolved.
 pub(super) fn check_not_here(url: &Url) -> Result<(), OwnListener> {
     let host = url.host_str().unwrap_or_default();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -70,18 +72,19 @@ pub(super) fn check_not_here(url: &Url) -> Result<(), OwnListener> {
     }
 }
 
-/// Whether a connection to this address arrives at this host. The kernel is asked: a socket can be bound only to an address of the host.
+/// Whether a connection to this address arrives at this machine. Asks the kernel: a socket can be bound only to a local
+/// address.
 fn is_here(address: IpAddr) -> bool {
     let address = address.to_canonical();
     address.is_loopback() || address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Resolves names. For those who reach the public internet alone it refuses a name that leads to a private address, even if it leads
-/// elsewhere too.
+/// Resolves names for a `reqwest` client. With `Reach::Public` it refuses a name that has a private address, even if
+/// it has public ones too.
 #[derive(Debug)]
 pub(super) struct Names {
     reach: Reach,
-    /// A name that leads to this host is refused, even if it leads elsewhere too.
+    /// Refuse a name that has an address of this machine, even if it has others too.
     is_but_here: bool,
     places: Arc<Semaphore>,
 }
@@ -91,7 +94,7 @@ impl Names {
         Self { reach, is_but_here: false, places: Arc::new(Semaphore::new(LOOK_UPS)) }
     }
 
-    /// The same without addresses of this host.
+    /// Also refuses addresses of this machine.
     pub(super) fn but_here(self) -> Self {
         Self { is_but_here: true, ..self }
     }
@@ -118,7 +121,8 @@ impl Resolve for Names {
     }
 }
 
-/// Does work that blocks when there is a place for it, which it keeps until it is done, whether or not anybody still waits.
+/// Runs blocking work once there is a permit. The permit is held until the work is done, even if the future is dropped
+/// before.
 async fn in_its_place<T: Send + 'static>(
     places: Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -132,8 +136,8 @@ async fn in_its_place<T: Send + 'static>(
     working.await.map_err(io::Error::other)
 }
 
-/// Whether an address is one of the public internet: neither of this host nor of a network around it, nor of a part of the
-/// space that is kept for other things.
+/// Whether an address belongs to the public internet: not to this machine, not to a local network, and not to a range
+/// reserved for other uses.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -146,7 +150,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let is_shared = a == 100 && (64..128).contains(&b);
     let is_for_protocols = a == 192 && b == 0 && c == 0;
     let is_for_measuring = a == 198 && (18..20).contains(&b);
-    // Public by its number, and the host's own service in a large cloud.
+    // In the public range, but in a large cloud it is a service of the VM's host.
     let is_the_cloud_s = address == Ipv4Addr::new(168, 63, 129, 16);
     !(a == 0
         || a >= 240
@@ -168,10 +172,10 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match parts {
-        // Addresses of the older kind in other clothes.
+        // IPv6 addresses that embed an IPv4 address: IPv4-mapped, NAT64 and 6to4.
         [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => v4(high, low),
         [0x2002, high, low, ..] => v4(high, low),
-        // For protocols (Teredo among them), and for documents.
+        // Ranges for protocols (such as Teredo) and for documentation.
         [0x2001, second, ..] => second >= 0x200 && second != 0xdb8,
         [0x3fff, second, ..] => second >= 0x1000,
         [first, ..] => (0x2000..0x4000).contains(&first),

@@ -1,5 +1,4 @@
-//! The HTTP requests of one connection that are under way: their names, their places, and how they are called off.
-//! Must not know what a request does.
+//! The pending HTTP requests of one connection: their ids, their slots, and their cancellation.
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +11,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use super::{Fetcher, KIB};
 use crate::{error::Failure, process::lock};
 
-/// Places of the server that one principal may have, so that it keeps nobody else from theirs.
+/// Most of the server's slots for one principal, so that it cannot take the slots of others.
 const OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
 
-/// How many requests each principal has under way.
+/// How many pending requests each principal has.
 #[derive(Default)]
 pub(super) struct Shares(Mutex<BTreeMap<String, usize>>);
 
@@ -30,7 +29,7 @@ impl Shares {
     }
 }
 
-/// One of them, until it is dropped.
+/// The share of one request. Dropping it frees the share.
 struct Share {
     shares: Arc<Shares>,
     principal: String,
@@ -48,7 +47,7 @@ impl Drop for Share {
     }
 }
 
-/// What a connection has under way.
+/// The pending requests of a connection.
 pub(crate) struct Fetches {
     places: Arc<Semaphore>,
     pub(super) reading: Arc<Semaphore>,
@@ -65,7 +64,7 @@ struct Entry {
     name: String,
     is_stream: bool,
     calling_off: Arc<Notify>,
-    /// The last piece of its body that the peer has taken.
+    /// The sequence number of the last body chunk that the client has acknowledged.
     taken: watch::Sender<u64>,
 }
 
@@ -80,7 +79,7 @@ impl Default for Fetches {
 }
 
 impl Fetches {
-    /// Puts a request on the table, where there is a place for it.
+    /// Registers a request. Fails if no slot is free, or if another stream has the same id.
     pub(crate) fn begin(
         self: &Arc<Self>,
         server: &Fetcher,
@@ -108,7 +107,7 @@ impl Fetches {
         Ok(UnderWay { fetches: self.clone(), key, calling_off, taken: taken_rx, _places: places, _share: share })
     }
 
-    /// The peer has taken a stream up to this piece. One that is not there, or a number from before, changes nothing.
+    /// The client acknowledges a stream up to chunk `seq`. An unknown stream or an old number is ignored.
     pub(crate) fn ack(&self, name: &str, seq: u64) {
         let table = lock(&self.table);
         if let Some(entry) = table.under_way.values().find(|entry| entry.is_stream && entry.name == name) {
@@ -116,7 +115,7 @@ impl Fetches {
         }
     }
 
-    /// Calls off what has this name; whether there was anything.
+    /// Cancels all requests with this id. Returns whether there were any.
     pub(crate) fn cancel(&self, name: &str) -> bool {
         let table = lock(&self.table);
         let named = table.under_way.values().filter(|entry| entry.name == name);
@@ -124,7 +123,7 @@ impl Fetches {
     }
 }
 
-/// A request on the table, until it is dropped.
+/// A registered request. Dropping it removes it from the table and frees its slots.
 pub(crate) struct UnderWay {
     fetches: Arc<Fetches>,
     key: u64,
@@ -135,17 +134,17 @@ pub(crate) struct UnderWay {
 }
 
 impl UnderWay {
-    /// Returns when somebody has called it off; cancel safe.
+    /// Returns when the request is cancelled. Cancel safe.
     pub(crate) async fn called_off(&self) {
         self.calling_off.notified().await;
-        // Whoever waits next hears it, too.
+        // Store the permit again, so that later calls return as well.
         self.calling_off.notify_one();
     }
 
-    /// Waits until this piece of the body is within the window; cancel safe.
+    /// Waits until chunk `seq` is within the window. Cancel safe.
     pub(crate) async fn window(&self, seq: u64, window: u64) {
         let mut taken = self.taken.clone();
-        // It ends with this value, so that nobody waits for it then.
+        // An error means that the sender is gone. It lives in the table as long as `self`, so that cannot happen here.
         taken.wait_for(|taken| seq.saturating_sub(*taken) <= window).await.ok();
     }
 }
@@ -215,7 +214,7 @@ mod tests {
         assert_eq!(under_way.window(3, 2).now_or_never(), None);
         fetches.ack("r", 1);
         under_way.window(3, 2).await;
-        // What was taken stays taken, and nobody else's word counts.
+        // Acknowledgements never go back, and those of other streams do not count.
         fetches.ack("r", 0);
         fetches.ack("other", 9);
         under_way.window(3, 2).await;

@@ -1,5 +1,4 @@
-//! Accepts connections for as long as the server lives, also when descriptors run out.
-//! Must not know what a connection is for.
+//! Accepts connections as long as the server runs, also when the process is out of file descriptors.
 
 use std::{fs::File, future::Future, io, net::SocketAddr, time::Duration};
 
@@ -13,19 +12,19 @@ use tokio::{
 use super::unix::UnixSocket;
 use crate::descriptors;
 
-/// How long to leave the listener alone when no descriptor is free: long enough to cost no processor, short enough to be
-/// healthy again within a second.
+/// How long to wait before the next accept when no fd is free. Long enough not to burn CPU, short enough to recover
+/// within a second.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// Connections closed in one round without a free descriptor; a peer is told at once instead of waiting in the kernel.
+/// How many waiting connections to close at once when no fd is free. Closing tells a peer at once; otherwise it would
+/// wait in the kernel's backlog.
 const CLOSED_AT_ONCE: usize = 64;
 
-/// A socket that connections come from.
+/// A socket that accepts connections.
 pub(super) trait Listener {
-    /// What it gives.
     type Connection;
 
-    /// Waits for the next connection; cancel safe.
+    /// Waits for the next connection. Cancel safe.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Connection>> + Send;
 }
 
@@ -45,10 +44,10 @@ impl Listener for UnixSocket {
     }
 }
 
-/// One listener with the descriptor it gives up when there are no others.
+/// A listener with a spare fd, which is freed when the process has no other fd left.
 pub(super) struct Acceptor<L> {
     listener: L,
-    /// Closed to make room for one `accept` when the process has no descriptor left, then opened again.
+    /// Closed to make room for one `accept` when the process is out of fds, then opened again.
     spare: Option<File>,
 }
 
@@ -57,10 +56,10 @@ impl<L: Listener> Acceptor<L> {
         Self { listener, spare: spare() }
     }
 
-    /// The next connection. No error of one connection or of the process's limits ends it.
+    /// The next connection. Neither an error of a single connection nor a lack of resources ends the loop.
     pub(super) async fn next(&mut self) -> L::Connection {
         loop {
-            // With few left it is as with none.
+            // Few free fds count as none: they are reserved for existing work.
             let accepted = self.listener.accept().await.and_then(|connection| {
                 if descriptors::allow_stranger() { Ok(connection) } else { Err(Errno::MFILE.into()) }
             });
@@ -71,7 +70,7 @@ impl<L: Listener> Acceptor<L> {
                     self.close_waiting();
                     time::sleep(BACK_OFF).await;
                 }
-                // The peer was gone before we came; the next one may be fine.
+                // The peer closed before the accept. Try the next one.
                 Err(error) if is_of_the_peer(&error) => {}
                 Err(error) => {
                     tracing::error!(%error, "accept failed");
@@ -82,7 +81,7 @@ impl<L: Listener> Acceptor<L> {
     }
 
     fn close_waiting(&mut self) {
-        // Somebody else may have taken its number the last time.
+        // The spare may be missing: after the last round, another thread may have taken the freed fd.
         self.spare = self.spare.take().or_else(spare);
         for _ in 0..CLOSED_AT_ONCE {
             if self.spare.take().is_none() {

@@ -1,34 +1,33 @@
-//! Refuses a server that would be open to the world.
-//! Must not bind anything: this is asked before the first socket exists.
+//! Refuses configurations that would expose the server to a network without protection. The check runs before the first
+//! socket is bound.
 
 use std::net::IpAddr;
 
 use super::ListenUrl;
 
-/// Who may come in over TCP.
+/// Authentication of TCP clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Bearers of a token.
+    /// Clients must offer a token.
     Token,
-    /// Everybody who reaches the socket.
+    /// No authentication: every client that can connect is admitted.
     None,
 }
 
-/// What the flags say about all listeners.
+/// The flags that apply to all listeners.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// `--auth`, where it was said. Without a word a token is asked for, except of those who show a certificate.
+    /// `--auth`, if given. By default a token is required, except from clients with a certificate.
     pub auth: Option<Auth>,
-    /// `--tls-cert` and `--tls-key` were given.
+    /// Both `--tls-cert` and `--tls-key` were given.
     pub has_certificate: bool,
-    /// `--client-ca` was given: on `wss://` everybody shows a certificate.
+    /// `--client-ca` was given: clients of `wss://` must present a certificate.
     pub asks_for_certificates: bool,
-    /// `--insecure-plaintext`.
     pub insecure_plaintext: bool,
 }
 
 impl Terms {
-    /// Whether a listener asks for a token.
+    /// Whether a listener requires a token.
     pub fn asks_for_token(&self, url: &ListenUrl) -> bool {
         match (url, self.auth) {
             (ListenUrl::Unix(_) | ListenUrl::Stdio, _) | (_, Some(Auth::None)) => false,
@@ -37,7 +36,7 @@ impl Terms {
         }
     }
 
-    /// Whether a listener lets in everybody who reaches it.
+    /// Whether a listener admits every client that can connect.
     pub fn is_open(&self, url: &ListenUrl) -> bool {
         match url {
             ListenUrl::Ws(_) => !self.asks_for_token(url),
@@ -47,37 +46,27 @@ impl Terms {
     }
 }
 
-/// Why a combination of listeners and flags is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExposureError {
-    /// `--auth none` where others can reach it.
+    /// `--auth none` on a listener that other machines can reach.
     #[error(
         "`{url}` is reachable from other machines: `--auth none` is for loopback and Unix sockets, or with `--client-ca`"
     )]
-    NoAuth {
-        /// The listener.
-        url: ListenUrl,
-    },
-    /// A token in clear text over a network, without a word that this is meant.
+    NoAuth { url: ListenUrl },
+    /// The token would cross a network in clear text, and `--insecure-plaintext` was not given.
     #[error(
         "`{url}` is reachable from other machines and has no TLS: use `wss://` with `--tls-cert` and `--tls-key`, or pass `--insecure-plaintext` if a TLS proxy stands in front of it"
     )]
-    Plaintext {
-        /// The listener.
-        url: ListenUrl,
-    },
-    /// TLS without anything to show.
+    Plaintext { url: ListenUrl },
+    /// A `wss://` listener without a certificate.
     #[error("`{url}` needs a certificate: pass `--tls-cert` and `--tls-key`")]
-    NoCertificate {
-        /// The listener.
-        url: ListenUrl,
-    },
-    /// Somebody believes to be safe.
+    NoCertificate { url: ListenUrl },
+    /// A certificate that no listener uses. The user may believe that TLS is on.
     #[error("`--tls-cert` is given, but no listener is `wss://`")]
     UnusedCertificate,
 }
 
-/// Checks every listener; the first that is too open is named.
+/// Checks every listener. The error names the first one that is too open.
 pub fn check(listeners: &[ListenUrl], terms: &Terms) -> Result<(), ExposureError> {
     for url in listeners {
         let (address, has_tls) = match *url {
@@ -91,7 +80,7 @@ pub fn check(listeners: &[ListenUrl], terms: &Terms) -> Result<(), ExposureError
         if is_loopback(address.ip()) {
             continue;
         }
-        // The order matters: `--insecure-plaintext` never replaces the token.
+        // The order matters: `--insecure-plaintext` must not replace authentication.
         if terms.is_open(url) {
             return Err(ExposureError::NoAuth { url: url.clone() });
         }
@@ -105,7 +94,7 @@ pub fn check(listeners: &[ListenUrl], terms: &Terms) -> Result<(), ExposureError
     Ok(())
 }
 
-/// Whether only this machine can reach an address; `::ffff:127.0.0.1` is 127.0.0.1.
+/// Whether only this machine can reach an address. `::ffff:127.0.0.1` counts as 127.0.0.1.
 pub(crate) fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
@@ -126,7 +115,7 @@ mod tests {
         "[::2]:80",
     ];
 
-    /// Every combination of the flags.
+    /// All combinations of the flags.
     fn all_terms() -> impl Iterator<Item = Terms> {
         (0..24).map(|n| Terms {
             auth: [None, Some(Auth::Token), Some(Auth::None)][n % 3],
@@ -136,7 +125,7 @@ mod tests {
         })
     }
 
-    /// What must come of one listener, in words of its own.
+    /// The expected result for one listener, independent of the implementation.
     fn expected(has_tls: bool, is_reachable: bool, terms: &Terms) -> &'static str {
         let has_token = terms.auth != Some(Auth::None);
         match (has_tls, is_reachable) {
@@ -155,7 +144,7 @@ mod tests {
             for (addresses, is_reachable) in [(&LOCAL[..], false), (&OPEN[..], true)] {
                 for (address, scheme) in addresses.iter().flat_map(|address| [(address, "ws"), (address, "wss")]) {
                     let url: ListenUrl = format!("{scheme}://{address}").parse().unwrap();
-                    // Second of two, so that every listener is looked at.
+                    // The listener under test comes second, to show that not only the first is checked.
                     let word = match check(&["unix:///x".parse().unwrap(), url.clone()], &terms) {
                         Ok(()) => "fine",
                         Err(ExposureError::NoAuth { .. }) => "auth",

@@ -1,8 +1,7 @@
-//! Listeners: what a server is told to listen on, the sockets themselves, and the loop that accepts.
+//! Listeners: the addresses to listen on, the sockets, and the accept loop.
 //!
-//! [`url`] reads the words, [`exposure`] refuses what would be open to the world, `tcp` and `unix` make sockets,
-//! `accept` survives a lack of descriptors, and [`Server`] runs them all and ends them in order.
-//! Must not know HTTP (that is the door's) nor the wire.
+//! [`url`] parses the addresses, [`exposure`] refuses unprotected ones, `tcp` and `unix` create the sockets, `accept`
+//! survives a lack of fds, and [`Server`] runs all listeners and shuts them down in order. HTTP is handled by the door.
 
 mod accept;
 pub mod exposure;
@@ -17,29 +16,13 @@ pub use url::ListenUrl;
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
-/// Why a listener could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// A TCP address.
     #[error("listen on `{url}`")]
-    Tcp {
-        /// The listener.
-        url: ListenUrl,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// `wss://` without anything to secure it with.
+    Tcp { url: ListenUrl, source: io::Error },
+    /// A `wss://` listener without a certificate.
     #[error("listen on `wss://{address}`: pass `--tls-cert` and `--tls-key`")]
-    NoCertificate {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// A Unix socket.
+    NoCertificate { address: SocketAddr },
     #[error("listen on `unix://{}`", path.display())]
-    Unix {
-        /// The socket's path.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: UnixError,
-    },
+    Unix { path: PathBuf, source: UnixError },
 }

@@ -1,11 +1,11 @@
-//! The running server: all listeners, the door in front of each, the tasks of their connections, and the end in order.
+//! The running server: all listeners, the tasks of their connections, and the orderly shutdown.
 //!
 //! ```text
-//! serving ──stop──▶ draining (not ready, no upgrade; clients told and flushed) ──▶ ended
-//!    └─ standard input at its end, where it is the only listener ─▶ draining
+//! serving ──stop──▶ draining (not ready, no upgrade; clients notified and flushed) ──▶ ended
+//!    └─ EOF on standard input, if it is the only listener ─▶ draining
 //! ```
 //!
-//! Must not know HTTP nor the wire, and prints nothing: the program says where it listens.
+//! Prints nothing: the binary prints the listen addresses.
 
 use std::{
     future::{self, Future},
@@ -36,37 +36,38 @@ use crate::{
     tls::Tls,
 };
 
-/// How long clients get to take what is on its way when the server drains. A second less than the end in order may take in all.
+/// How long clients may take to receive pending output when the server drains. One second less than the time limit of
+/// the whole shutdown.
 const FLUSH: Duration = Duration::from_secs(4);
 
 /// Settings of [`Server`].
 #[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
-    /// Where the socket for `dial-stdio` goes; none without a state directory that others can find.
+    /// The path of the socket for `dial-stdio`. `None` if other programs cannot find the state directory.
     pub dial_socket: Option<PathBuf>,
-    /// The end of standard input ends its session: the reference's rule, for a server without a lasting state directory.
+    /// EOF on standard input ends the session, as in the reference server. For a server without a lasting state
+    /// directory.
     pub stdio_ends_session: bool,
-    /// What secures `wss://` listeners; they cannot be made without.
+    /// Needed for `wss://` listeners.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// A listener that exists: what to print.
+/// A bound listener, to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Where, with the real port.
+    /// With the real port, also if port 0 was requested.
     pub url: ListenUrl,
 }
 
-/// Why the server stopped serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to.
+    /// The `stop` future completed.
     Stopped,
-    /// Standard input, the only listener, came to its end.
+    /// EOF on standard input, which was the only listener.
     StdioClosed,
 }
 
-/// Bound listeners and what they lead to.
+/// The bound listeners, not yet accepting.
 pub struct Server {
     core: Arc<Core>,
     door: Arc<Door>,
@@ -79,7 +80,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes all listeners, or none: the first that fails undoes those before it.
+    /// Binds all listeners or none: if one fails, those bound before it are closed.
     pub fn bind(
         core: Arc<Core>,
         door: Arc<Door>,
@@ -100,12 +101,12 @@ impl Server {
         Ok(server)
     }
 
-    /// The listeners in the order they were asked for.
+    /// The listeners in the order in which they were requested.
     pub fn bound(&self) -> &[Bound] {
         &self.bound
     }
 
-    /// Serves until `stop` is done, or standard input ends where nothing else is listened on; then drains.
+    /// Serves until `stop` completes, or until EOF on standard input if there is no other listener. Then drains.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Ended {
         let Self { core, door, config, tcp, unix, dial, stdio, bound } = self;
         let mut tasks = JoinSet::new();
@@ -126,12 +127,12 @@ impl Server {
             stdio_task.spawn(serve_stdio(Arc::clone(&core), config.stdio_ends_session));
         }
         let only_stdio = stdio && bound.len() == 1;
-        // Both are cancel safe: a task that ended stays in its set.
+        // Both branches are cancel safe: a task that ended stays in its `JoinSet`.
         let ended = tokio::select! {
             () = stop => Ended::Stopped,
             () = ended_of(&mut stdio_task, only_stdio) => Ended::StdioClosed,
         };
-        // From here on `readyz` says no and upgrades are refused; connections end by the core's close.
+        // From here on `/readyz` fails and upgrades are refused. `core.drain` closes the connections.
         door.drain();
         core.drain(FLUSH).await;
         tasks.shutdown().await;
@@ -161,7 +162,6 @@ impl Server {
 }
 
 impl Server {
-    /// Returns the address with its real port.
     fn add_tcp(
         &mut self,
         url: &ListenUrl,
@@ -180,8 +180,8 @@ fn bind_unix(path: &Path) -> Result<UnixSocket, BindError> {
     UnixSocket::bind(path).map_err(|source| BindError::Unix { path: path.to_owned(), source })
 }
 
-/// The socket for `dial-stdio`. Where the disk has no inode or room left for its name the server serves without: its processes need it
-/// more than `dial-stdio` does.
+/// The socket for `dial-stdio`. If the disk is full, over quota or read-only, the server runs without it: keeping its
+/// processes reachable matters more than `dial-stdio`.
 fn bind_dial(path: &Path) -> Result<Option<UnixSocket>, BindError> {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match UnixSocket::bind(path) {
@@ -199,7 +199,7 @@ fn bind_dial(path: &Path) -> Result<Option<UnixSocket>, BindError> {
     }
 }
 
-/// Waits for the end of standard input where that ends the server, else for ever.
+/// Waits for the end of standard input if that ends the server. Otherwise never returns.
 async fn ended_of(stdio: &mut JoinSet<()>, ends_server: bool) {
     if ends_server {
         report(stdio.join_next().await);
@@ -254,7 +254,7 @@ async fn serve_dial(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
 async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
     let stream: Stream = exec_server_rpc::stdio();
     let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
-    // Whoever holds our standard streams started us: the owner.
+    // Only the process that started us has our standard streams, so the peer is the owner.
     let mut connection = Authenticated::vouch(stream, framing, Grant::owner(), "stdio");
     if ends_session {
         connection = connection.ending_its_session();
@@ -262,7 +262,7 @@ async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
     core.serve(connection).await;
 }
 
-/// Accepts for ever and owns the tasks of the connections; they end with it.
+/// Accepts connections forever. Owns the connections' tasks: they are aborted when this future is dropped.
 async fn accept_all<L, F>(listener: L, door: &Door, mut serve: impl FnMut(L::Connection) -> F + Send)
 where
     L: Listener + Send + Sync,
@@ -273,10 +273,10 @@ where
     let mut connections = JoinSet::new();
     loop {
         if door.is_crowded() {
-            // Those who came in one burst get their turn before others push them out.
+            // Let the connections of a burst run before later ones evict them.
             tokio::task::yield_now().await;
         }
-        // Both are cancel safe.
+        // Both branches are cancel safe.
         tokio::select! {
             connection = acceptor.next() => {
                 connections.spawn(serve(connection));
@@ -286,7 +286,7 @@ where
     }
 }
 
-/// A connection whose task panicked is told to people; the others go on.
+/// Logs that a connection's task panicked. Other connections are not affected.
 fn report(ended: Option<Result<(), JoinError>>) {
     if let Some(Err(error)) = ended
         && error.is_panic()

@@ -1,17 +1,15 @@
-//! The TCP listener.
-//! Must not decide who may connect: `exposure` was asked before, the door is asked after.
+//! Binds TCP listeners. `exposure` has checked the address before, and the door authenticates the connections.
 
 use std::{io, net::SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections the kernel may hold for us; a burst of clients after a restart must not be refused.
+/// Backlog of connections in the kernel. A burst of clients after a restart must not be refused.
 const BACKLOG: u32 = 1024;
 
-/// Binds and listens.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Connections of the server before us may linger in TIME_WAIT; the same port must be free for us at once.
+    // Connections of the previous server may be in TIME_WAIT. Without SO_REUSEADDR they would block the port.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -1,9 +1,9 @@
-//! The Unix socket: made so that nobody else can reach, replace or imitate it.
+//! Creates the Unix socket so that no other user can connect to it, replace it or imitate it.
 //!
-//! Three things keep others out: nobody else may change the directory's entries, the socket is 0600 before it listens,
-//! and the door asks the kernel for the peer's uid. A directory that we make is 0700. One that exists must belong to us
-//! or root and be writable by the owner alone; or be sticky like `/tmp`, where others can add names but cannot touch ours.
-//! Must not know what is spoken over it.
+//! Three things keep other users out: they cannot change the entries of the directory, the socket has mode 0600 before
+//! it listens, and the door checks the peer's uid. A directory that we create has mode 0700. An existing one must
+//! belong to us or root, and be writable only by its owner or sticky like `/tmp`: there, others can add names but
+//! cannot touch ours.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -27,78 +27,51 @@ use rustix::{
 };
 use tokio::net::UnixListener;
 
-/// Connections the kernel may hold for us.
+/// Backlog of connections in the kernel.
 const BACKLOG: i32 = 1024;
 
-/// Why a Unix socket was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum UnixError {
-    /// The path names no file in a directory.
     #[error("`{}` has no file name", path.display())]
-    Name {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The directory belongs to somebody who could replace the socket.
+    Name { path: PathBuf },
+    /// Another user owns the directory and could replace the socket.
     #[error("directory `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
-    DirOwner {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Others could replace the socket.
+    DirOwner { path: PathBuf, owner: u32 },
+    /// Other users can write to the directory and could replace the socket.
     #[error("directory `{}` has mode {mode:04o}, so others could replace the socket; use one with mode 0700", path.display())]
-    DirMode {
-        /// The directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// Something that is not a socket of ours has the name.
+    DirMode { path: PathBuf, mode: u32 },
+    /// The name is taken by something that is not our socket.
     #[error("`{}` exists and is not a socket of ours", path.display())]
-    Occupied {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A server answers there.
+    Occupied { path: PathBuf },
+    /// A running server accepts connections on the socket.
     #[error("`{}` is in use by a running server", path.display())]
-    InUse {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A system call failed.
+    InUse { path: PathBuf },
     #[error("make socket `{}`", path.display())]
-    Io {
-        /// The path.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
-/// A listening socket with a name in the file system, which goes away with the value if it is still ours.
+/// A listening socket with a name in the file system. Dropping it removes the name if it still belongs to this socket.
 pub(super) struct UnixSocket {
     pub(super) listener: UnixListener,
     dir: OwnedFd,
     name: OsString,
-    /// Device and inode of the name when it was made: a successor's socket under the same name is not removed.
+    /// Device and inode of the socket file, so that a successor's socket under the same name is not removed.
     identity: (u64, u64),
 }
 
 impl UnixSocket {
-    /// Makes the socket at `path`, replacing one that a dead server of ours left there.
+    /// Creates the socket at `path`. Replaces a socket of ours that a dead server left there.
     pub(super) fn bind(path: &Path) -> Result<Self, UnixError> {
         let failed = |source: io::Error| UnixError::Io { path: path.to_owned(), source };
         let name = path.file_name().ok_or_else(|| UnixError::Name { path: path.to_owned() })?;
         let dir = open_parent(path)?;
         check_occupied(&dir, name, path)?;
-        // Bound under another name first: the real name appears only when the socket is 0600 and listens.
+        // Bind under a temporary name: the real name must appear only when the socket has mode 0600 and listens.
         let beside = beside().map_err(failed)?;
         let listener = listen_at(&dir, &beside).map_err(failed)?;
         let identity = stat(&dir, &beside).map_err(failed)?;
         if let Err(errno) = rustix::fs::renameat(&dir, &beside, &dir, name) {
-            // The error that counts is the rename's.
+            // Ignore an error of the cleanup and return that of the rename.
             rustix::fs::unlinkat(&dir, &beside, AtFlags::empty()).ok();
             return Err(failed(errno.into()));
         }
@@ -116,25 +89,26 @@ impl Drop for UnixSocket {
     fn drop(&mut self) {
         let is_ours = stat(&self.dir, &self.name).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity);
         if is_ours {
-            // Left behind it is only a stale name, which the next server replaces.
+            // If this fails, a stale name is left, which the next server replaces.
             rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty()).ok();
         }
     }
 }
 
-/// Connects to a socket by directory and name, whatever the length of its path.
+/// Connects to a socket by directory fd and name, so that the length of its path does not matter.
 pub(crate) fn connect(dir: &OwnedFd, name: &OsStr) -> io::Result<StdStream> {
     StdStream::connect(through(dir, name))
 }
 
-/// Opens the directory of `path`, made 0700 where it is missing, and refuses one whose entries others can change.
+/// Opens the parent directory of `path`, creating it with mode 0700 if needed. Refuses a directory whose entries other
+/// users can change.
 fn open_parent(path: &Path) -> Result<OwnedFd, UnixError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let failed = |source: io::Error| UnixError::Io { path: parent.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
     let dir = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| failed(errno.into()))?;
-    // Asked of the open directory, not of the path: what is checked is what is used.
+    // Check the open directory instead of the path, so that the directory that was checked is the one that is used.
     let metadata = fs::metadata(format!("/proc/self/fd/{}", dir.as_raw_fd())).map_err(failed)?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
@@ -147,7 +121,7 @@ fn open_parent(path: &Path) -> Result<OwnedFd, UnixError> {
     Ok(dir)
 }
 
-/// Lets only a stale socket of ours be replaced.
+/// Returns an error unless the name is free or belongs to a stale socket of ours.
 fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixError> {
     let stat = match stat(dir, name) {
         Ok(stat) => stat,
@@ -162,13 +136,13 @@ fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixEr
     }
     match connect(dir, name) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        // Gone in between: as good as stale.
+        // Removed in the meantime, so the name is free.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Ok(_) | Err(_) => Err(UnixError::InUse { path: path.to_owned() }),
     }
 }
 
-/// Binds, closes the mode, and only then listens: before that a connection is refused whatever the umask was.
+/// Binds, sets mode 0600, and only then listens. Until then connections are refused, regardless of the umask.
 fn listen_at(dir: &OwnedFd, name: &OsStr) -> io::Result<StdListener> {
     let path = through(dir, name);
     let socket = rustix::net::socket_with(
@@ -183,7 +157,8 @@ fn listen_at(dir: &OwnedFd, name: &OsStr) -> io::Result<StdListener> {
     Ok(StdListener::from(socket))
 }
 
-/// A path of fixed length to an entry of an open directory: a socket address holds 108 bytes, a real path may be longer.
+/// A short path to an entry of an open directory. A `sockaddr_un` holds only 108 bytes, and the real path may be
+/// longer.
 fn through(dir: &OwnedFd, name: &OsStr) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)
 }
@@ -195,7 +170,7 @@ fn stat(dir: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
     })
 }
 
-/// A short random name: a long one would not fit into a socket address beside the directory's.
+/// A random temporary name. Short, because it must fit into a `sockaddr_un` together with the directory.
 fn beside() -> io::Result<OsString> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;

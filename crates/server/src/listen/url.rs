@@ -1,5 +1,4 @@
-//! What `--listen` accepts.
-//! Must not resolve names or touch the network.
+//! Parses the values of `--listen`. Resolves no names and does not use the network.
 
 use std::{
     fmt,
@@ -8,56 +7,40 @@ use std::{
     str::FromStr,
 };
 
-/// One place to listen on.
+/// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenUrl {
-    /// `ws://IP:PORT`; port 0 lets the kernel choose.
+    /// `ws://IP:PORT`. With port 0 the kernel chooses a port.
     Ws(SocketAddr),
-    /// `wss://IP:PORT`: the same inside TLS.
+    /// `wss://IP:PORT`: WebSocket over TLS.
     Wss(SocketAddr),
     /// `unix:///path`.
     Unix(PathBuf),
-    /// `stdio` or `stdio://`: newline JSON on standard input and output.
+    /// `stdio` or `stdio://`: newline-delimited JSON on standard input and output.
     Stdio,
 }
 
-/// Why a word is not a place to listen on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// None of the forms.
+    /// The text has none of the known forms.
     #[error("`{text}` is none of `ws://IP:PORT`, `wss://IP:PORT`, `unix:///path`, `stdio`")]
-    Unknown {
-        /// What was given.
-        text: String,
-    },
-    /// A name could resolve to something else tomorrow.
+    Unknown { text: String },
+    /// Host names are refused, because they may resolve to another address later.
     #[error("`{host}` is not an IP address; host names other than `localhost` are not accepted in `ws://IP:PORT`")]
-    HostName {
-        /// The host part.
-        host: String,
-    },
-    /// Missing, not a number, or above 65535.
+    HostName { host: String },
+    /// The port is missing, not a number, or above 65535.
     #[error("`{text}` has no valid port; write `ws://IP:PORT`, with port 0 for any free one")]
-    Port {
-        /// What was given.
-        text: String,
-    },
-    /// A listener serves `/` only.
+    Port { text: String },
+    /// The URL has a path. A listener serves only `/`.
     #[error("`{text}` has a path; write `ws://IP:PORT` alone")]
-    Path {
-        /// What was given.
-        text: String,
-    },
-    /// A socket path must be absolute.
+    Path { text: String },
+    /// The socket's path is not absolute.
     #[error("`{text}` has no absolute path; write `unix:///path`")]
-    SocketPath {
-        /// What was given.
-        text: String,
-    },
+    SocketPath { text: String },
 }
 
 impl Default for ListenUrl {
-    /// Loopback, any free port.
+    /// Loopback with any free port.
     fn default() -> Self {
         Self::Ws(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
     }
@@ -105,7 +88,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
         None => authority.rsplit_once(':').ok_or_else(port_error)?,
     };
     let ip = if authority.starts_with("localhost:") {
-        // The only name that means one address everywhere.
+        // The only host name that means the same address everywhere.
         Some(IpAddr::V4(Ipv4Addr::LOCALHOST))
     } else if authority.starts_with('[') {
         host.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
@@ -113,7 +96,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
         host.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
     };
     let ip = ip.ok_or_else(|| ParseError::HostName { host: host.to_owned() })?;
-    // `parse` alone would take `+80`.
+    // `parse` alone would accept `+80`.
     if !port.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(port_error());
     }

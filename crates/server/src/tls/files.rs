@@ -1,5 +1,4 @@
-//! The files of TLS: read, checked, and told apart when they change.
-//! Must not know connections.
+//! Reads and checks the PEM files of TLS, and detects when they change.
 
 use std::{
     fs::{self, File},
@@ -17,20 +16,20 @@ use zeroize::Zeroizing;
 use super::TlsError;
 use crate::state_dir::private;
 
-/// Largest file read: a chain of certificates has a few KiB, a bundle of authorities some hundred.
+/// Largest file that is read. A certificate chain has a few KiB, a bundle of authorities some hundred.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
-/// What tells one version of a file from the next; absent while there is no file.
+/// Metadata that differs between two versions of a file. `None` if the file does not exist.
 pub(super) type Stamp = Option<(u64, u64, i64, i64, u64)>;
 
-/// Looks at a file without reading it.
+/// The stamp of a file. Does not read the file.
 pub(super) fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
-    // The change time has nanoseconds, and moves also where a tool sets the modification time back.
+    // Use the ctime, not the mtime: it changes even if a tool sets the mtime back.
     Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.size()))
 }
 
-/// The certificates of a PEM file, at least one.
+/// The certificates in a PEM file. Fails if there are none.
 pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let bytes = read(path, File::open(path).map_err(|source| failed(path, source))?)?;
     let parsed: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
@@ -41,7 +40,7 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-/// The private key of a PEM file that only we, or root for us, can have read and written.
+/// The private key in a PEM file that belongs to us or root and that no other user can access.
 pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let file = File::open(path).map_err(|source| failed(path, source))?;
     private::check(&file, &file.metadata().map_err(|source| failed(path, source))?, path)?;
@@ -51,7 +50,7 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsErro
 
 fn read(path: &Path, file: File) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let size = file.metadata().map_err(|source| failed(path, source))?.len().min(FILE_MAX_BYTES);
-    // One allocation where the size is known, so that no copy of a key is left behind.
+    // Allocate once, with the known size: growing the buffer would leave copies of the key in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or_default() + 1));
     file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(|source| failed(path, source))?;
     Ok(bytes)

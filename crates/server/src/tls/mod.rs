@@ -1,8 +1,8 @@
-//! TLS in front of the door of `wss://` listeners: our certificate, whom we take certificates from, and the handshake.
+//! TLS for `wss://` listeners: our certificate, the authorities for client certificates, and the handshake.
 //!
-//! The files are read at the start, where whatever is wrong ends the server, and again when they change, where it is said
-//! and the old ones stay. Sessions of TLS are not resumed: a resumed one would skip the check of the client's certificate.
-//! Must not know HTTP, nor who may do what.
+//! The files are read at startup, where any error ends the server. They are read again when they change; then an error
+//! is logged and the old certificates stay in use. TLS sessions are not resumed, because a resumed session would skip
+//! the check of the client's certificate.
 
 mod files;
 mod names;
@@ -33,91 +33,62 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use self::{files::Stamp, names::Name, verifier::Verifier};
 use crate::state_dir::NotPrivate;
 
-/// How often the files are looked at.
+/// How often to check the files for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Versions of TLS that can be spoken, from the given one on.
+/// The oldest accepted TLS version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Oldest {
-    /// 1.2 and 1.3.
+    /// TLS 1.2 and 1.3.
     Tls12,
-    /// 1.3 alone.
+    /// Only TLS 1.3.
     #[default]
     Tls13,
 }
 
-/// Where our certificate and the authorities of our clients are, all PEM.
+/// Paths of the PEM files, and the oldest TLS version.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// Our certificate, and its chain behind it.
+    /// Our certificate, followed by its chain.
     pub cert: PathBuf,
-    /// Its key; for our eyes only.
+    /// The private key. No other user may have access to it.
     pub key: PathBuf,
-    /// The authorities whose certificates clients must show; `None` asks for none.
+    /// The authorities for client certificates. `None`: client certificates are not requested.
     pub client_ca: Option<PathBuf>,
-    /// The oldest version spoken.
     pub oldest: Oldest,
 }
 
-/// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file could not be read.
     #[error("read `{}`", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A file is not PEM, or not of the kind that is needed.
+    Read { path: PathBuf, source: io::Error },
+    /// A file is not PEM, or lacks the needed kind of section.
     #[error("read `{}` as PEM", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: pem::Error,
-    },
-    /// A file has no certificate.
+    Pem { path: PathBuf, source: pem::Error },
     #[error("there is no certificate in `{}`", path.display())]
-    NoCertificate {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Other users could have written or read the key.
+    NoCertificate { path: PathBuf },
+    /// Other users can read the key or could have written it.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// Authorities that cannot be used.
+    /// The authorities for client certificates are invalid.
     #[error("use the authorities in `{}`: {reason}", path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// Certificate and key do not fit each other, or are of a kind that nobody speaks.
+    Authorities { path: PathBuf, reason: String },
+    /// The certificate and the key do not match, or their kind is not supported.
     #[error("use the certificate in `{}` with the key in `{}`", cert.display(), key.display())]
-    Pair {
-        /// The certificate's file.
-        cert: PathBuf,
-        /// The key's file.
-        key: PathBuf,
-        /// What is wrong with them.
-        source: rustls::Error,
-    },
+    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
 }
 
-/// What a client has shown, after its chain was verified.
+/// A client certificate whose chain was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// Who it is: alternative names, the one that counts first; at least one.
+    /// Subject alternative names, at least one. The first one names the principal.
     pub names: Vec<String>,
-    /// SHA-256 of the certificate, in hexadecimal digits.
+    /// SHA-256 of the certificate's DER, in hexadecimal.
     pub fingerprint: String,
 }
 
 impl ClientCertificate {
-    /// `None` for a certificate that names nobody.
+    /// Returns `None` if the certificate has no usable name.
     fn read(der: &[u8]) -> Option<Self> {
         let names = names::bearer(der);
         if names.is_empty() {
@@ -128,28 +99,26 @@ impl ClientCertificate {
     }
 }
 
-/// TLS as it is at the moment.
+/// The TLS configuration, replaced when the files change.
 pub struct Tls {
     files: TlsFiles,
     current: RwLock<Arc<Loaded>>,
-    /// The files as they were before they were first read.
+    /// Stamps of the files, taken before they were first read.
     first: [Stamp; 3],
 }
 
-/// One version of the files.
 struct Loaded {
     config: Arc<ServerConfig>,
     names: OwnNames,
 }
 
-/// The names in our own certificate.
+/// The subject alternative names in our own certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnNames(Arc<[Name]>);
 
-/// The secured bytes, in both directions.
 type Secure = TlsStream<Join<Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>>>;
 
-/// A connection behind its handshake.
+/// A connection after its TLS handshake.
 pub(crate) struct Secured {
     pub(crate) socket: Secure,
     pub(crate) certificate: Option<ClientCertificate>,
@@ -158,20 +127,19 @@ pub(crate) struct Secured {
 }
 
 impl Tls {
-    /// Reads the files.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
-        // Before they are read: what changes meanwhile is a change.
+        // Take the stamps before reading: if a file changes while it is read, `watch` notices.
         let first = files.stamps();
         let loaded = load(&files)?;
         Ok(Self { files, current: RwLock::new(Arc::new(loaded)), first })
     }
 
-    /// Whether clients must show a certificate.
+    /// Whether clients must present a certificate.
     pub fn asks_for_certificates(&self) -> bool {
         self.files.client_ca.is_some()
     }
 
-    /// Reads the files again whenever they change, for ever. Connections that are open keep what they have.
+    /// Reloads the files whenever they change, forever. Open connections keep the old certificates.
     pub(crate) async fn watch(&self) {
         let mut tick = time::interval(LOOK_EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -180,7 +148,7 @@ impl Tls {
         loop {
             tick.tick().await;
             let now = self.files.stamps();
-            // After a failure also without a change: a file may have been read while it was being written.
+            // After a failure, retry also without a change: the file may have been read while it was being written.
             if now == seen && failure.is_none() {
                 continue;
             }
@@ -202,7 +170,7 @@ impl Tls {
         }
     }
 
-    /// Shakes hands on a fresh connection. Has no deadline of its own.
+    /// Does the TLS handshake. The caller must set a deadline.
     pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
         let loaded = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
         let Stream { reader, writer, probe, .. } = stream;
@@ -211,7 +179,8 @@ impl Tls {
         let shown = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let certificate = shown.and_then(|der| ClientCertificate::read(der));
         if self.asks_for_certificates() && certificate.is_none() {
-            // The verifier has refused it already; nobody comes in by a way that it does not know.
+            // The verifier should have refused this already. Checked again, so that a connection without a certificate
+            // can never get in.
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         Ok(Secured { socket, certificate, names: loaded.names.clone(), probe })
@@ -226,8 +195,9 @@ impl TlsFiles {
 }
 
 impl OwnNames {
-    /// Whether our own certificate is for this host: a page whose name was made to lead here has no such certificate.
-    /// A wildcard does not count, since whoever has another name under it would be taken for us.
+    /// Whether our certificate is valid for this host name. This protects against DNS rebinding: the name of an
+    /// attacker's page is not in our certificate. Wildcards do not count, because another host under the same wildcard
+    /// would be accepted.
     pub(crate) fn has(&self, host: &str) -> bool {
         self.0.iter().any(|name| match name {
             Name::Dns(dns) => !dns.contains('*') && dns.eq_ignore_ascii_case(host),
@@ -238,7 +208,7 @@ impl OwnNames {
 }
 
 impl Secured {
-    /// The halves, with what the kernel knows of the peer below TLS.
+    /// Splits into reader and writer, and keeps the TCP probe of the socket below TLS.
     pub(crate) fn into_stream(self) -> Stream {
         let (reader, writer) = tokio::io::split(self.socket);
         Stream { probe: self.probe, is_private: true, ..Stream::new(reader, writer) }
@@ -252,7 +222,7 @@ impl fmt::Debug for Tls {
 }
 
 fn load(files: &TlsFiles) -> Result<Loaded, TlsError> {
-    // Given here, so that a program that has another default provider, or none, keeps it.
+    // Pass the provider explicitly, so that the process-wide default provider of an embedding program is not touched.
     let provider = Arc::new(default_provider());
     let chain = files::certificates(&files.cert)?;
     let key = files::private_key(&files.key)?;
@@ -278,7 +248,7 @@ fn load(files: &TlsFiles) -> Result<Loaded, TlsError> {
     Ok(Loaded { config: Arc::new(config), names })
 }
 
-/// An error with its reasons, on one line.
+/// The error with all its sources, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut source = error.source();

@@ -1,42 +1,42 @@
-//! The alternative names of a certificate: who its bearer is, or by which names a server is called.
+//! Extracts the subject alternative names of a certificate: they identify a client, or the host names of our server.
 //!
-//! A walk over DER as far as one extension needs it. It decides nothing: a certificate comes here after its chain was
-//! verified (a client's), or from a file of ours. What is malformed has no names.
+//! Parses only as much DER as this extension needs. It makes no trust decision: a client's certificate comes here after
+//! its chain was verified, and our own comes from our file. A malformed certificate has no names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Tags of ASN.1 that lie on the way.
+/// ASN.1 tags on the path to the extension.
 const SEQUENCE: u8 = 0x30;
 const OCTET_STRING: u8 = 0x04;
 const OBJECT_ID: u8 = 0x06;
 /// `[3]`, the extensions of a certificate.
 const EXTENSIONS: u8 = 0xa3;
-/// 2.5.29.17, subjectAltName.
+/// OID 2.5.29.17, subjectAltName.
 const ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 
-/// Longest name of a principal: it stands in records and logs.
+/// Longest name of a principal, because it is written to records and logs.
 const NAME_MAX_BYTES: usize = 256;
 
-/// One alternative name, of the kinds that we know.
+/// A subject alternative name of a kind that we use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// `[1]`, an address of e-mail.
+    /// `[1]`, an e-mail address.
     Email(String),
     /// `[2]`, a host name.
     Dns(String),
     /// `[6]`, such as a SPIFFE id.
     Uri(String),
-    /// `[7]`.
+    /// `[7]`, an IP address.
     Ip(IpAddr),
 }
 
-/// The names of a certificate, in its order.
+/// The names of a certificate, in order.
 pub(super) fn of(certificate: &[u8]) -> Vec<Name> {
     find(certificate).unwrap_or_default()
 }
 
-/// Who bears this certificate, the name that counts first: its URIs, then its host names, then its addresses of e-mail. What is
-/// too long to be the name of a principal is none.
+/// The names of a client certificate, in order of preference: URIs, then host names, then e-mail addresses. Names that
+/// are too long for a principal are left out.
 pub(super) fn bearer(certificate: &[u8]) -> Vec<String> {
     let mut names: Vec<(u8, String)> = of(certificate)
         .into_iter()
@@ -48,7 +48,7 @@ pub(super) fn bearer(certificate: &[u8]) -> Vec<String> {
         })
         .filter(|(_, name)| name.len() <= NAME_MAX_BYTES)
         .collect();
-    // Stable: within a kind the certificate's own order stays.
+    // The sort is stable: names of one kind keep the certificate's order.
     names.sort_by_key(|(kind, _)| *kind);
     names.into_iter().map(|(_, name)| name).collect()
 }
@@ -71,7 +71,7 @@ fn find(certificate: &[u8]) -> Option<Vec<Name>> {
         if id != ALTERNATIVE_NAME {
             continue;
         }
-        // A flag may stand before the value: whether the extension is critical.
+        // A BOOLEAN may precede the value: whether the extension is critical.
         let value = loop {
             let (tag, value, rest) = element(fields)?;
             fields = rest;
@@ -111,18 +111,18 @@ fn ip(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// The content of an element with this tag, and what follows it.
+/// The content of an element with this tag, and the bytes after it.
 fn expect(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, content, rest) = element(bytes)?;
     (found == tag).then_some((content, rest))
 }
 
-/// Tag and content of the first element, and what follows it.
+/// Tag and content of the first element, and the bytes after it.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = bytes.split_first_chunk::<2>()?;
     let (size, rest) = match first {
         0..=0x7f => (usize::from(first), rest),
-        // The number of bytes of the length; four are more than a certificate has.
+        // Long form: the low bits are the number of length bytes. Four are more than any certificate needs.
         0x81..=0x84 => {
             let (length, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
             (length.iter().fold(0, |size, byte| size << 8 | usize::from(*byte)), rest)

@@ -1,6 +1,5 @@
-//! Whom we take a client's certificate from, and that it says who it is.
-//!
-//! The chain is webpki's to check: authority, dates, purpose. What names nobody is refused here, in the handshake as well.
+//! Verifies client certificates: webpki checks the chain (authority, dates, purpose). A certificate without a usable
+//! name is refused here as well, during the handshake.
 
 use std::sync::Arc;
 
@@ -17,14 +16,13 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::{ClientCertificate, TlsError, files};
 
-/// Checks client certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
     chain: Arc<dyn ClientCertVerifier>,
 }
 
 impl Verifier {
-    /// Trusts the authorities in a PEM file.
+    /// Creates a verifier that trusts the authorities in a PEM file.
     pub(super) fn new(authorities: &std::path::Path, provider: Arc<CryptoProvider>) -> Result<Arc<Self>, TlsError> {
         let failed = |reason: String| TlsError::Authorities { path: authorities.to_owned(), reason };
         let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! The permission matrix of the Unix socket, on real directories.
+//! Tests of the Unix socket's permission checks, on real directories.
 
 use std::{
     fs,
