@@ -1,7 +1,7 @@
-//! `exec-server attach`: this terminal on a process that runs already, until it ends or the keys detach.
+//! `exec-server attach`: connects this terminal to a running process until the process ends or the user presses the detach keys.
 //!
-//! The screen of a process with a terminal is drawn in two steps: its latest output is written again, and then the program is
-//! made to draw by itself, because it is told of another size for a moment. Must not know how a server is reached.
+//! The screen of a process with a terminal is restored in two steps. First the latest output is written again. Then the terminal size is
+//! changed for a moment, so that the program receives SIGWINCH and redraws itself.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -20,14 +20,14 @@ use crate::{
     terminal::{self, Terminal},
 };
 
-/// How many of the latest events are shown again. A terminal gives some hundred bytes at a time: enough for several screens.
+/// How many of the latest events are replayed. A terminal event usually holds a few hundred bytes, so this covers several screens.
 const REPLAYED: u64 = 1024;
 
-/// Attaches, and ends as the process does.
+/// Returns the exit code of the attached process.
 pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let mut visit = Visit::begin(&args.connect, token).await?;
-        // From here on the notices are on the screen of the process.
+        // From here on the screen belongs to the process, so `streams` reports the state of the link instead.
         visit.stop_notices();
         let attached = match visit.find(&args.id) {
             Ok((client, info)) => attach(client, info).await,
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> any
 async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     let signals = Signals::new().context("listen to signals")?;
     let latest = info.next_seq.saturating_sub(1);
-    // What has ended is shown from its end, too: there is nothing else to come.
+    // For an ended process the replay is all there is to show.
     let after = if info.tty || info.exited { latest.saturating_sub(REPLAYED) } else { latest };
     let process = logs::attach(client, info, after, true).await?;
     let name = ids::clean(process.id().as_str());
@@ -51,7 +51,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     }
     let (is_typed, is_raw) = (io::stdin().is_terminal(), terminal.is_some());
     if is_typed {
-        // A terminal that is not raw gives a line at a time.
+        // A terminal in line mode delivers a whole line at a time, so the user must also press Enter.
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
         let hint = format!("exec-server: attached to `{name}`; press {keys} to leave it running");
         say::dim(hint);
@@ -61,7 +61,8 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         events: process.events_after(after),
         process: process.clone(),
         replayed_to: latest,
-        // Ctrl-D closes it. Neither the end of a file that was piped in nor a terminal that is gone is an end for others.
+        // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still
+        // write.
         input: Input { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
         signals,
         pending: Vec::new(),
@@ -75,7 +76,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     };
     let carrying = carry.run();
     tokio::pin!(carrying);
-    // Beside the carrying, which shows what comes of it; given up when that ends first.
+    // The redraw runs beside `carrying`, which shows its output. If `carrying` ends first, the redraw is dropped.
     let carried = tokio::select! {
         carried = &mut carrying => carried,
         () = redraw => carrying.await,

@@ -1,5 +1,4 @@
-//! `exec-server audit`: says whether an audit log is what was written.
-//! Must not know how it is written.
+//! `exec-server audit`: verifies an audit log against its hash chain and its anchor.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,16 +13,14 @@ use crate::{
     place, say,
 };
 
-/// The log is not what was written.
+/// Exit code for a log that was changed, cut or replaced.
 const BROKEN: u8 = 1;
 
-/// An anchor and the file that it was read from.
 struct FoundAnchor {
     path: PathBuf,
     anchor: Anchor,
 }
 
-/// Does what was asked.
 pub(crate) fn run(args: &Audit) -> anyhow::Result<ExitCode> {
     match verify(&args.command) {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -40,7 +37,7 @@ pub(crate) fn run(args: &Audit) -> anyhow::Result<ExitCode> {
 fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     let AuditCommand::Verify { files, after, has, state_dir, anchor } = command;
     let chain_alone = Expected { after: after.as_deref(), has: has.as_deref(), anchor: None };
-    // The first time for the chain alone, and for what the log says of its anchor.
+    // The first pass checks the hash chain alone and reads which anchor the log names. The second pass checks against the anchor.
     let mut report = audit::verify(files, chain_alone)?;
     let found = match anchor {
         Some(path) => Some(read_anchor(path)?.with_context(|| format!("no anchor at `{}`", path.display()))?),
@@ -61,7 +58,7 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says what is known of the beginning and the end.
+/// Prints which parts of the beginning and the end could be checked.
 fn say_what_was_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: bool) {
     if report.first_seq > 1 && !is_after_given {
         let (first, before) = (report.first_seq, report.first_seq - 1);
@@ -96,7 +93,7 @@ fn say_what_was_checked(report: &Report, found: Option<&FoundAnchor>, is_after_g
     }
 }
 
-/// The anchor of the newest file, by its path; else the one that the log names.
+/// Finds the anchor of the newest file by the path of the log, else the anchor that the log itself names.
 fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> anyhow::Result<Option<FoundAnchor>> {
     let named = report.anchor.as_deref();
     let dirs = match state_dir {
@@ -104,7 +101,8 @@ fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> 
         None => place::all_of_user().into_iter().chain(named.and_then(Path::parent).map(Path::to_owned)).collect(),
     };
     let by_path = dirs.iter().flat_map(|dir| files.iter().rev().map(|file| Anchor::path_in(dir, file)));
-    // A copy of a log has another path. Of a directory that was given only the name counts, not where the log says that it is.
+    // A copy of a log has another path, so try the anchor that the log names. If the user gave a state directory, use only the file name of
+    // that anchor and look in the given directory.
     let by_name = named.and_then(|named| match state_dir {
         Some(dir) => Some(dir.join(named.file_name()?)),
         None => Some(named.to_owned()),

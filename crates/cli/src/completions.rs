@@ -1,9 +1,10 @@
-//! `exec-server completions` and `exec-server man`: the grammar of the command line, as shells and manual readers want it.
+//! `exec-server completions` and `exec-server man`: shell completions and manual pages, generated from the clap grammar.
 //!
-//! The script of a shell asks this program at every Tab, by a variable ([`VARIABLE`]) and the words behind `--`. So it completes
-//! flags of the program that runs, ids of processes on the server that the words name, and names of environments. Failure paths: a
-//! server that does not answer soon has no ids, and nothing is ever written to standard error, which is the prompt. Must not know
-//! any command beyond which of its arguments is a process or a server.
+//! The script of a shell runs this program at every Tab. It sets [`VARIABLE`] and passes the typed words after `--`. So the completions
+//! match the installed version and include the ids of processes on the server that the words name, and the names of environments.
+//!
+//! Failure paths: a server that does not answer in time contributes no ids. Nothing is ever written to stderr, because it would end up in
+//! the user's prompt.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -25,19 +26,19 @@ use tokio::time;
 
 use crate::{args, connect::Visit, env_token, ids, runtime, say};
 
-/// The name of the program in scripts and pages.
+/// The program name in scripts and manual pages.
 const NAME: &str = "exec-server";
 
-/// Set by the scripts to the name of their shell.
+/// The shell scripts set this variable to the name of their shell.
 const VARIABLE: &str = "EXEC_SERVER_COMPLETE";
 
-/// How long a person waits behind Tab.
+/// The longest time that a user has to wait after Tab.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
-/// The token of the environment, until a completion needs it.
+/// The token from the environment, kept until a completion needs it.
 static TOKEN: Mutex<Option<env_token::Waiting>> = Mutex::new(None);
 
-/// Prints the script of a shell.
+/// Prints the completion script of a shell.
 pub(crate) fn completions(shell: args::Shell) -> anyhow::Result<ExitCode> {
     let shell: &dyn EnvCompleter = match shell {
         args::Shell::Bash => &Bash,
@@ -45,20 +46,20 @@ pub(crate) fn completions(shell: args::Shell) -> anyhow::Result<ExitCode> {
         args::Shell::Fish => &Fish,
     };
     let mut text = Vec::new();
-    // By its name alone, so that the script outlives an update.
+    // Refer to the program by name, not by path, so that the script keeps working after an update.
     shell.write_registration(VARIABLE, NAME, NAME, NAME, &mut text).context("write the script")?;
     say::data(&text).context("write standard output")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a script of a shell asks for completions.
+/// Whether this process was started by a completion script.
 pub(crate) fn is_asked() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|shell| !shell.is_empty())
 }
 
-/// Answers it. Called before a thread exists, because the variable is removed.
+/// Prints the completions. Must be called before a second thread exists, because it removes an environment variable.
 pub(crate) fn answer(token: Option<env_token::Waiting>) -> ExitCode {
-    // What goes wrong is not for the prompt that a person types at.
+    // Discard stderr: an error message would appear in the user's prompt.
     if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
         rustix::stdio::dup2_stderr(null).ok();
     }
@@ -71,7 +72,7 @@ pub(crate) fn answer(token: Option<env_token::Waiting>) -> ExitCode {
     }
 }
 
-/// The grammar with what only a look at servers and files can say.
+/// Adds the completions that depend on servers and files to the grammar.
 fn with_values(mut command: clap::Command) -> clap::Command {
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
@@ -89,7 +90,7 @@ fn with_values(mut command: clap::Command) -> clap::Command {
     }
 }
 
-/// Completes an argument, where the command has it.
+/// Adds a completer to an argument if the command has it.
 fn with_completer(
     command: clap::Command,
     name: &str,
@@ -102,23 +103,23 @@ fn with_completer(
     }
 }
 
-/// Names in `environments.toml`, and the beginnings of URLs.
+/// The names in `environments.toml` and the URL schemes.
 fn environments(current: &OsStr) -> Vec<CompletionCandidate> {
     let names = environment::names().unwrap_or_default();
     let schemes = ["ssh://", "ws://", "wss://", "unix://"].map(str::to_owned);
     matching(current, names.into_iter().chain(schemes).map(|name| (name, None)))
 }
 
-/// Ids of the processes that fit, with what they run.
+/// The ids of matching processes, with their command line as help text.
 fn processes(current: &OsStr, fits: fn(&ProcessInfo) -> bool) -> Vec<CompletionCandidate> {
     let all = listed().unwrap_or_default();
-    // The newest first, as in `ps`.
+    // Newest first, as in `ps`.
     let fitting = all.iter().rev().filter(|info| fits(info));
     matching(current, fitting.map(|info| (info.process_id.to_string(), Some(info.argv.join(" ")))))
 }
 
-/// Those that begin with what is typed. The server's words go into the person's command line: what a shell would not take for a plain
-/// word is left out.
+/// The values that begin with the typed text. Ids come from the server and go into the user's command line, so any value that the shell
+/// would not take as one plain word is left out.
 fn matching(current: &OsStr, all: impl Iterator<Item = (String, Option<String>)>) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let mut seen = Vec::new();
@@ -137,7 +138,7 @@ fn matching(current: &OsStr, all: impl Iterator<Item = (String, Option<String>)>
     candidates
 }
 
-/// The processes of the server that the words name; none where that takes long.
+/// The processes of the server that the typed words name; an error if the server takes too long.
 fn listed() -> anyhow::Result<Vec<ProcessInfo>> {
     let words: Vec<OsString> = std::env::args_os().skip_while(|word| word != "--").skip(1).collect();
     let connect = args::connection(&words).context("read the words")?;
@@ -153,7 +154,7 @@ fn listed() -> anyhow::Result<Vec<ProcessInfo>> {
     })
 }
 
-/// Prints the manual page of the program, or of one of its commands.
+/// Prints the manual page of the program or of one of its commands.
 pub(crate) fn man(command: Option<&str>) -> anyhow::Result<ExitCode> {
     let mut grammar = args::grammar();
     grammar.build();

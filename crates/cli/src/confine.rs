@@ -1,5 +1,5 @@
-//! What children are confined to: limits, control groups, another user. Turns flags into settings, and says what this host
-//! cannot enforce. Must not know how any of it is done.
+//! How child processes are confined: limits, control groups and another user. Turns flags into settings and warns about limits that this
+//! host cannot enforce.
 
 use std::{ffi::OsString, path::Path, sync::Arc};
 
@@ -13,17 +13,17 @@ use exec_server_server::state_dir::{SpawnedConfig, shared_name};
 
 use crate::args;
 
-/// Processes and threads of one command where nobody said otherwise: far above what programs use, far below what a host has.
+/// Default limit of processes and threads per command: far above what programs use, far below what a host can run.
 pub(crate) const PIDS_MAX: u64 = 4096;
 
-/// Variables of the server's user that are wrong for another one.
+/// Variables of the server's user that would be wrong for another user.
 const OF_THE_USER: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "MAIL"];
 
-/// A user of the host, by `/etc/passwd` and `/etc/group`.
+/// A user of the host, looked up in `/etc/passwd` and `/etc/group`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunAs {
     user: User,
-    /// Name, home and shell; unknown for a bare number.
+    /// Name, home and shell; `None` for a bare uid without an entry.
     entry: Option<Entry>,
 }
 
@@ -34,7 +34,7 @@ struct Entry {
     shell: String,
 }
 
-/// The settings of holders, from the flags and what the host can do.
+/// The settings of holders, from the flags and the abilities of the host.
 pub(crate) fn settings(
     args: &args::Serve,
     run_as: Option<&RunAs>,
@@ -54,13 +54,13 @@ pub(crate) fn settings(
             rlimits: instead(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
             ..Confine::default()
         },
-        // The same program, also where its file was replaced since: both sides of a request are one build.
+        // Start the running binary even if its file was replaced: spawner and server must be the same build.
         respawn: Some("/proc/self/exe".into()),
         remove_after: None,
     }
 }
 
-/// Limits of each process where no control group enforces those that were asked for.
+/// Per-process rlimits that replace those requested limits that no control group enforces.
 fn instead(enforced: Enforced, pids: Option<u64>, memory: Option<u64>, run_as: Option<&RunAs>) -> Vec<(u32, u64)> {
     let mut limits = Vec::new();
     if let Some(pids) = pids.filter(|_| !enforced.pids) {
@@ -78,12 +78,12 @@ fn instead(enforced: Enforced, pids: Option<u64>, memory: Option<u64>, run_as: O
     limits
 }
 
-/// Numbers of the kernel, the same on all machines that we run on.
+/// `RLIMIT_*` numbers of the kernel, the same on all architectures that we support.
 const RLIMIT_DATA: u32 = 2;
 const RLIMIT_NPROC: u32 = 6;
 
 impl RunAs {
-    /// Finds `USER[:GROUP]`, each a name or a number.
+    /// Parses `USER[:GROUP]`, each a name or a number.
     pub(crate) fn find(text: &str) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             bail!("`--run-as` needs a server that runs as root");
@@ -118,16 +118,16 @@ impl RunAs {
         Ok(Self { user: User { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
     }
 
-    /// The same user for file methods.
+    /// The same user, for file methods.
     pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
         let User { uid, gid, groups } = self.user.clone();
         let user = Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?);
-        // Tried now: a host that does not let us would fail every file request later.
+        // Try it now: on a host that forbids changing the user, every file request would fail later.
         drop(user.enter().context("use files as the user of `--run-as`")?);
         Ok(user)
     }
 
-    /// The server's environment as this user would have it; policies inherit from it.
+    /// The server's environment with the variables of this user. Environment policies inherit from it.
     pub(crate) fn environment(&self, server: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
         let entry = self.entry.iter();
         let own: Vec<(OsString, OsString)> = entry

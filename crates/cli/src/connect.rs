@@ -1,5 +1,4 @@
-//! Which server a command speaks with, and how it gets in: flags, variables and `environments.toml` become one [`Server`].
-//! Must not know what is asked of it.
+//! Chooses the server that a command talks to: turns flags, variables and `environments.toml` into one [`Server`], and connects to it.
 
 use std::{env, path::PathBuf, time::Duration};
 
@@ -22,29 +21,29 @@ use crate::{
     link, log, place, say, terminal,
 };
 
-/// How long a host that does not answer, or a server that says it is busy, is tried; `--wait` does not shorten it.
+/// How long connecting to an unresponsive host or a busy server is retried. `--wait` does not shorten the timeout of one attempt.
 const FIRST_CONNECT: Duration = Duration::from_secs(10);
 
-/// The pause before the one retry that a server gets which is just starting. With it, the error is still reported within
-/// half a second.
+/// Without `--wait`, the pause before the only retry. It helps if a server is just starting. The error is still reported within half a
+/// second.
 const STARTUP_GRACE: Duration = Duration::from_millis(200);
 
-/// After such a silence of the server, commands say that they wait.
+/// After this much silence from the server, commands report that they are waiting.
 const STALLED_AFTER: Duration = Duration::from_secs(3);
 
-/// A first connection that takes longer is announced on a terminal.
+/// If the first connection takes longer than this, a terminal shows a notice.
 const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
 
-/// The user's own server may have many sessions to take over before it answers.
+/// The per-user server may have to adopt many sessions before it answers.
 const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 
-/// How long the end of our own session may take; after that its time-to-live ends it.
+/// How long ending our own session may take. After that the session's time-to-live ends it.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// The time-to-live of a session that has no process: what a visit, or whoever else comes back to it, may need to mend its link.
+/// The time-to-live of a session without processes: enough time for the client to reconnect.
 pub(crate) const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
 
-/// A server, and everything that is needed to get in.
+/// A server, and the credentials and options that are needed to connect to it.
 pub(crate) struct Server {
     way: Way,
     /// `--wait`.
@@ -53,19 +52,19 @@ pub(crate) struct Server {
 }
 
 enum Way {
-    /// The user's own, by its state directory.
+    /// The user's own server, by its state directory.
     PerUser(PathBuf),
-    /// Another, and the token for it where neither URL nor file has one.
+    /// Any other server, and a token for it if neither the URL nor a file provides one.
     Remote(Box<RemoteSpec>, Option<Token>),
 }
 
 impl Server {
-    /// The server that flags, variables and names lead to; `None` is this machine. Also begins to log, as the flags say.
+    /// Chooses the server from flags, variables and names; `None` means this machine. Also starts logging as the flags request.
     pub(crate) fn find(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Self>> {
         Self::find_with(args, token.map(read_token).transpose()?)
     }
 
-    /// The same, with a token that was read already.
+    /// Like [`find`](Self::find), with a token that was read already.
     pub(crate) fn find_with(args: &args::Connect, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
@@ -73,8 +72,8 @@ impl Server {
         Self::find_as(args, args.connect.as_deref(), token)
     }
 
-    /// The servers of a copy, as `find` does: of each path that is on one. Each gets the token of the environment only if that
-    /// may be meant for it.
+    /// The servers of a copy, one per path; `None` for a local path. A server gets the token from the environment only if that token may be
+    /// meant for it.
     pub(crate) fn find_all(
         args: &args::Connect,
         named: &[Option<args::Named<'_>>],
@@ -106,7 +105,7 @@ impl Server {
             }
             Choice::Remote(spec) => spec,
         };
-        // What is said on the command line goes before what the file says.
+        // The command line overrides `environments.toml`.
         spec.token_file = args.token_file.clone().or(spec.token_file);
         spec.ca_file = args.tls_ca.clone().or(spec.ca_file);
         spec.insecure_plaintext |= args.insecure_plaintext;
@@ -116,7 +115,8 @@ impl Server {
         Ok(Some(Self { way: Way::Remote(Box::new(spec), token), wait: args.wait, recover_for: args.recover_for }))
     }
 
-    /// What leads to a server that is not the user's own, and the token for it where neither URL nor file has one.
+    /// The specification of a remote server, and the token for it if neither the URL nor a file provides one. `None` for the user's own
+    /// server.
     pub(crate) fn spec(&self) -> Option<(&RemoteSpec, &Option<Token>)> {
         match &self.way {
             Way::PerUser(_) => None,
@@ -129,7 +129,7 @@ impl Server {
         Ok(Self { way: Way::PerUser(place::of_user(None)?), wait: args.wait, recover_for: args.recover_for })
     }
 
-    /// Connects. `set` says what the session is for.
+    /// Connects. `set` adds the session options of the command.
     pub(crate) async fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, Error> {
         let mut builder = Client::builder()
             .name(concat!("exec-server/", env!("CARGO_PKG_VERSION")))
@@ -150,13 +150,13 @@ impl Server {
         self.announcing(opening).await
     }
 
-    /// Says on a terminal what is waited for, where connecting takes long.
+    /// Prints a notice on a terminal if connecting takes long.
     async fn announcing<T>(&self, opening: impl Future<Output = T>) -> T {
         tokio::pin!(opening);
         if let Ok(opened) = time::timeout(ANNOUNCE_AFTER, &mut opening).await {
             return opened;
         }
-        // While ssh asks for a password, a line of ours would stand in the middle of its question.
+        // While ssh asks for a password, a notice would end up in the middle of its prompt.
         if !terminal::is_asking() {
             match self.wait {
                 Some(wait) => say::dim(format_args!("exec-server: waiting up to {wait:?} for {}", self.address())),
@@ -173,7 +173,7 @@ impl Server {
         }
     }
 
-    /// How long the first connection may take; what a file says of one attempt is meant for all of them.
+    /// How long the first connection may take. The `connect_timeout` of `environments.toml` bounds all attempts together.
     fn first_connect(&self) -> Duration {
         match &self.way {
             Way::PerUser(_) => PER_USER_CONNECT,
@@ -181,7 +181,7 @@ impl Server {
         }
     }
 
-    /// Whether asking it could show anything; a server is not started to say that nothing runs.
+    /// Whether the server can have anything to show. A per-user server is not started just to report that nothing runs.
     fn is_worth_asking(&self) -> anyhow::Result<bool> {
         match &self.way {
             Way::PerUser(dir) => dial::has_something(dir),
@@ -190,20 +190,20 @@ impl Server {
     }
 }
 
-/// A short stay at a server, to look at the processes of all sessions there.
+/// A short session on a server, used to look at the processes of all sessions there.
 pub(crate) struct Visit {
     server: Server,
-    /// None where there is nothing to be asked.
+    /// `None` if the server does not run and has nothing to show.
     client: Option<Client>,
     all: Vec<ProcessInfo>,
     /// Sessions whose processes the server cannot list yet.
     adopting: Vec<AdoptingSession>,
-    /// Says what becomes of the link.
+    /// The task that reports the state of the link.
     notices: JoinSet<()>,
 }
 
 impl Visit {
-    /// Goes to the server, or the user's own, and lists its processes.
+    /// Connects to the chosen server, or to the user's own, and lists its processes.
     pub(crate) async fn begin(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
         let server = match Server::find(args, token)? {
             Some(server) => server,
@@ -220,27 +220,26 @@ impl Visit {
         Ok(Self { server, client: Some(client), all, adopting, notices })
     }
 
-    /// For a command that reports the link in a way of its own.
+    /// For a command that reports the state of the link itself.
     pub(crate) fn stop_notices(&mut self) {
         self.notices.abort_all();
     }
 
-    /// The server.
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }
 
-    /// The client, where there is a server to ask.
+    /// `None` if the visit has not connected.
     pub(crate) fn client(&self) -> Option<&Client> {
         self.client.as_ref()
     }
 
-    /// Every process there when we came, with the client to speak of it with.
+    /// Every process of the first listing, with the client to use for it.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&Client, &ProcessInfo)> {
         self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
     }
 
-    /// Connects where there was no server before and there is one now.
+    /// Connects if the visit began without a server and one runs now.
     pub(crate) async fn connect_again(&mut self) -> anyhow::Result<()> {
         if self.client.is_none() && self.server.is_worth_asking()? {
             self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?);
@@ -248,17 +247,17 @@ impl Visit {
         Ok(())
     }
 
-    /// Every process there when we came, the oldest first.
+    /// Every process of the first listing, oldest first.
     pub(crate) fn all(&self) -> &[ProcessInfo] {
         &self.all
     }
 
-    /// The sessions whose processes were not listed when we came, because their holders did not answer.
+    /// The sessions that were missing from the first listing because their holders did not answer.
     pub(crate) fn adopting(&self) -> &[AdoptingSession] {
         &self.adopting
     }
 
-    /// Every process there by now.
+    /// Lists the processes again.
     pub(crate) async fn list(&self) -> Result<Vec<ProcessInfo>, Error> {
         match &self.client {
             Some(client) => client.list(Scope::All).await,
@@ -266,7 +265,7 @@ impl Visit {
         }
     }
 
-    /// The process that is meant, and the client to speak of it with.
+    /// Resolves an id or its prefix to a process, and returns the client to use for it.
     pub(crate) fn find(&self, asked: &str) -> Result<(&Client, &ProcessInfo), NoProcess> {
         let unknown = || NoProcess::Unknown { asked: asked.to_owned() };
         let found = ids::resolve(asked, &self.all).map_err(|error| match error {
@@ -278,7 +277,7 @@ impl Visit {
         Ok((self.client.as_ref().ok_or_else(unknown)?, found?))
     }
 
-    /// Leaves, and leaves nothing behind.
+    /// Ends the session of this visit.
     pub(crate) async fn end(self) {
         if let Some(client) = self.client {
             end(&client).await;
@@ -286,23 +285,23 @@ impl Visit {
     }
 }
 
-/// Ends a session of ours and everything in it, if the server can be reached soon. Its time-to-live ends it otherwise.
+/// Ends a session of ours and everything in it, if the server answers in time. Otherwise the session's time-to-live ends it.
 pub(crate) async fn end(client: &Client) {
     try_end(client).await;
 }
 
-/// As [`end`]; whether the server could be reached.
+/// As [`end`]. Returns whether the server answered in time.
 pub(crate) async fn try_end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }
 
-/// The URL of a host of ssh, where it is not a name of environments.toml. A broken file is told by whoever uses the name.
+/// The URL for an ssh host, if the name is not in `environments.toml`. A broken file is reported later, when the name is used.
 fn host_of_ssh(name: &str) -> Option<String> {
     let is_unknown = matches!(environment::choose(Some(name)), Err(EnvironmentError::Unknown { .. }));
     (is_unknown && !name.contains(':')).then(|| format!("ssh://{name}"))
 }
 
-/// Picks by name or URL; a host without a scheme is answered with the URL that was probably meant.
+/// Chooses by name or URL. For a host without a scheme, the error suggests the URL that was probably meant.
 fn choose(asked: Option<&str>) -> anyhow::Result<Choice> {
     let chosen = environment::choose(asked);
     let is_unknown = matches!(&chosen, Err(EnvironmentError::Unknown { .. } | EnvironmentError::Url { .. }));

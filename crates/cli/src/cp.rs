@@ -1,5 +1,4 @@
-//! `exec-server cp`: the two ends of a copy, what is said while it goes on, and its exit code.
-//! Must not know how bytes travel.
+//! `exec-server cp`: the two ends of a copy, its messages and its exit code. The client library does the copying.
 
 mod progress;
 
@@ -27,7 +26,7 @@ use exec_server_client::{
 };
 use progress::Progress;
 
-/// Copies; what was not copied is said, and the code tells it.
+/// Copies. Prints each file that failed; the exit code says whether all files were copied.
 pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let is_shown = args.progress && io::stderr().is_terminal();
     runtime::block_on_here(async {
@@ -38,7 +37,7 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
             let flag = if at == last { "--to" } else { "--from" };
             End::new(side, server, flag)
         });
-        // All ends are looked at before anybody is called.
+        // Check all ends before connecting to any server.
         let ends = ends.collect::<Result<Vec<End<'_>>, _>>()?;
         let mut sessions = Sessions::default();
         let mut places = Vec::new();
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
         let talk = Talk { line: is_shown.then(Progress::new).map(Mutex::new) };
         let copying = async {
             let counting = count(&places, &talk);
-            // Both are cancel safe. The count is dropped with the end of the copy, and never ends itself.
+            // Both futures are cancel-safe. `counting` never completes; it is dropped when the copy ends.
             tokio::select! {
                 code = copy_all(args, &places, &target, &talk) => code,
                 never = counting => match never {},
@@ -64,7 +63,7 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
     })
 }
 
-/// Finds the total for the progress line, where there is one.
+/// Computes the total for the progress line, if there is one.
 async fn count(sources: &[Place], talk: &Talk) -> Infallible {
     if talk.line.is_some()
         && let Some(total) = progress::count(sources).await
@@ -74,7 +73,7 @@ async fn count(sources: &[Place], talk: &Talk) -> Infallible {
     future::pending().await
 }
 
-/// Copies one source after the other; the code of the worst.
+/// Copies the sources one after the other. Returns the exit code of the worst result.
 async fn copy_all(args: &args::Copy, sources: &[Place], target: &Place, talk: &Talk) -> u8 {
     if sources.len() > 1 && !is_directory(target).await {
         talk.say(&format!(
@@ -105,12 +104,12 @@ async fn is_directory(place: &Place) -> bool {
     found.is_ok_and(|found| found.kind == EntryKind::Directory)
 }
 
-/// One session for each server of a copy, however many paths are there.
+/// One session per server, shared by all paths on that server.
 #[derive(Default)]
 struct Sessions<'a>(Vec<(args::Named<'a>, Client)>);
 
 impl<'a> Sessions<'a> {
-    /// The place of one end.
+    /// Opens one end of the copy, connecting if its server has no session yet.
     async fn open(&mut self, end: &End<'_>, named: Option<args::Named<'a>>) -> anyhow::Result<Place> {
         let (path, server, named) = match (end, named) {
             (End::There(path, server), Some(named)) => (path, server, named),
@@ -136,7 +135,6 @@ impl<'a> Sessions<'a> {
     }
 }
 
-/// One end of a copy.
 enum End<'a> {
     Here(&'a Path),
     There(&'a Path, Server),
@@ -155,9 +153,9 @@ impl<'a> End<'a> {
     }
 }
 
-/// What is said while it goes on.
+/// Prints messages and the progress line.
 struct Talk {
-    /// None where nobody looks.
+    /// `None` if no progress line is shown.
     line: Option<Mutex<Progress>>,
 }
 
@@ -168,7 +166,7 @@ impl Talk {
         }
     }
 
-    /// A sentence above the line.
+    /// Prints a message above the progress line.
     fn say(&self, text: &str) {
         self.with(|line| line.wipe());
         say::talk(format_args!("exec-server: {}", ids::clean(text)));

@@ -1,5 +1,6 @@
-//! `exec-server run --detach`: starts a program, prints its id, and leaves it for as long as the server lets it. What the server does not keep
-//! (output beyond the quota, a session that nobody uses) is said on stderr. Must not carry any bytes.
+//! `exec-server run --detach`: starts a program, prints its id and disconnects.
+//!
+//! Prints to stderr what the server will not keep: output beyond the quota, and a session that stays unused for too long.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::{
     start::{self, Host, Place},
 };
 
-/// What a script wants to know of it.
+/// The output of `--json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Started<'a> {
@@ -23,7 +24,7 @@ struct Started<'a> {
     pid: Option<u32>,
 }
 
-/// Starts it on the server, or without one on the user's own.
+/// Starts the program on the given server, or on the user's own server if `server` is `None`.
 pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Result<u8> {
     let (server, place) = match server {
         Some(server) => (server, Place::Remote),
@@ -58,11 +59,11 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
             let pid = process.pid();
             drop(process);
             report_bounds(args, client.server().session_ttl);
-            // In order, so that nothing of it is under way any more.
+            // Close the connection in order, so that no message is still in flight when we exit.
             client.close().await;
             if args.json {
                 let started = serde_json::to_string(&Started { process_id: &id, session_id, pid })?;
-                say::json(&format!("{started}\n")).ok(); // Nobody is there to be told.
+                say::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
             } else {
                 say::line(&id);
             }
@@ -77,7 +78,7 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
     }
 }
 
-/// Says what will not be kept.
+/// Warns about output and sessions that the server will not keep.
 fn report_bounds(args: &args::Run, ttl: Option<Ttl>) {
     if !args.drop_oldest && !args.keep_all {
         say::talk(
@@ -90,7 +91,7 @@ fn report_bounds(args: &args::Run, ttl: Option<Ttl>) {
     }
 }
 
-/// A time in the largest unit that it is a whole number of.
+/// Formats a duration in the largest unit of which it is a whole number (at least 2).
 fn span(time: Duration) -> String {
     let units = [(86_400_000, "days"), (3_600_000, "hours"), (60_000, "minutes"), (1000, "seconds")];
     let ms = time.as_millis();

@@ -1,8 +1,7 @@
-//! The user's own server: how it is found, started in the background, and dialled.
+//! The per-user server: how a command finds it, starts it in the background and connects to it.
 //!
-//! It has a socket for this in its state directory, which speaks newline JSON. It greets with one blank line: until that has
-//! come, the server behind the socket may be one that is just ending, and another is started in its place.
-//! Must not know what is said over it.
+//! The server listens on `dial.sock` in its state directory and speaks newline-delimited JSON there. It greets each connection with a blank
+//! line. Before that greeting the server behind the socket may be one that is shutting down; then another one is started in its place.
 
 use std::{
     ffi::OsString,
@@ -29,30 +28,29 @@ use tokio::{
 
 use crate::args;
 
-/// From the first look to a server that answers. A start takes a few milliseconds; adopting many sessions takes longer.
+/// The time limit for the whole of [`dial`]. A start takes a few milliseconds; adopting many sessions takes longer.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
-/// How often a starting server is tried.
+/// How often a connection to a starting server is tried.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
-/// A server that does not come up is started this often: one may lose the lock to another that is ending.
+/// How often a server is started before giving up: a new one exits if another server that is shutting down still holds the lock.
 const STARTS_MAX: u32 = 3;
 
-/// How long the server stays when nobody is connected and nothing runs. The next one is up in milliseconds.
+/// The server exits after this long without connections and processes. Starting the next one takes milliseconds.
 const IDLE: &str = "60s";
 
-/// Directories below the home directory that users install programs into.
+/// Directories below the home directory into which users install programs.
 const LOGIN_DIRECTORIES: [&str; 3] = [".local/bin", "bin", ".cargo/bin"];
 
-/// The user's own server as something that the client library connects to; started where none runs.
+/// A [`Connect`] for the user's own server, which is started if it does not run.
 #[derive(Debug)]
 pub(crate) struct PerUser {
-    /// Its state directory.
+    /// The state directory of the server.
     dir: PathBuf,
 }
 
 impl PerUser {
-    /// The server of this state directory.
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
@@ -61,7 +59,7 @@ impl PerUser {
 impl Connect for PerUser {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
-            // `dial` has waited for a server that is starting, so nothing is left to wait for.
+            // `dial` has already waited for a starting server, so a retry would not help.
             let failed = |error: anyhow::Error| Error::Connect {
                 address: self.address(),
                 failure: ConnectFailure::Permanent,
@@ -78,7 +76,7 @@ impl Connect for PerUser {
     }
 }
 
-/// Connects to the server of a state directory, and starts it where none runs.
+/// Connects to the server of a state directory. Starts it if it does not run.
 pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
     let hint = format!("try `exec-server serve --state-dir {}` to see why", dir.display());
     let end = Instant::now() + READY_WITHIN;
@@ -94,8 +92,8 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
             Some(server) => server.try_wait().context("look at the server")?,
             None => None,
         };
-        // A directory in use belongs to a server that is about to answer, or about to end: worth waiting for. One of ours that ended
-        // may have met it.
+        // A locked directory belongs to a server that will answer soon or is shutting down: wait for it. A server that we started may have
+        // exited because of that lock, so start another once the lock is free.
         if (server.is_none() || ended.is_some()) && !is_locked(dir) {
             if let Some(status) = ended.filter(|_| starts >= STARTS_MAX) {
                 return Err(anyhow!("the server started in the background ended with {status}; {hint}"));
@@ -107,24 +105,24 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// Whether the server of a state directory runs, or its sessions have processes that the next one would find. If neither,
-/// there is nothing to be shown, and no reason to start one.
+/// Whether the server of a state directory runs, or left sessions with processes that the next server would adopt. If neither, there is
+/// nothing to show and no reason to start a server.
 pub(crate) fn has_something(dir: &Path) -> anyhow::Result<bool> {
     if is_locked(dir) {
         return Ok(true);
     }
     let boot = fs::read("/proc/sys/kernel/random/boot_id").context("read the id of this boot")?;
     if fs::read(dir.join("boot")).ok() != Some(boot) {
-        // Never used, or not since the machine was started: no process is left.
+        // The directory was not used since this boot, so no process is left.
         return Ok(false);
     }
     let Ok(sessions) = fs::read_dir(dir.join("sessions")) else { return Ok(false) };
     Ok(sessions.filter_map(Result::ok).any(|session| session.path().join("sock").exists()))
 }
 
-/// Connects and waits for the greeting; `None` when no living server is there.
+/// Connects and waits for the greeting. Returns `None` if no running server answers.
 async fn knock(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
-    // Through the open directory: its path may be longer than a socket address.
+    // Go through `/proc/self/fd`: the path of the directory may be too long for a socket address.
     let open = match File::open(dir) {
         Ok(open) => open,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -144,20 +142,20 @@ async fn knock(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     }
 }
 
-/// Nobody listens there, or whoever did has gone.
+/// Nothing listens on the socket, or the listener has just gone.
 fn is_nobody(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
     matches!(error.kind(), NotFound | ConnectionRefused | ConnectionReset | UnexpectedEof)
 }
 
-/// Whether a server holds the state directory: then it is starting, serving or ending.
+/// Whether a server holds the lock of the state directory: it is starting, serving or shutting down.
 pub(crate) fn is_locked(dir: &Path) -> bool {
     let Ok(lock) = File::open(dir.join("lock")) else { return false };
     let free = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
     free == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// Our `PATH` and, behind it, the directories that a login shell usually adds: sshd starts commands without a profile.
+/// Our `PATH`, followed by the directories that a login shell usually adds. sshd starts commands without reading a profile.
 fn search_path() -> OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -168,7 +166,7 @@ fn search_path() -> OsString {
             directories.push(dir);
         }
     }
-    // A home with a colon in its name cannot stand in a PATH.
+    // A home directory with a colon in its name cannot be in `PATH`.
     std::env::join_paths(directories).unwrap_or(path)
 }
 
@@ -179,15 +177,15 @@ fn start(dir: &Path) -> anyhow::Result<Child> {
     #[expect(clippy::disallowed_methods, reason = "our own program, which becomes a session of its own by itself")]
     let mut command = Command::new(program);
     command
-        // First, where it is looked for before the arguments are parsed.
+        // `DETACHED` must come first: the program looks for it there before it parses the arguments.
         .args(["serve", args::DETACHED, "--exit-when-idle", IDLE])
-        // It is nobody else's: what its user left running ends when the user ends it.
+        // No other user shares this server, so processes left running stay until their user ends them.
         .args(["--session-ttl", "none", "--state-dir"])
         .arg(dir)
         .arg("--listen")
         .arg(listen)
         .env("PATH", search_path())
-        // Where a login begins, as over ssh.
+        // Start in the home directory, as a login over ssh does.
         .current_dir(std::env::home_dir().filter(|home| home.is_dir()).unwrap_or_else(|| PathBuf::from("/")))
         .stdin(Stdio::null())
         .stdout(Stdio::null())

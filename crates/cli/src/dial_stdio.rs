@@ -1,7 +1,6 @@
-//! `exec-server dial-stdio`: carries bytes between our standard streams and the server of a state directory.
+//! `exec-server dial-stdio`: copies bytes between our standard streams and the server of a state directory.
 //!
-//! Nothing here reads a message. Our end of file only detaches the session: that is what a broken ssh looks like.
-//! Must not know the wire, nor how a server is found.
+//! No message is parsed here. EOF on our stdin only detaches the session, because a broken ssh connection looks the same.
 
 use std::{io, process::ExitCode};
 
@@ -13,21 +12,21 @@ use tokio::{
 
 use crate::{args, dial, place, runtime};
 
-/// Connects, starts the server where none runs, and carries until either side ends.
+/// Connects, starting the server if it does not run, and copies until either side ends.
 pub(crate) fn run(args: &args::DialStdio) -> anyhow::Result<ExitCode> {
     let dir = place::of_user(args.state_dir.as_deref())?;
     runtime::block_on(async { carry(dial::dial(&dir).await?).await })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends when the server closed and everything of it is written, or when our input ended and the server closed its side.
+/// Ends when the server has closed and all its bytes are written, or when our input has ended and the server has then closed its side.
 async fn carry(socket: UnixStream) -> anyhow::Result<()> {
     let stdio = exec_server_rpc::stdio();
     let (mut stdin, mut stdout) = (stdio.reader, stdio.writer);
     let (mut from_server, mut to_server) = socket.into_split();
     let up = async {
         let copied = copy(&mut stdin, &mut to_server).await;
-        // The server may be gone already.
+        // The server may have gone already, so ignore the error.
         to_server.shutdown().await.ok();
         copied
     };
@@ -36,7 +35,7 @@ async fn carry(socket: UnixStream) -> anyhow::Result<()> {
         stdout.flush().await.and(copied)
     };
     tokio::pin!(up, down);
-    // `up` is polled again after it lost, `down` never loses: both are whole.
+    // Cancel-safe: if `up` completes first, `down` is awaited to its end; if `down` completes first, `up` is no longer needed.
     tokio::select! {
         copied = &mut down => finish(copied, "carry from the server"),
         copied = &mut up => {
@@ -46,7 +45,7 @@ async fn carry(socket: UnixStream) -> anyhow::Result<()> {
     }
 }
 
-/// A peer that left is an end, not an error.
+/// A peer that disconnected is a normal end, not an error.
 fn finish(copied: io::Result<u64>, what: &'static str) -> anyhow::Result<()> {
     match copied {
         Ok(_) => Ok(()),

@@ -1,7 +1,7 @@
-//! How the commands show things to a person: colour, column widths, tables, sizes and ages.
+//! Formatting for people: colours, column widths, tables, sizes and ages.
 //!
-//! Colour is written only to a terminal that wants it (`NO_COLOR`, `TERM=dumb`). Widths are those of a terminal's cells, not of
-//! characters. Text that comes from others must be cleaned before it is given to this file. Must not know what is shown.
+//! Colour is written only to a terminal that supports and wants it (`NO_COLOR`, `TERM=dumb`). Widths are terminal cells, not characters.
+//! Callers must remove control characters from untrusted text before they pass it to this module.
 
 use std::{
     env,
@@ -12,9 +12,9 @@ use std::{
 pub(crate) use clap::builder::styling::{AnsiColor, Style};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Titles of columns, and what a person looks for first.
+/// For column titles and the most important part of a line.
 pub(crate) const BOLD: Style = Style::new().bold();
-/// Beside the point.
+/// For secondary text.
 pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const RED: Style = AnsiColor::Red.on_default();
 pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
@@ -23,23 +23,22 @@ pub(crate) const BLUE: Style = AnsiColor::Blue.on_default();
 pub(crate) const MAGENTA: Style = AnsiColor::Magenta.on_default();
 pub(crate) const CYAN: Style = AnsiColor::Cyan.on_default();
 
-/// Whether standard output takes colour.
+/// Whether an output stream takes colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Palette {
     is_coloured: bool,
 }
 
 impl Palette {
-    /// No colour at all.
     #[cfg(test)]
     pub(crate) const PLAIN: Self = Self { is_coloured: false };
 
-    /// Colour for standard output, where it is a terminal that wants it.
+    /// For stdout.
     pub(crate) fn of_stdout() -> Self {
         Self::new(io::stdout().is_terminal())
     }
 
-    /// The same for standard error.
+    /// For stderr.
     pub(crate) fn of_stderr() -> Self {
         Self::new(io::stderr().is_terminal())
     }
@@ -50,7 +49,7 @@ impl Palette {
         Self { is_coloured: is_terminal && !is_refused && !is_dumb }
     }
 
-    /// Text in a style; as it is where there is no colour.
+    /// Adds the style to the text if colour is on.
     pub(crate) fn paint(self, style: Style, text: &str) -> String {
         if self.is_coloured && !text.is_empty() && style != Style::new() {
             format!("{style}{text}{style:#}")
@@ -59,7 +58,7 @@ impl Palette {
         }
     }
 
-    /// Bytes in a style.
+    /// Like [`paint`](Self::paint), for bytes.
     pub(crate) fn paint_bytes(self, style: Style, bytes: &[u8]) -> Vec<u8> {
         if self.is_coloured && !bytes.is_empty() && style != Style::new() {
             [style.render().to_string().as_bytes(), bytes, style.render_reset().to_string().as_bytes()].concat()
@@ -69,17 +68,17 @@ impl Palette {
     }
 }
 
-/// A text filled up with spaces to a column.
+/// Pads a text with spaces to the given width.
 pub(crate) fn pad(text: &str, column: usize) -> String {
     format!("{text}{}", " ".repeat(column.saturating_sub(width(text))))
 }
 
-/// Cells that a text takes on a terminal.
+/// The width of a text in terminal cells.
 pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// A text that takes at most `room` cells; an ellipsis stands for what is cut.
+/// Cuts a text to at most `room` cells; an ellipsis replaces the part that is cut.
 pub(crate) fn fit(text: &str, room: usize) -> String {
     if width(text) <= room {
         return text.to_owned();
@@ -97,7 +96,6 @@ pub(crate) fn fit(text: &str, room: usize) -> String {
     fitted
 }
 
-/// One cell of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cell {
     text: String,
@@ -105,7 +103,6 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// In this style.
     pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
         Self { text: text.into(), style }
     }
@@ -123,8 +120,8 @@ impl From<&str> for Cell {
     }
 }
 
-/// Lines with columns as wide as their widest cell, two spaces between them. The last column is cut to what is left of `room`
-/// cells, but never below `least`; 0 cuts nothing.
+/// Formats rows so that each column is as wide as its widest cell, with two spaces between columns. The last column is cut so that a line
+/// fits into `room` cells, but is never narrower than `least`. A `room` of 0 cuts nothing.
 pub(crate) fn table<const N: usize>(rows: &[[Cell; N]], palette: Palette, room: usize, least: usize) -> String {
     let widths: Vec<usize> = (0..N.saturating_sub(1))
         .map(|column| rows.iter().map(|row| width(&row[column].text)).max().unwrap_or_default())
@@ -147,20 +144,20 @@ pub(crate) fn table<const N: usize>(rows: &[[Cell; N]], palette: Palette, room: 
     text
 }
 
-/// Bytes in a sentence: `512 B`, `1.5 MiB`.
+/// Bytes for a sentence: `512 B`, `1.5 MiB`.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (value, unit) = scaled(bytes);
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// Bytes in a column, as `ls -h` writes them: `512`, `1.5K`, `20M`.
+/// Bytes for a column, in the style of `ls -h`: `512`, `1.5K`, `20M`.
 pub(crate) fn short_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
     let (value, unit) = scaled(bytes);
     match unit {
         0 => bytes.to_string(),
-        // One digit behind the point while it tells something.
+        // One decimal for values below 10, as `ls -h` does.
         _ if value < 9.95 => format!("{value:.1}{}", UNITS[unit]),
         _ => format!("{value:.0}{}", UNITS[unit]),
     }
@@ -176,7 +173,7 @@ fn scaled(bytes: u64) -> (f64, usize) {
     (value, unit)
 }
 
-/// An age in a column. The largest unit that is not zero: enough to tell minutes from days.
+/// An age for a column: the one or two largest units.
 pub(crate) fn age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
@@ -187,12 +184,12 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
-/// A moment in this machine's time zone, for a column: `2026-11-18 09:45`.
+/// A point in time in the local time zone, for a column: `2026-11-18 09:45`.
 pub(crate) fn local_minute(seconds: i64) -> String {
     local(seconds, "%Y-%m-%d %H:%M")
 }
 
-/// A moment in this machine's time zone with its offset: `2026-11-18 09:45:30 +01:00`.
+/// A point in time in the local time zone, with its offset: `2026-11-18 09:45:30 +01:00`.
 pub(crate) fn local_second(seconds: i64) -> String {
     local(seconds, "%Y-%m-%d %H:%M:%S %:z")
 }
@@ -200,12 +197,12 @@ pub(crate) fn local_second(seconds: i64) -> String {
 fn local(seconds: i64, format: &str) -> String {
     match jiff::Timestamp::from_second(seconds) {
         Ok(at) => at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
-        // Beyond the year 9999; file systems can say so.
+        // After the year 9999. File systems can store such times.
         Err(_) => format!("@{seconds}"),
     }
 }
 
-/// Columns of the terminal on standard output; 0 where it is none.
+/// Columns of the terminal on stdout; 0 if stdout is not a terminal.
 pub(crate) fn stdout_columns() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col))
 }

@@ -1,5 +1,4 @@
-//! `exec-server doctor`: what this host can enforce and what not, and why. Looks only; changes nothing.
-//! Must not know how the things it looks for are used beyond a line of text.
+//! `exec-server doctor`: reports what this host can enforce, what it cannot, and why. Only reads; changes nothing.
 
 mod host;
 mod state;
@@ -15,26 +14,24 @@ use crate::{
     place, say,
 };
 
-/// How a finding stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// As it should be.
     Fine,
-    /// Works, but something is weaker than it could be.
+    /// Works, but with a weaker guarantee.
     Weak,
-    /// Nothing works without it.
+    /// The server cannot work without it.
     Missing,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     what: &'static str,
     state: State,
-    /// What was seen.
+    /// The observed value.
     seen: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// A remedy; empty if none is needed.
     #[serde(skip_serializing_if = "str::is_empty")]
     advice: &'static str,
 }
@@ -53,7 +50,7 @@ impl Finding {
     }
 }
 
-/// Looks around and says what it found; the exit code is 1 where something essential is missing.
+/// Runs all checks and prints the findings. The exit code is 1 if something essential is missing.
 pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
     let dir = place::of_user(args.state_dir.as_deref())?;
     let mut findings = host::look();

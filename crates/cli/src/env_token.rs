@@ -1,10 +1,9 @@
-//! Takes the token out of the environment, so that no other process ever carries it.
+//! Removes the token from the environment, so that no other process ever inherits or shows it.
 //!
-//! `/proc/PID/environ` shows the block that the kernel laid out at exec, whatever the program does with its variables later;
-//! and the spawner and all holders are forked copies of this process. So the bytes are overwritten in the block itself,
-//! before the first fork, through `/proc/self/mem`, which needs no unsafe code. Until the fork the value waits
-//! in an anonymous file that the spawner closes; nothing of it stays in memory that is copied.
-//! Must not know what the token is for.
+//! `/proc/PID/environ` shows the block that the kernel created at exec, even after the program changes its variables. The spawner and all
+//! holders are forks of this process and inherit that block. So the bytes are overwritten in the block itself, before the first fork,
+//! through `/proc/self/mem`, which needs no unsafe code. Until the fork the value is kept in a memfd, which the spawner closes. No copy of
+//! the value stays in memory that a fork inherits.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,18 +15,17 @@ use anyhow::{Context as _, anyhow};
 use rustix::fs::MemfdFlags;
 use zeroize::Zeroizing;
 
-/// The variable that may carry the token.
 pub(crate) const NAME: &str = "EXEC_SERVER_TOKEN";
 
-/// Which fields of `/proc/self/stat` hold the ends of the block, counted from 1 as in proc(5).
+/// The fields of `/proc/self/stat` with the bounds of the block, counted from 1 as in proc(5).
 const ENV_START_FIELD: usize = 50;
 const ENV_END_FIELD: usize = 51;
 
-/// A value that waits outside of this process's memory.
+/// The token, stored in a memfd outside the memory of this process.
 pub(crate) struct Waiting(File);
 
 impl Waiting {
-    /// Reads it back; called after the fork.
+    /// Reads the token back. Call it after the fork.
     pub(crate) fn read(mut self) -> io::Result<Zeroizing<Vec<u8>>> {
         let mut value = Zeroizing::new(Vec::with_capacity(4096));
         self.0.rewind()?;
@@ -36,7 +34,8 @@ impl Waiting {
     }
 }
 
-/// Removes the variable, in every spelling of its name, and returns the value of the right one. Without it nothing is touched.
+/// Removes the variable in every upper/lower case spelling and returns the value of the exact one. Changes nothing if the variable is not
+/// set.
 pub(crate) fn take() -> anyhow::Result<Option<Waiting>> {
     let is_there = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
     if !is_there {
@@ -64,7 +63,7 @@ fn scrub() -> anyhow::Result<Option<Waiting>> {
             file.write_all(value)?;
             waiting = Some(Waiting(file));
         }
-        // An entry that starts with a zero is empty, and an empty entry is no variable.
+        // The entry then starts with NUL, so it is empty and no longer a variable.
         memory.write_all_at(&vec![0; bytes.len()], start + entry.start as u64)?;
     }
     let is_left = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
@@ -74,7 +73,7 @@ fn scrub() -> anyhow::Result<Option<Waiting>> {
     Ok(waiting)
 }
 
-/// The ranges of the entries in the block, each without its final zero.
+/// The ranges of the entries in the block, each without its terminating NUL.
 fn entries(block: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut start = 0;
     block
@@ -88,17 +87,17 @@ fn entries(block: &[u8]) -> Vec<std::ops::Range<usize>> {
         .collect()
 }
 
-/// Where the kernel put the environment at exec.
+/// The address range into which the kernel put the environment at exec.
 fn block() -> anyhow::Result<(u64, u64)> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // The command name in brackets may hold blanks and brackets; what follows starts with field 3.
+    // The command name in parentheses may itself contain blanks and parentheses, so split at the last `)`. The rest starts with field 3.
     let (_, rest) = stat.rsplit_once(')').context("read `/proc/self/stat`")?;
     let field = |number: usize| -> anyhow::Result<u64> {
         let text = rest.split_whitespace().nth(number - 3).context("read `/proc/self/stat`")?;
         Ok(text.parse()?)
     };
     let (start, end) = (field(ENV_START_FIELD)?, field(ENV_END_FIELD)?);
-    // Zero where the kernel hides them.
+    // The kernel reports zero if it hides the addresses.
     if start == 0 || end < start {
         return Err(anyhow!("the system does not say where it is"));
     }

@@ -1,8 +1,8 @@
-//! `exec-server forget` and `exec-server prune`: drop ended processes and what they wrote.
+//! `exec-server forget` and `exec-server prune`: delete ended processes and their output.
 //!
-//! The server gives an empty session that no client is attached to a short time to live. For a server without that
-//! (`autoForget` is not announced) this file does it: it resumes the session, and a client that comes back makes it its own
-//! again. Must not end what runs, unless `forget -f` asks for it.
+//! The server gives an empty session without an attached client a short time-to-live. A server that does not announce `autoForget` does not
+//! do that, so this module resumes the session and shortens the time-to-live. A client that reconnects later can still take its session
+//! back. Running processes are ended only by `forget -f`.
 
 use std::{
     collections::BTreeSet,
@@ -32,13 +32,12 @@ use crate::{
     runtime, say,
 };
 
-/// What an empty session has left to live: time for a client to notice that its link is dead and to come back.
+/// The time-to-live for an empty session: enough for a client to notice that its link is dead and to reconnect.
 const EMPTY_TTL_MS: u64 = 30_000;
 
-/// Time between SIGTERM and SIGKILL of `forget -f`, as `kill` has it.
+/// Time between SIGTERM and SIGKILL for `forget -f`, the same as in `kill`.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Does it to each.
 pub(crate) fn run(args: &args::Forget, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &args::Forget, token: Option<env_token::Waiting>) -> any
     })
 }
 
-/// `prune`: forgets everything that has ended, and says how much that was.
+/// `prune`: forgets all ended processes and prints how much output that freed.
 pub(crate) fn prune(args: &args::Prune, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
@@ -106,7 +105,7 @@ pub(crate) fn prune(args: &args::Prune, token: Option<env_token::Waiting>) -> an
     })
 }
 
-/// Asks the person at the terminal. Without one nobody can answer, and the command was meant.
+/// Asks the user on the terminal. Without a terminal the answer counts as yes: a script that runs the command means it.
 fn is_confirmed(count: usize) -> bool {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return true;
@@ -122,7 +121,7 @@ fn is_confirmed(count: usize) -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes" | "Yes")
 }
 
-/// Ends it with all it started, if it runs.
+/// Ends a running process with all its descendants; does nothing if it has already ended.
 async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
     match kill::ask(client, info, How::Terminate { grace: GRACE, waits: true }).await? {
         Some(ending) => ending.wait().await,
@@ -130,7 +129,7 @@ async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
     }
 }
 
-/// Processes that are being forgotten, and what is left behind.
+/// The processes forgotten so far, and the first error.
 struct Forgetting<'a> {
     visit: &'a Visit,
     done: Vec<&'a ProcessInfo>,
@@ -146,7 +145,7 @@ impl<'a> Forgetting<'a> {
         self.failed = keep_first(self.failed.take(), done);
     }
 
-    /// Forgets one; false where that failed.
+    /// Forgets one process. Returns whether that worked; a process that is already gone counts as forgotten.
     async fn forget(&mut self, client: &Client, info: &'a ProcessInfo) -> bool {
         let params = ForgetParams { process_id: info.process_id.clone(), session_id: Some(info.session_id.clone()) };
         match client.request::<ProcessForget>(&params).await {
@@ -162,7 +161,8 @@ impl<'a> Forgetting<'a> {
         }
     }
 
-    /// Shortens the life of the sessions that are empty now, where the server does not do it. What was forgotten, and the first error.
+    /// Shortens the time-to-live of sessions that are now empty, if the server does not do so itself. Returns the forgotten processes and
+    /// the first error.
     async fn finish(self) -> (Vec<&'a ProcessInfo>, Option<anyhow::Error>) {
         let client = self.visit.client().filter(|client| !client.server().capabilities.auto_forget);
         if client.is_some() {
@@ -175,22 +175,22 @@ impl<'a> Forgetting<'a> {
     }
 }
 
-/// Those of the sessions that have no process any more; none where the server does not say so.
+/// The given sessions that no longer have a process; none if the listing fails.
 async fn emptied(visit: &Visit, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
     if sessions.is_empty() {
         return sessions;
     }
     match visit.list().await {
         Ok(all) => sessions.retain(|session| all.iter().all(|process| process.session_id != *session)),
-        Err(_) => sessions.clear(), // Its own time-to-live ends it, too.
+        Err(_) => sessions.clear(), // The sessions still end by their own time-to-live.
     }
     sessions
 }
 
-/// Gives an empty session less time to live. One that somebody is attached to is not handed over, and stays as it is.
+/// Shortens the time-to-live of an empty session. A session with an attached client cannot be resumed and stays as it is.
 async fn shorten(server: &Server, session: &SessionId) {
     for ttl in [Ttl::Ms(EMPTY_TTL_MS), Ttl::Unlimited] {
-        // Once, and never again where it is taken from us: whoever takes it is its client.
+        // No retry and no recovery: if another client takes the session over, it belongs to that client.
         let open = server.open(|builder| {
             builder.resume(session.clone()).ttl(ttl).connect_retry_for(Duration::ZERO).recover_for(Duration::ZERO)
         });
@@ -200,6 +200,6 @@ async fn shorten(server: &Server, session: &SessionId) {
         if !listed.is_ok_and(|all| !all.is_empty()) {
             return;
         }
-        // Something was started there since: that is not to end sooner because of us.
+        // A process was started in the session in the meantime. Restore the unlimited time-to-live, so that we do not shorten its life.
     }
 }

@@ -1,5 +1,5 @@
-//! `exec-server fs`: the files of a server, from the command line. Here: the way to one, and how names and troubles are said.
-//! Must not know the wire.
+//! `exec-server fs`: works with the files of a server. This module has the session, the small subcommands and the helpers for printing
+//! names and errors.
 
 mod grep;
 mod list;
@@ -31,7 +31,6 @@ use crate::{
     runtime, say,
 };
 
-/// Does what was asked for.
 pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     match &args.command {
         FilesCommand::Ls(args) => visit(&args.connect, token, |place| list::ls(place, args)),
@@ -45,11 +44,11 @@ pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyh
     }
 }
 
-/// How often a file is opened again because its server forgot that it was: far above what restarts can bring about, and an
-/// end to what a server can that only says so.
+/// How often `fs cat` reopens a file after the server lost its handle. Real restarts never reach this; it stops a server that fails every
+/// read with that error.
 const REOPENED_MAX: u32 = 100;
 
-/// A server's files, and where relative paths begin.
+/// The files of a server, and the directory at which relative paths start.
 struct Place {
     files: Remote,
     roots: Roots,
@@ -57,16 +56,16 @@ struct Place {
 
 impl Place {
     fn path(&self, path: &Path) -> PathBuf {
-        // A server that does not tell its home has no `~`: then it is a name like any other.
+        // If the server does not announce its home directory, `~` is treated as an ordinary name.
         let whole = self.roots.resolve(path).unwrap_or_else(|_| self.roots.directory.join(path));
-        // The last slash asks for a directory, and the dot for nothing.
+        // Collecting the components drops a trailing slash and `.` parts.
         whole.components().collect()
     }
 }
 
-/// How a command ended that had trouble with its output or its connection.
+/// An error that stops a command: its output or its connection failed.
 enum Ended {
-    /// Nobody reads standard output any more.
+    /// The reader of stdout has closed the pipe.
     ClosedPipe,
     Trouble(anyhow::Error),
 }
@@ -79,7 +78,7 @@ impl From<anyhow::Error> for Ended {
 
 type Done = Result<u8, Ended>;
 
-/// Goes to the server, does it, and leaves nothing there.
+/// Connects to the server, runs `work` and ends the session.
 fn visit<F: Future<Output = Done>>(
     args: &args::Connect,
     token: Option<env_token::Waiting>,
@@ -140,8 +139,8 @@ impl From<Ended> for Stopped {
     }
 }
 
-/// Prints a file. What is open goes with its server; when that comes back, the file is opened again and goes on where it was,
-/// if it is still the same one.
+/// Prints a file. A server restart loses open handles; then the file is opened again and printing continues at the same offset, provided
+/// the etag is unchanged.
 async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
     let mut file: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
     let mut printed = 0;
@@ -160,7 +159,7 @@ async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
     print_from(&file, &mut printed).await
 }
 
-/// Prints what comes behind `printed`, and counts it.
+/// Prints the file from offset `printed` on, and advances `printed`.
 async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), Stopped> {
     let mut chunks = read_stream_from(Arc::clone(file), *printed);
     while let Some(chunk) = chunks.next().await {
@@ -185,7 +184,8 @@ async fn rm(place: Arc<Place>, args: &args::Rm) -> Done {
     Ok(troubles.code())
 }
 
-/// Whether it is one itself, not by a link. What cannot be looked at is told by what is done next.
+/// Whether the path itself is a directory, not a symlink to one. On an error it returns false; the operation that follows reports the
+/// error.
 async fn is_directory(place: &Place, path: &Path) -> bool {
     let found = place.files.metadata(path, Links::Follow).await;
     found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
@@ -200,14 +200,14 @@ async fn mkdir(place: Arc<Place>, args: &args::Mkdir) -> Done {
     Ok(troubles.code())
 }
 
-/// What could not be done: said at once, counted for the code.
+/// Counts failed operations for the exit code. Each failure is printed at once.
 #[derive(Debug, Default)]
 struct Troubles {
     count: usize,
 }
 
 impl Troubles {
-    /// Says it and goes on; a connection that is gone ends all.
+    /// Prints the error and continues; only a lost connection ends the command.
     fn add(&mut self, error: Error) -> Result<(), Ended> {
         if error.kind == ErrorKind::Disconnected {
             return Err(Ended::Trouble(error.into()));
@@ -233,7 +233,7 @@ impl Troubles {
     }
 }
 
-/// Data on standard output.
+/// Writes data to stdout.
 fn put(bytes: &[u8]) -> Result<(), Ended> {
     match say::data(bytes) {
         Ok(()) => Ok(()),
@@ -242,7 +242,7 @@ fn put(bytes: &[u8]) -> Result<(), Ended> {
     }
 }
 
-/// One object of JSON on a line of its own.
+/// Writes one JSON object on one line.
 fn put_json(value: &serde_json::Value) -> Result<(), Ended> {
     put(json_line(value).as_bytes())
 }
@@ -251,7 +251,7 @@ fn json_line(value: &serde_json::Value) -> String {
     printable::clean_json(&format!("{value}\n"))
 }
 
-/// Bytes for whoever reads: as they are, but on a terminal nothing that steers it.
+/// Escapes control characters if the output is a terminal; otherwise returns the bytes unchanged.
 fn shown(bytes: &[u8], is_terminal: bool) -> Vec<u8> {
     if is_terminal { ids::clean(&String::from_utf8_lossy(bytes)).into_bytes() } else { bytes.to_vec() }
 }
@@ -260,7 +260,7 @@ fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// A path below a root, as the user wrote the root: nothing before it where he wrote none.
+/// Shows a path below `root` with the prefix that the user typed for `root`; without a prefix if the user typed none.
 fn as_asked(path: &Path, root: &Path, asked: Option<&Path>) -> PathBuf {
     let Ok(below) = path.strip_prefix(root) else { return path.to_owned() };
     match asked {
@@ -270,7 +270,7 @@ fn as_asked(path: &Path, root: &Path, asked: Option<&Path>) -> PathBuf {
     }
 }
 
-/// A path in JSON: text, and base64 where that does not say it.
+/// Adds a path to a JSON object: as text, and also as base64 if it is not valid UTF-8.
 fn put_path(object: &mut serde_json::Map<String, serde_json::Value>, key: &str, path: &Path) {
     let bytes = path.as_os_str().as_bytes();
     object.insert(key.to_owned(), String::from_utf8_lossy(bytes).into());

@@ -1,11 +1,10 @@
-//! What a person probably meant: advice behind errors that a habit of another program leads to.
-//! Must not know how anything is done.
+//! Suggestions for errors that are caused by habits from other programs.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::ids;
 
-/// Words of other programs, and the command that does it here.
+/// Subcommands of other programs, and the command with that purpose here.
 const COMMANDS: [(&str, &str); 15] = [
     ("ls", "ps"),
     ("list", "ps"),
@@ -24,7 +23,7 @@ const COMMANDS: [(&str, &str); 15] = [
     ("server", "serve"),
 ];
 
-/// Names the command that was meant by a word of another program.
+/// If the unknown subcommand is one of another program, suggests ours.
 pub(crate) fn name_command(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
@@ -36,7 +35,7 @@ pub(crate) fn name_command(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// The URL that a name which is none probably stands for: a host of ssh, or an address with a port.
+/// The URL that a plain host name probably stands for: an ssh host, or an address with a port.
 pub(crate) fn url_for(asked: &str) -> Option<String> {
     let is_word = |text: &str| {
         !text.is_empty()
@@ -55,7 +54,7 @@ pub(crate) fn url_for(asked: &str) -> Option<String> {
     }
 }
 
-/// The command line for a shell, where one argument that is not a program looks like a command of it.
+/// If the only argument looks like a shell command line, the command that runs it in a shell.
 pub(crate) fn shell_command(argv: &[String]) -> Option<String> {
     let [only] = argv else { return None };
     let is_shell = only.trim().contains(|c: char| c.is_whitespace() || ";|&<>$`*(){}".contains(c));

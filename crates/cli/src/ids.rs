@@ -1,7 +1,7 @@
-//! Names of processes: how one is made, and which process a typed one means.
+//! Process ids: generates new ones, and resolves what the user typed to a process.
 //!
-//! A process is meant by its id, by the beginning of it, or as `SESSION/ID` with the beginning of the session. A name that was
-//! used again means the one that runs, else the latest. Must not know how processes are listed.
+//! A user can name a process by its id, by a prefix of the id, or as `SESSION/ID` with a prefix of the session id. If several processes
+//! have the same id, it means the running one, else the latest.
 
 use std::fmt;
 
@@ -9,28 +9,28 @@ use exec_server_protocol::{ProcessId, SessionId, process::ProcessInfo};
 
 pub(crate) use crate::printable::clean;
 
-/// Letters of a made name that come from the program's.
+/// Maximum number of characters taken from the program name.
 const STEM_MAX: usize = 20;
 
-/// Without letters and digits that look alike.
+/// The alphabet for suffixes: lower-case letters and digits without those that look alike.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 
-/// How many of them tell two runs of one program apart.
+/// Length of the suffix that distinguishes two runs of one program.
 const SUFFIX: usize = 4;
 
-/// How much of a session's id is shown; enough to tell sessions apart, too little to be one.
+/// How many characters of a session id are shown: enough to tell sessions apart, too few to be used as an id.
 const SESSION_SHOWN: usize = 8;
 
-/// No process is meant, or more than one.
+/// The typed id does not name exactly one suitable process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoProcess {
-    /// Nothing of that name.
+    /// No process has that id.
     Unknown { asked: String },
-    /// Nothing of that name, but the processes of some sessions are not known yet.
+    /// No listed process has that id, but the processes of some sessions are not known yet.
     Unlisted { asked: String, sessions: usize },
-    /// Several, written so that each can be asked for.
+    /// Several processes match. Each candidate is written so that it can be typed.
     Ambiguous { asked: String, candidates: Vec<String> },
-    /// It still runs, and only an ended one would do.
+    /// The process still runs, but the command needs an ended one.
     Running { asked: String },
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for NoProcess {
 
 impl std::error::Error for NoProcess {}
 
-/// A name that can be read, typed and told apart: the program's, and a few random letters.
+/// Generates an id that is easy to read and to type: the program name and a few random letters.
 pub(crate) fn generate(program: &str) -> ProcessId {
     let base = program.rsplit('/').next().unwrap_or_default();
     let stem: String =
@@ -68,14 +68,14 @@ pub(crate) fn generate(program: &str) -> ProcessId {
 }
 
 fn random() -> impl Iterator<Item = u8> {
-    // Four bytes of it; the name has to be new, not secret.
+    // The id only has to be new, not secret, so a few bytes of a randomly keyed hash are enough.
     std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id())
         .to_le_bytes()
         .into_iter()
         .take(SUFFIX)
 }
 
-/// The process that `asked` means.
+/// Resolves what the user typed.
 pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a ProcessInfo, NoProcess> {
     let named: Vec<&ProcessInfo> = all.iter().filter(|info| info.process_id.as_str() == asked).collect();
     if !named.is_empty() {
@@ -95,22 +95,22 @@ pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a Pro
     one(asked, &beginning(asked, &all.iter().collect::<Vec<_>>()))
 }
 
-/// Whether a process of this name runs.
+/// Whether a process with this id is not closed yet.
 pub(crate) fn is_in_use(name: &str, all: &[ProcessInfo]) -> bool {
     all.iter().any(|info| info.process_id.as_str() == name && !info.closed)
 }
 
-/// The session as it is shown.
+/// The session id in its short form.
 pub(crate) fn short(info: &ProcessInfo) -> String {
     short_session(&info.session_id)
 }
 
-/// The beginning of a session's id.
+/// The first characters of a session id.
 pub(crate) fn short_session(id: &SessionId) -> String {
     clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
-/// As it could be typed: what a shell would read otherwise stands in quotes.
+/// Quotes an argument for a shell if needed.
 pub(crate) fn quoted(arg: &str) -> String {
     let shown = clean(arg);
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%^".contains(c);
@@ -127,7 +127,7 @@ fn beginning<'a>(id: &str, all: &[&'a ProcessInfo]) -> Vec<&'a ProcessInfo> {
     all.iter().filter(|info| info.process_id.as_str().starts_with(id)).copied().collect()
 }
 
-/// The only one; of several with one name the only one that runs, else the latest.
+/// The only match. Among several processes with the same id it is the only running one, else the latest.
 fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, NoProcess> {
     let Some(first) = found.first() else { return Err(NoProcess::Unknown { asked: asked.to_owned() }) };
     if found.iter().any(|info| info.process_id != first.process_id) {
@@ -136,7 +136,7 @@ fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, No
     let running: Vec<&ProcessInfo> = found.iter().filter(|info| !info.closed).copied().collect();
     match running[..] {
         [one] => Ok(one),
-        // The list is the oldest first.
+        // The listing is oldest first, so the last match is the latest.
         [] => Ok(found.last().copied().unwrap_or(first)),
         _ => Err(ambiguous(asked, &running)),
     }

@@ -1,12 +1,13 @@
-//! Says at start what this host's kernel lacks. Must not know what uses it beyond a line of text.
+//! Checks the kernel version at startup.
 
-/// `close_range`, without which a child could inherit a descriptor, and pidfds, without which a signal could hit a stranger.
+/// The oldest supported kernel. It has `close_range`, without which a child could inherit an fd, and pidfds, without which a signal could
+/// hit a recycled pid.
 const FLOOR: (u32, u32) = (5, 9);
 
-/// A process group is signalled through its leader's pidfd.
+/// From this version on, a process group can be signalled through the pidfd of its leader.
 const GROUP_BY_PIDFD: (u32, u32) = (6, 9);
 
-/// Refuses a kernel below the floor; otherwise what it lacks, as a sentence for the log.
+/// Fails for a kernel below the floor. Otherwise returns what the kernel lacks, as a sentence for the log.
 pub(crate) fn check() -> anyhow::Result<Option<String>> {
     judge(&rustix::system::uname().release().to_string_lossy())
 }

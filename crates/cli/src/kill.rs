@@ -1,9 +1,10 @@
 //! `exec-server kill`: ends processes and waits until they have ended, or sends them a signal.
 //!
-//! Every process is asked to end before the first one is waited for, so that several take as long as the slowest. The command
-//! attaches before it sends the signal: a process that the server forgets at its end (`run --rm`) is still seen ending. Failure
-//! paths: a process that is gone has ended; one that does not end is waited for, and standard error says so. Must not know how a
-//! server is reached.
+//! All processes are signalled before the first one is waited for, so several take only as long as the slowest. The command attaches before
+//! it sends the signal: otherwise it would miss the end of a process that the server forgets on exit (`run --rm`).
+//!
+//! Failure paths: a process that no longer exists counts as ended. If a process does not end, the command keeps waiting and says so on
+//! stderr.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -18,13 +19,13 @@ use tokio::time::{self, Instant};
 
 use crate::{args, codes, connect::Visit, env_token, ids, logs, runtime, say};
 
-/// How long the streams of a process that has exited may stay open before that is reported and the wait ends.
+/// How long the streams of an exited process may stay open before the command reports that and stops waiting.
 const STREAMS_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long after the last signal a process may take to end before standard error says that it is waited for.
+/// How long a process may take to end after the last signal before stderr says that the command is waiting.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
-/// Does it to each; one that cannot be found does not keep the others.
+/// Handles each id in turn. An id that cannot be resolved does not stop the others.
 pub(crate) fn run(args: &args::Kill, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &args::Kill, token: Option<env_token::Waiting>) -> anyho
 
 fn how(args: &args::Kill) -> How<'_> {
     match &args.signal {
-        // Only SIGKILL is sure to end a process; a program may heed any other in its own way.
+        // Only SIGKILL is certain to end a process; a program can handle any other signal.
         Some(signal) => How::Signal { name: signal, waits: !args.no_wait && is_kill(signal) },
         None => How::Terminate { grace: args.grace, waits: !args.no_wait },
     }
@@ -56,7 +57,7 @@ fn is_kill(name: &str) -> bool {
     exec_server_protocol::signal::number(name) == exec_server_protocol::signal::number("KILL")
 }
 
-/// The first error is the command's; the others are said at once.
+/// Keeps the first error as the result of the command. Later errors are printed at once.
 pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>) -> Option<anyhow::Error> {
     match (first, done) {
         (Some(first), Err(error)) => {
@@ -67,28 +68,27 @@ pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>)
     }
 }
 
-/// How a process is asked to end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How<'a> {
-    /// The process and all it started: SIGTERM, then SIGKILL after the grace period.
+    /// Ends the process and its descendants: SIGTERM, then SIGKILL after the grace period.
     Terminate { grace: Duration, waits: bool },
-    /// One signal to its process group.
+    /// Sends one signal to the process group.
     Signal { name: &'a str, waits: bool },
 }
 
-/// A process that was asked to end and is waited for.
+/// A process that was signalled and is being waited for.
 pub(crate) struct Ending {
     process: Process,
     name: String,
-    /// The last event that was there before.
+    /// The number of the last event before the signal.
     after: u64,
-    /// Wait for its streams too, not for its exit alone.
+    /// Wait until the streams are closed, not only for the exit.
     until_closed: bool,
-    /// When to say that it takes long.
+    /// When to report that the process takes long.
     notice_at: Instant,
 }
 
-/// Asks a process to end; `None` where there is nothing to wait for.
+/// Signals a process. Returns `None` if there is nothing to wait for.
 pub(crate) async fn ask(client: &Client, info: &ProcessInfo, how: How<'_>) -> anyhow::Result<Option<Ending>> {
     if info.closed {
         return Ok(None);
@@ -120,11 +120,11 @@ pub(crate) async fn ask(client: &Client, info: &ProcessInfo, how: How<'_>) -> an
 }
 
 impl Ending {
-    /// Waits until it has ended.
+    /// Waits until the process has ended.
     pub(crate) async fn wait(self) -> anyhow::Result<()> {
         let mut events = self.process.events_after(self.after);
         let mut is_noticed = false;
-        // Set when the process has exited and its streams are still open.
+        // Set once the process has exited while its streams are still open.
         let mut streams_until: Option<Instant> = None;
         loop {
             let next = match streams_until {

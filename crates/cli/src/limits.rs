@@ -1,7 +1,8 @@
-//! Every limit in one list: what it bounds, its default, its flag, and what happens at it.
+//! The list of all limits, each with its default, its flag, and the behaviour when it is reached.
 //!
-//! The list is what the help texts, the defaults and the ranges of the flags, `serve --print-config` and the README's table are
-//! made from; those of `mcp serve`, which has no such flags, stand in the table alone (`tests`). Must not enforce anything: the crates do that, from the configuration that the flags become.
+//! The help texts, defaults and ranges of the flags, `serve --print-config` and the table in the README are generated from this list. The
+//! limits of `mcp serve`, which has no such flags, are only in the README (see `tests`). This module enforces nothing; the other crates do,
+//! from the configuration that the flags produce.
 
 #[cfg(test)]
 mod tests;
@@ -14,33 +15,30 @@ use exec_server_server::core::Config;
 
 use crate::confine;
 
-/// One limit.
 pub(crate) struct Limit {
-    /// What it bounds.
+    /// The resource that is bounded.
     pub(crate) name: &'static str,
     /// The flag of `serve` that sets it, without the dashes.
     pub(crate) flag: Option<&'static str>,
-    /// Without the flag.
+    /// The value without the flag.
     pub(crate) default: Amount,
-    /// What the flag takes; `None` where its parser says.
+    /// The range that the flag accepts; `None` if the flag has a parser with its own rules.
     pub(crate) range: Option<(Amount, Amount)>,
-    /// What happens there.
+    /// The behaviour when the limit is reached.
     pub(crate) at: &'static str,
 }
 
-/// A size, a time or a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amount {
     Bytes(u64),
     Time(Duration),
     Count(u64),
-    /// No limit.
     Unbounded,
 }
 
 use Amount::{Bytes, Count, Time, Unbounded};
 
-/// The limits, those of processes first.
+/// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
     let (core, held) = (Config::default(), holder::Limits::default());
     let mut all = of_processes(&core, &held);
@@ -374,7 +372,7 @@ fn of_http() -> Vec<Limit> {
 
 const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// A holder has 4096 slots: so many may be closed and as many run that both fit.
+/// A holder has 4096 slots. These maxima add up to that number, so a session can have both at once.
 const CLOSED_MAX: u64 = 2048;
 const RUNNING_MAX: u64 = 2048;
 
@@ -393,7 +391,7 @@ const fn fixed(name: &'static str, default: Amount, at: &'static str) -> Limit {
 }
 
 impl Limit {
-    /// The help text of its flag.
+    /// The help text of the flag.
     pub(crate) fn help(&self) -> String {
         let (name, at) = (capital(self.name), self.at);
         match self.range {
@@ -403,7 +401,7 @@ impl Limit {
     }
 }
 
-/// As the flags take it: the largest unit that says it exactly.
+/// Writes the value as the flags accept it, in the largest unit that is exact.
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SIZES: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
@@ -414,7 +412,7 @@ impl fmt::Display for Amount {
             Bytes(bytes) => (*bytes, SIZES, "B"),
             Time(time) => (u64::try_from(time.as_millis()).unwrap_or(u64::MAX), TIMES, "ms"),
         };
-        // A day is a day only where there are several: 24h is how people say it.
+        // Use days only from two days on: people say 24h, not 1d.
         let fits = |(size, unit): &&(u64, &str)| value > 0 && value % size == 0 && (*unit != "d" || value > *size);
         match units.iter().find(fits) {
             Some((size, unit)) => write!(f, "{}{unit}", value / size),

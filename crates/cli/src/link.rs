@@ -1,5 +1,4 @@
-//! What is said of links that break and are mended while something is done over them: one line each.
-//! Must not know what is done.
+//! Prints one line whenever a link to a server breaks, stalls or recovers while a command runs.
 
 use std::{collections::BTreeSet, future::Future};
 
@@ -9,14 +8,14 @@ use tokio::sync::watch;
 
 use crate::{printable, say};
 
-/// Does it, and says meanwhile what becomes of the links, once for each server.
+/// Runs `work` and reports the state of the links, once per server.
 pub(crate) async fn telling<T>(clients: &[Client], say: impl Fn(&str), work: impl Future<Output = T>) -> T {
     let mut seen = BTreeSet::new();
     let servers = clients.iter().filter(|client| seen.insert(client.address()));
     let mut links: FuturesUnordered<_> = servers.map(|client| tell(client, &say)).collect();
     tokio::pin!(work);
     loop {
-        // Both are cancel safe, and the work is never dropped before its end.
+        // Both futures are cancel-safe, and `work` is never dropped before its end.
         tokio::select! {
             done = &mut work => return done,
             Some(()) = links.next() => {}
@@ -24,13 +23,12 @@ pub(crate) async fn telling<T>(clients: &[Client], say: impl Fn(&str), work: imp
     }
 }
 
-/// Reports each change, until nothing can change any more: how a session is lost says whatever it was lost for.
+/// Reports each change until the session is lost. The loss itself is reported by the operation that fails because of it.
 async fn tell(client: &Client, say: &impl Fn(&str)) {
     tell_of(client.watch_state(), client.address(), say).await;
 }
 
-/// As [`telling`], for a command that has no work to be wrapped: on standard error, until the task is aborted. Does not keep
-/// the client.
+/// As [`telling`], for a command without a future to wrap: reports on stderr until the task is aborted. Does not keep the client alive.
 pub(crate) fn notices(client: &Client) -> impl Future<Output = ()> + Send + 'static {
     let (state, address) = (client.watch_state(), client.address());
     async move { tell_of(state, address, &|text: &str| say::talk(format_args!("exec-server: {text}"))).await }

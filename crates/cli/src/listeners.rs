@@ -1,6 +1,7 @@
-//! The file `listeners` in a state directory: where its server listens, and which sockets ask for tokens.
+//! The file `listeners` in a state directory: the sockets of its server, and which of them require a token.
 //!
-//! The server writes it once it is bound. `token create` reads it, because a token for a server that asks for none is of no use.
+//! The server writes the file once its sockets are bound. `token create` reads it, because a token is useless for a server that requires
+//! none.
 
 use std::{
     fs, io,
@@ -13,14 +14,13 @@ use crate::{dial, place};
 
 const FILE: &str = "listeners";
 
-/// One socket of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listener {
     pub(crate) url: String,
     pub(crate) asks_for_token: bool,
 }
 
-/// Replaces the file.
+/// Replaces the file atomically.
 pub(crate) fn write(dir: &Path, listeners: &[Listener]) -> io::Result<()> {
     let lines = listeners.iter().map(|listener| {
         let word = if listener.asks_for_token { "token" } else { "open" };
@@ -29,14 +29,14 @@ pub(crate) fn write(dir: &Path, listeners: &[Listener]) -> io::Result<()> {
     state_dir::write_private(&dir.join(FILE), lines.collect::<String>().as_bytes())
 }
 
-/// What the server that used the directory last has written; `None` if none has.
+/// The sockets recorded by the last server that used the directory; `None` without a record.
 pub(crate) fn read(dir: &Path) -> Option<Vec<Listener>> {
     let text = fs::read_to_string(dir.join(FILE)).ok()?;
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     Some(lines.map(|(word, url)| Listener { url: url.to_owned(), asks_for_token: word == "token" }).collect())
 }
 
-/// The state directory of the server that listens at a URL: the one that recorded it, else the one that `serve` would use.
+/// The state directory of the server that listens at a URL: the one that recorded the URL, else the one that `serve` would use.
 pub(crate) fn find(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     let text = url.to_string();
     let has_it = |dir: &PathBuf| read(dir).is_some_and(|all| all.iter().any(|listener| listener.url == text));
@@ -46,14 +46,14 @@ pub(crate) fn find(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Sockets of servers of this user that run now and ask for tokens.
+/// The sockets of running servers of this user that require a token.
 pub(crate) fn that_ask_for_tokens() -> anyhow::Result<Vec<String>> {
     let running = known()?.into_iter().filter(|dir| dial::is_locked(dir));
     let all = running.filter_map(|dir| read(&dir)).flatten();
     Ok(all.filter(|listener| listener.asks_for_token).map(|listener| listener.url).collect())
 }
 
-/// The state directories that `serve` has made below the user's.
+/// The state directories below the user's state home.
 fn known() -> anyhow::Result<Vec<PathBuf>> {
     let home = place::state_home()?;
     let Ok(entries) = fs::read_dir(home) else { return Ok(Vec::new()) };

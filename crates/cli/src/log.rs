@@ -1,4 +1,4 @@
-//! What is logged, on standard error, for people or for programs. Must not know what is worth a line.
+//! Sets up logging to stderr, as text for people or as JSON for programs.
 
 mod json;
 
@@ -9,7 +9,7 @@ use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberI
 
 use crate::{args::LogFormat, printable};
 
-/// Standard error, without what steers a terminal: servers' texts are in the log, too. The formatter writes whole lines.
+/// Stderr with control characters escaped, because log lines can contain text from servers. The formatter writes whole lines.
 struct Screen;
 
 impl io::Write for Screen {
@@ -24,7 +24,7 @@ impl io::Write for Screen {
     }
 }
 
-/// Logs what the filter lets through, from now on.
+/// Starts logging with the given filter.
 pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(filter).with_context(|| format!("read log filter `{filter}`"))?;
     match format {
@@ -32,7 +32,7 @@ pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
             .with_env_filter(filter)
             .with_writer(|| Screen)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            // It would report a closed stderr on stderr, and panic there.
+            // Otherwise the subscriber would report a closed stderr on stderr, and panic.
             .log_internal_errors(false)
             .init(),
         LogFormat::Json => tracing_subscriber::registry().with(filter).with(json::Json).init(),

@@ -11,19 +11,19 @@ use tokio::time;
 
 use crate::ids;
 
-/// A profile that takes longer is more likely to wait for something than to work.
+/// A profile that takes longer is probably waiting for input.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// An environment larger than this could not be passed to a program anyway.
 const OUTPUT_MAX: usize = 2 << 20;
 
-/// How much of the shell's error output a message quotes.
+/// How many bytes of the shell's stderr an error message quotes.
 const QUOTE_MAX: usize = 500;
 
-/// Printed between what a profile may print and the variables.
+/// Printed by [`SCRIPT`] to separate the output of the profile from the variables.
 const MARK: &str = "exec-server:login-environment:";
 
-/// Finds the login shell (`SHELL`, else the password database) and lets it print its environment with NUL after each variable.
+/// Finds the login shell (`SHELL`, else the passwd database) and makes it print its environment, with a NUL after each variable.
 const SCRIPT: &str = r#"
 shell=$SHELL
 [ -n "$shell" ] || shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7)
@@ -32,7 +32,8 @@ exec "${shell:-/bin/sh}" -l -c 'printf %s exec-server:login-environment:; exec e
 /// Variables that describe the shell itself.
 const OF_THE_SHELL: [&str; 4] = ["_", "SHLVL", "PWD", "OLDPWD"];
 
-/// Asks for the variables. `base` prepares the shell's own start, with the variables that it inherits.
+/// Runs the login shell and returns its variables. `base` adds the options of the shell's own start, such as the variables that it
+/// inherits.
 pub(crate) async fn environment(
     client: &Client,
     base: impl FnOnce(Start) -> Start,
@@ -43,7 +44,7 @@ pub(crate) async fn environment(
     let outcome = match read {
         Ok(outcome) => outcome,
         Err(_) => {
-            // The session ends it if this request is lost.
+            // If this request fails, the end of the session kills the shell.
             process.terminate(Some(Duration::ZERO)).await.ok();
             bail!(
                 "the login shell did not print its environment within {} s; does its profile wait for input?",
@@ -51,7 +52,7 @@ pub(crate) async fn environment(
             );
         }
     };
-    // Its output was read; a failure leaves it to the end of the session.
+    // The output was read. If this fails, the shell's log stays until the end of the session.
     process.forget().await.ok();
     outcome.context("read the environment of the login shell")
 }
@@ -82,7 +83,7 @@ async fn read_output(process: &Process) -> anyhow::Result<BTreeMap<String, Strin
     }
 }
 
-/// The variables behind the mark; `None` without a mark. What is not UTF-8 cannot be sent and is left out.
+/// The variables after the mark; `None` without a mark. Variables that are not UTF-8 cannot be sent and are left out.
 fn parse(output: &[u8]) -> Option<BTreeMap<String, String>> {
     let at = output.windows(MARK.len()).position(|part| part == MARK.as_bytes())?;
     let variables = output[at + MARK.len()..].split(|byte| *byte == 0).filter_map(|line| {

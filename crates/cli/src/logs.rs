@@ -1,9 +1,13 @@
-//! `exec-server logs`: what processes have written, from the beginning, a number or the last lines on; with `-f` until it is
-//! complete. The log of one process comes out byte for byte; of several, `several` prints lines behind their names.
+//! `exec-server logs`: prints the output of processes, from the beginning, from a sequence number or the last lines; with `-f` until the
+//! output is complete.
 //!
-//! Without `-f` the log is read in pieces up to what it was when we came, and nothing is held. With it we are a reader that
-//! holds the process back when our own reader does not read. Failure paths: what was read is printed first, and only a log that
-//! was printed to its end is a success. Must not know how a server is reached.
+//! The log of one process is printed byte for byte. For several processes, `several` prints lines with a name before each.
+//!
+//! Without `-f`, the log is read in pieces up to the end that it had when the command began, and the process is not held back. With `-f`,
+//! the command is a reader with backpressure: if its own stdout is not read, the process has to wait.
+//!
+//! Failure paths: bytes that were read are printed before an error is reported. The command succeeds only if the log was printed to its
+//! end.
 
 mod several;
 mod tail;
@@ -30,10 +34,9 @@ use crate::{
     streams::{Output, Role, say_gap},
 };
 
-/// One read without `-f`: some chunks, so that memory stays small whatever the log holds.
+/// Bytes per read without `-f`: a few chunks, so that memory stays small for a log of any size.
 const READ_BYTES: u64 = 1 << 20;
 
-/// Prints it.
 pub(crate) fn run(args: &args::Logs, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
@@ -41,7 +44,7 @@ pub(crate) fn run(args: &args::Logs, token: Option<env_token::Waiting>) -> anyho
         visit.end().await;
         match shown {
             Ok(()) => Ok(ExitCode::SUCCESS),
-            // Nobody reads any more.
+            // The reader of our stdout has gone.
             Err(error) if is_broken_pipe(&error) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
             Err(error) => Err(error),
         }
@@ -75,17 +78,17 @@ async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
     }
 }
 
-/// How a log is taken hold of.
+/// Where and how to begin with a log.
 struct Begin {
-    /// Only what has a number above this is pushed to us.
+    /// Only events with a higher number are pushed to us.
     after: u64,
     hold: bool,
-    /// What was there when we came is asked for.
+    /// Whether the events up to now are fetched with reads.
     reads: bool,
 }
 
-/// Without `-f` nothing is held and nothing that is pushed is used: all of it is asked for. With a tail, what was there is asked
-/// for and what comes later is followed.
+/// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f` and `--tail`, the past is fetched with reads
+/// and later events are pushed.
 fn start(args: &args::Logs, info: &ProcessInfo) -> Begin {
     let last = info.next_seq.saturating_sub(1);
     match (args.follow, args.tail) {
@@ -95,7 +98,7 @@ fn start(args: &args::Logs, info: &ProcessInfo) -> Begin {
     }
 }
 
-/// Everything that was there when we came. What was read is the reader's, also where the rest cannot be had.
+/// Prints all events up to now. If reading fails half-way, what was read is printed first.
 async fn read(process: &Process, info: &ProcessInfo, args: &args::Logs) -> anyhow::Result<()> {
     let mut to = Printed { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
     let read = read_to(&mut to, process, info, args).await;
@@ -104,7 +107,7 @@ async fn read(process: &Process, info: &ProcessInfo, args: &args::Logs) -> anyho
     Ok(flushed?)
 }
 
-/// Reads it piece by piece. Without an error all was printed that there is.
+/// Reads and prints the log piece by piece. `Ok` means that all of it was printed.
 async fn read_to(
     to: &mut impl LogSink,
     process: &Process,
@@ -139,17 +142,17 @@ async fn read_to(
             }
         }
         if let Some(failure) = read.failure.as_ref().filter(|_| read.closed && read.exit_code.is_none()) {
-            // A server knows a code of whatever has closed: this is our own side's answer for a session that is lost, and its
-            // numbers tell nothing of the log.
+            // A server always knows an exit code for a closed process. So the client library produced this reply because the session is
+            // lost, and its numbers say nothing about the log.
             return Err(anyhow!("{failure}")).with_context(part);
         }
         let next = read.next_seq.saturating_sub(1);
         if next <= after {
-            // Asked again, it would say the same for ever.
+            // Repeating the read would return the same answer forever.
             return Err(anyhow!("the server tells nothing that follows")).with_context(part);
         }
         after = next;
-        // A process that was lost has a log all the same, and each answer says both.
+        // A process that was lost still has a log; every answer contains both the failure and log data.
         failure = read.failure.or(failure);
     }
     match failure {
@@ -160,13 +163,13 @@ async fn read_to(
     }
 }
 
-/// Where a log goes that is read in pieces.
+/// The destination of a log that is read in pieces.
 trait LogSink {
     async fn gap(&mut self, gap: Gap) -> io::Result<()>;
     async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// The log of one process, as it is.
+/// Prints the log of one process unchanged or as JSON.
 struct Printed<W> {
     stdout: W,
     stderr: Stderr,
@@ -234,7 +237,7 @@ fn closed(seq: u64, Totals { output_bytes, dropped_bytes }: Totals) -> Value {
     json!({"event": "closed", "seq": seq, "outputBytes": output_bytes, "droppedBytes": dropped_bytes})
 }
 
-/// Takes hold of a process of another session. One that went between the list and this was not there.
+/// Attaches to a process of another session. If the process has disappeared since the listing, it is reported as unknown.
 pub(crate) async fn attach(client: &Client, info: &ProcessInfo, after: u64, hold: bool) -> anyhow::Result<Process> {
     let options = Attach { session_id: Some(info.session_id.clone()), after, hold };
     match client.attach(&info.process_id, options).await {

@@ -1,7 +1,7 @@
-//! The program `exec-server`: what has to happen before anything else, and the way to one file per command.
+//! The program `exec-server`: startup steps that must happen first, then dispatch to one module per command.
 //!
-//! Owns the only reading of arguments and environment. The order at the top of `main` matters: the token leaves the
-//! environment block before the spawner is forked, because holders are copies of it; the spawner is forked before any
+//! Arguments and environment variables are read only in this crate. The order at the top of `main` matters: the token is removed from the
+//! environment block before the spawner is forked, because the spawner and the holders inherit that block. The spawner is forked before any
 //! thread exists.
 
 mod args;
@@ -59,7 +59,7 @@ use exec_server_holder::{inherited, spawner};
 use crate::args::Command;
 
 fn main() -> ExitCode {
-    // SIGPIPE is ignored already: the runtime of the language does that before `main`.
+    // SIGPIPE is already ignored: the Rust runtime does that before `main`.
     inherited::ignore_file_size_signal();
     if args::is_detached() {
         inherited::close_descriptors();
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Err(error) => return say::failed(&error),
     };
     if std::env::args_os().nth(1).is_some_and(|first| first == spawner::ARGUMENT) {
-        // A library in another program wants no more of us than a spawner.
+        // The client library in another program started us only as its spawner.
         let served = spawner::serve_stdin();
         return served.map_or_else(|error| say::failed(&error.into()), |()| ExitCode::SUCCESS);
     }
@@ -77,10 +77,10 @@ fn main() -> ExitCode {
         return completions::answer(token);
     }
     if args::is_detached() {
-        // Refused where we lead a group already: then nobody started us to be detached.
+        // Fails if we already lead a process group. Then no client started us in the background, so there is nothing to detach from.
         rustix::process::setsid().ok();
     }
-    // Before a thread exists and anything is read; `serve` and `run` alone make holders.
+    // Fork before any thread exists and before arguments are parsed. Only `serve` and commands that embed a server need a spawner.
     let spawner = match fork_spawner() {
         Ok(spawner) => spawner,
         Err(error) => return say::failed(&anyhow::Error::new(error).context("fork the spawner")),
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|error| say::failed(&error))
 }
 
-/// The server's own spawner; the one of the client library where that embeds a server; else none.
+/// Forks the spawner of `serve`, or the spawner of an embedded server; other commands have none.
 fn fork_spawner() -> std::io::Result<Option<spawner::SpawnerHandle>> {
     match args::role() {
         args::Role::Serves => {

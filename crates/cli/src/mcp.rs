@@ -1,4 +1,4 @@
-//! `exec-server mcp`: MCP servers on an executor, and an executor as an MCP server. Here: the way to one file per command.
+//! `exec-server mcp`: runs MCP servers on an executor, and offers an executor as an MCP server. Dispatches to one module per command.
 
 mod bridge;
 mod manage;
@@ -11,7 +11,6 @@ use crate::{
     env_token,
 };
 
-/// Does what was asked for.
 pub(crate) fn run(args: &args::Mcp, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     match &args.command {
         McpCommand::Bridge(args) => bridge::run(args, token),

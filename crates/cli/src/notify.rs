@@ -1,5 +1,4 @@
-//! Tells a service manager that waits for it (`Type=notify`) that the server is ready, and that it ends.
-//! Must not know what either means.
+//! Tells the service manager (systemd `Type=notify`) that the server is ready or stopping.
 
 use std::{
     env,
@@ -17,24 +16,24 @@ use std::{
 
 use crate::args;
 
-/// Where the manager listens: a path, or an abstract name behind an `@`.
+/// The manager's socket: a path, or an abstract name after `@`.
 const NAME: &str = "NOTIFY_SOCKET";
 
-/// A manager that is busy for longer than this is not waited for: clients are.
+/// The longest wait for a busy manager; clients must not wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The server listens, and has taken over what was there.
+/// Call it once the server listens and has adopted the existing sessions.
 pub(crate) fn ready() {
     tell("READY=1");
 }
 
-/// The server drains.
+/// Call it when the server begins to drain.
 pub(crate) fn stopping() {
     tell("STOPPING=1");
 }
 
 fn tell(state: &str) {
-    // A server that a client has started in the background may have inherited the variable of some other service.
+    // A server that a client started in the background may have inherited this variable from another service.
     let Some(place) = env::var_os(NAME).filter(|_| !args::is_detached()) else { return };
     if let Err(error) = send(&place, state) {
         tracing::warn!(state, %error, "the service manager could not be told");

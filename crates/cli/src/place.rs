@@ -1,5 +1,4 @@
-//! Where state lives when no `--state-dir` was given: the XDG rules, read from the environment.
-//! Must not make anything but a private directory.
+//! Chooses the state directory if there is no `--state-dir`, by the XDG rules.
 
 use std::{
     env,
@@ -10,17 +9,17 @@ use std::{
 use anyhow::Context as _;
 use exec_server_server::{listen::ListenUrl, state_dir};
 
-/// A state directory that is known by path.
+/// A state directory.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Absolute.
     pub(crate) path: PathBuf,
-    /// Made for this server alone: it goes away with it, and so do its sessions.
+    /// Created for this server alone: the directory and its sessions are removed when the server ends.
     pub(crate) is_private: bool,
 }
 
 impl Place {
-    /// The given directory; else one per fixed address, so that the same command finds it again; else a fresh private one.
+    /// The given directory; else one per fixed address, so that the same command finds it again; else a new private one.
     pub(crate) fn find(given: Option<&Path>, listeners: &[ListenUrl]) -> anyhow::Result<Self> {
         if let Some(given) = given {
             return Ok(Self { path: absolute(given)?, is_private: false });
@@ -31,7 +30,7 @@ impl Place {
         }
     }
 
-    /// A fresh private directory under the user's runtime directory, or the temporary one.
+    /// Creates a private directory in the user's runtime directory, or else in the temporary directory.
     pub(crate) fn private() -> anyhow::Result<Self> {
         let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let usable = runtime.filter(|dir| dir.is_absolute() && dir.is_dir());
@@ -42,7 +41,7 @@ impl Place {
     }
 }
 
-/// The state directory of the user's own server, which `dial-stdio` starts.
+/// The state directory of the per-user server, which `dial-stdio` starts.
 pub(crate) fn of_user(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     match given {
         Some(given) => absolute(given),
@@ -50,7 +49,7 @@ pub(crate) fn of_user(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The directory of all state directories that have no `--state-dir`.
+/// The parent of all state directories that are not set by `--state-dir`.
 pub(crate) fn state_home() -> anyhow::Result<PathBuf> {
     let xdg = env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let base = match xdg {
@@ -63,7 +62,7 @@ pub(crate) fn state_home() -> anyhow::Result<PathBuf> {
     Ok(base.join("exec-server"))
 }
 
-/// The state directory that `serve` uses for one listener and no `--state-dir`.
+/// The state directory that `serve` uses for one listener without `--state-dir`.
 pub(crate) fn of_listener(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     let slug = state_dir::slug(std::slice::from_ref(url));
     let slug =
@@ -71,7 +70,8 @@ pub(crate) fn of_listener(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     Ok(state_home()?.join(slug))
 }
 
-/// Where the anchor of an audit log is kept: in the state directory; in the user's where that goes away with the server. The log outlives it.
+/// The directory for the anchor of an audit log: the state directory, or a directory of the user if the state directory is removed with the
+/// server. The log outlives the server, so its anchor must too.
 pub(crate) fn of_anchors(place: &Place) -> anyhow::Result<PathBuf> {
     if !place.is_private {
         return Ok(place.path.clone());
@@ -85,12 +85,12 @@ pub(crate) fn of_anchors(place: &Place) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Where anchors are whose server has no lasting state directory.
+/// The directory for anchors of servers without a lasting state directory.
 pub(crate) fn anchors_of_user() -> anyhow::Result<PathBuf> {
     Ok(state_home()?.join("audit"))
 }
 
-/// State directories of this user's servers, and the one for anchors.
+/// The state directories of this user's servers, and the directory for anchors.
 pub(crate) fn all_of_user() -> Vec<PathBuf> {
     let entries = state_home().ok().and_then(|home| std::fs::read_dir(home).ok());
     entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()

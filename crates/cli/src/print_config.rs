@@ -1,5 +1,5 @@
-//! `exec-server serve --print-config`: the settings in force, and the limits that cannot be set. Must not start anything, nor read
-//! a token: what is printed names files, never what is in them.
+//! `exec-server serve --print-config`: prints the effective settings and the fixed limits. Starts nothing and reads no token: the output
+//! contains the names of files, never their contents.
 
 use std::process::ExitCode;
 

@@ -1,13 +1,13 @@
-//! Text from other machines, made safe for a terminal. Every path that prints uses these functions, most of them by `say`.
+//! Escapes text from other machines so that it is safe to print on a terminal. All code that prints uses these functions, mostly through
+//! `say`.
 //!
-//! Characters that steer a terminal or reorder what stands around them are written out: control characters (C0, DEL, C1),
-//! bidirectional marks and invisible characters. Errors, names and values are covered; the output of a program (`run`, `attach`,
-//! `logs`, `fs cat`) stays raw. Text on standard error is made safe also where that is a pipe, because it ends up on a terminal
-//! soon; data on standard output only on a terminal. Must not know what is printed.
+//! Characters that control a terminal or reorder the text around them are escaped: control characters (C0, DEL, C1), bidirectional marks
+//! and invisible characters. Errors, names and values are escaped; the output of a program (`run`, `attach`, `logs`, `fs cat`) is not. Text
+//! on stderr is escaped even if stderr is a pipe, because it usually ends up on a terminal. Data on stdout is escaped only on a terminal.
 
 use std::fmt::Write as _;
 
-/// Whether a character steers a terminal, or hides or reorders other characters.
+/// Whether a character controls the terminal, or hides or reorders other characters.
 fn steers(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -15,17 +15,17 @@ fn steers(c: char) -> bool {
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// One line: everything that steers is written out, line ends too.
+/// For one line: escapes everything, line ends included.
 pub(crate) fn clean(text: &str) -> String {
     escape(text, |c| !steers(c))
 }
 
-/// Several lines: line ends and tabs stay.
+/// For several lines: keeps line ends and tabs.
 pub(crate) fn clean_lines(text: &str) -> String {
     escape(text, |c| !steers(c) || matches!(c, '\n' | '\t'))
 }
 
-/// Text that we have coloured: as [`clean_lines`], but sequences that set colours stay. Values inside must be clean before.
+/// For text that we coloured: like [`clean_lines`], but keeps colour sequences. Values inside must be cleaned before.
 pub(crate) fn clean_coloured(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;
@@ -42,13 +42,13 @@ pub(crate) fn clean_coloured(text: &str) -> String {
     clean + &clean_lines(rest)
 }
 
-/// JSON: the same value, with everything that steers as `\uXXXX`. JSON has such characters in strings alone.
+/// For JSON: writes these characters as `\uXXXX`, which keeps the value. In JSON they can occur only inside strings.
 pub(crate) fn clean_json(json: &str) -> String {
     let mut clean = String::with_capacity(json.len());
     for c in json.chars() {
         if steers(c) && c != '\n' {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // Writing to a string does not fail.
+                // Writing to a `String` cannot fail.
                 write!(clean, "\\u{unit:04x}").ok();
             }
         } else {

@@ -1,8 +1,7 @@
-//! `exec-server ps`: the processes of all sessions, as a table for people or as JSON for programs; with `-w` again and again.
+//! `exec-server ps`: lists the processes of all sessions, as a table for people or as JSON for programs; with `-w` repeatedly.
 //!
-//! The table has what runs first, and the newest first among those; JSON has the order of `process/list`. With `-w` on a
-//! terminal the table is drawn on the terminal's other screen, which is left however the command ends. Must not know how a
-//! server is reached.
+//! The table lists running processes first, and newer ones before older ones. JSON keeps the order of `process/list`. With `-w` on a
+//! terminal the table is drawn on the alternate screen; dropping [`Screen`] leaves it, however the command ends.
 
 use std::{
     fmt::Write as _,
@@ -27,17 +26,16 @@ use crate::{
 
 const HEADS: [&str; 7] = ["ID", "PID", "STATE", "AGE", "OUTPUT", "SESSION", "COMMAND"];
 
-/// What a command may take on one line when nobody knows how wide that is.
+/// Maximum width of a command line in the table if the width of the terminal is unknown.
 const COMMAND_MAX: usize = 200;
 
-/// How often a screen is drawn while nothing new comes.
+/// How often the screen is redrawn while no new listing arrives.
 const REDRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// The other screen without a cursor, and back.
+/// Enters the alternate screen and hides the cursor, and undoes both.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Prints them.
 pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let mut visit = Visit::begin(&args.connect, token).await?;
@@ -45,7 +43,7 @@ pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow:
         visit.end().await;
         match shown {
             Ok(code) => Ok(ExitCode::from(code)),
-            // The reader of standard output has left.
+            // The reader of our stdout has gone.
             Err(error) if is_closed_pipe(&error) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
             Err(error) => Err(error),
         }
@@ -67,13 +65,12 @@ fn once(args: &args::Ps, visit: &Visit) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Prints a list.
 fn print(args: &args::Ps, text: &str) -> anyhow::Result<()> {
     let printed = if args.json { say::json(text) } else { say::text(text) };
     printed.context("write standard output")
 }
 
-/// Those that were asked for.
+/// The processes that the flags select.
 fn chosen(args: &args::Ps, all: &[ProcessInfo]) -> Vec<ProcessInfo> {
     all.iter().filter(|info| !(args.running && info.exited)).cloned().collect()
 }
@@ -89,12 +86,12 @@ fn text(args: &args::Ps, mut shown: Vec<ProcessInfo>) -> anyhow::Result<String> 
     Ok(table(&shown, now(), display::stdout_columns(), Palette::of_stdout()))
 }
 
-/// What runs first; the newest first among those that run and among those that have ended.
+/// Running processes first, then ended ones; each group newest first.
 fn sort(shown: &mut [ProcessInfo]) {
     shown.sort_by_key(|info| (info.exited, std::cmp::Reverse(info.started_at_ms)));
 }
 
-/// What steers our own screen; the cells in it are cleaned one by one.
+/// Writes control sequences for our own screen. The table cells inside are cleaned one by one.
 fn put(text: &str) -> anyhow::Result<()> {
     say::data(text.as_bytes()).context("write standard output")
 }
@@ -107,7 +104,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Prints the table again every interval, until a signal ends it.
+/// Prints the table at every interval until a signal ends the command.
 async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
     let mut signals = Signals::of_end().context("listen to signals")?;
     let screen = if io::stdout().is_terminal() && !args.json && !args.quiet { Some(Screen::enter()?) } else { None };
@@ -134,7 +131,7 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
         };
         tokio::pin!(listing);
         let listed = loop {
-            // All are cancel safe, and the list is dropped only at the end.
+            // All branches are cancel-safe, and `listing` is dropped only at the end.
             tokio::select! {
                 listed = &mut listing => break listed,
                 heard = signals.next() => {
@@ -142,7 +139,7 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
                         return Ok(codes::of_signal(number));
                     }
                 }
-                // The link may break while the list is waited for, and ages go on.
+                // Redraw while waiting for the listing: the link may break, and the ages grow.
                 () = time::sleep(REDRAW_EVERY), if screen.is_some() => {
                     if let Some(screen) = &screen {
                         screen.draw(&shown, client.as_ref())?;
@@ -154,7 +151,7 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
     }
 }
 
-/// What is said of the link, where it is not as it should be.
+/// A message about the link if it is not working normally.
 fn status(client: Option<&Client>) -> String {
     match client.map(Client::state) {
         Some(State::Stalled { .. }) => "the server does not answer".to_owned(),
@@ -163,7 +160,7 @@ fn status(client: Option<&Client>) -> String {
     }
 }
 
-/// The terminal's other screen, left when this goes.
+/// The alternate screen of the terminal. Dropping this leaves it.
 struct Screen(());
 
 impl Screen {
@@ -172,7 +169,7 @@ impl Screen {
         Ok(Self(()))
     }
 
-    /// Draws over what was there, so that nothing flickers.
+    /// Overwrites the previous frame instead of clearing the screen, which would flicker.
     fn draw(&self, shown: &[ProcessInfo], client: Option<&Client>) -> anyhow::Result<()> {
         let size = terminal::size();
         let (rows, columns) = size.map_or((24, 80), |size| (usize::from(size.rows), usize::from(size.cols)));
@@ -181,7 +178,7 @@ impl Screen {
             frame.push_str(line);
             frame.push_str("\x1b[K\r\n");
         }
-        // The last line end would scroll a full screen.
+        // A newline after the last row would scroll a full screen.
         frame.truncate(frame.len() - 2);
         frame.push_str("\x1b[J");
         put(&frame)
@@ -190,12 +187,12 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // If the terminal is gone, there is nothing to restore.
         say::data(LEAVE.as_bytes()).ok();
     }
 }
 
-/// One screen: how many there are, and as many of them as fit.
+/// One screen: a title with counts, and as many processes as fit.
 fn screen(
     shown: &[ProcessInfo],
     now: Duration,
@@ -207,7 +204,7 @@ fn screen(
     sort(&mut sorted);
     let running = sorted.iter().filter(|info| !info.exited).count();
     let mut title = format!("{running} running, {} ended", sorted.len() - running);
-    // Title, heads, and a line for those that do not fit.
+    // Leave room for the title and the column heads, and keep the last row free.
     let room = rows.saturating_sub(3).max(1);
     let hidden = sorted.len().saturating_sub(room);
     if hidden > 0 {
@@ -221,7 +218,7 @@ fn screen(
     format!("{title}\n{}", table(&sorted, now, columns, palette))
 }
 
-/// What is said of sessions whose processes are missing in the table.
+/// A message about sessions whose processes are missing from the table.
 fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
     let longest = adopting.iter().map(|session| session.waiting_ms).max()? / 1000;
     let names: Vec<String> = adopting.iter().map(|session| ids::short_session(&session.session_id)).collect();
@@ -229,7 +226,7 @@ fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
     Some(format!("not listed, because the holder process has not answered for {longest} s: session {names}"))
 }
 
-/// As wide as the terminal, if there is one: commands are cut.
+/// Formats the table. If the width of the terminal is known, commands are cut to fit.
 fn table(all: &[ProcessInfo], now: Duration, width: usize, palette: Palette) -> String {
     let mut rows = vec![HEADS.map(|head| Cell::styled(head, display::BOLD))];
     rows.extend(all.iter().map(|info| row(info, now)));
@@ -276,7 +273,7 @@ fn state(info: &ProcessInfo) -> String {
         (Cause::Exit | Cause::Signal | Cause::Terminated, Some(signal)) => format!("killed {}", ids::clean(signal)),
         (Cause::Exit | Cause::Signal | Cause::Terminated, None) => format!("exited {}", exit.exit_code),
     };
-    // Ended, but something it started still has its streams.
+    // The process has exited, but a descendant still holds its streams open.
     if info.closed { ended } else { format!("{ended}, open") }
 }
 

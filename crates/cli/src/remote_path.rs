@@ -1,5 +1,4 @@
-//! Paths that a person writes for a server: absolute, below the server's own directory, or below its home with `~`.
-//! Must not know what is done with them.
+//! Resolves paths that a user writes for a server: absolute, relative to the server's working directory, or below its home with `~`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +6,17 @@ use anyhow::{Context as _, anyhow};
 use exec_server_client::Client;
 use exec_server_protocol::path::PathArg;
 
-/// Where paths of a server begin.
+/// The directories at which paths on a server start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Roots {
-    /// The directory of relative paths.
+    /// The base of relative paths.
     pub(crate) directory: PathBuf,
-    /// What `~` stands for, where it is known.
+    /// The meaning of `~`, if the server reports it.
     pub(crate) home: Option<PathBuf>,
 }
 
 impl Roots {
-    /// Asks a server.
+    /// Asks the server for its directories.
     pub(crate) async fn of(client: &Client) -> anyhow::Result<Self> {
         let info = client.environment_info().await.context("ask for the server's directory")?;
         let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not tell its own directory; pass absolute paths"))?;
@@ -26,7 +25,7 @@ impl Roots {
         Ok(Self { directory, home: home.context("read the server's home directory")? })
     }
 
-    /// The whole path; `./~` is a file of that name.
+    /// Returns the absolute path. A file that is really named `~` can be written as `./~`.
     pub(crate) fn resolve(&self, path: &Path) -> anyhow::Result<PathBuf> {
         match below_home(path) {
             None => Ok(self.directory.join(path)),
@@ -40,7 +39,7 @@ impl Roots {
     }
 }
 
-/// A path on a server; asked only where it is not absolute.
+/// Resolves a path on a server. Sends a request only if the path is not absolute.
 pub(crate) async fn resolve(client: &Client, path: &Path) -> anyhow::Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path.to_owned());
@@ -48,7 +47,7 @@ pub(crate) async fn resolve(client: &Client, path: &Path) -> anyhow::Result<Path
     Roots::of(client).await.with_context(|| format!("`{}`", path.display()))?.resolve(path)
 }
 
-/// What stands behind `~/`; `None` for a path that does not begin in a home. `~user` is a plain name.
+/// The part after `~/`; `None` for a path that does not start with `~`. `~user` is an ordinary name.
 pub(crate) fn below_home(path: &Path) -> Option<&Path> {
     path.strip_prefix("~").ok()
 }

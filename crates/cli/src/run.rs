@@ -1,7 +1,7 @@
-//! `exec-server run`: one program, here or on a server, as if it were a child of this shell.
+//! `exec-server run`: runs one program, locally or on a server, as if it were a child of the shell.
 //!
-//! Here means a server inside this process, over the same holder as everybody else's; its session ends with us. On a server
-//! the session ends with the program, too; a client that dies leaves it to its time-to-live. With `--detach` see `detach`.
+//! Locally, it runs on a server embedded in this process, with the same holder as any server; the session ends with us. On a remote server
+//! the session ends with the program; if the client dies, the session's time-to-live ends it. For `--detach` see `detach`.
 
 use std::process::ExitCode;
 
@@ -22,7 +22,7 @@ use crate::{
     terminal::{self, Terminal},
 };
 
-/// Runs the program and ends as it ended.
+/// Runs the program and returns its exit code.
 pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     if args.quiet {
         say::be_quiet();
@@ -38,13 +38,13 @@ pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow
     })
 }
 
-/// The name that was given, if no running process has it; else a new one.
+/// The id given by `--name`, if no running process has it; without `--name` a generated one.
 pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<ProcessId> {
     let Some(name) = &args.name else {
         return Ok(ids::generate(args.argv.first().map_or("", String::as_str)));
     };
     if !client.server().capabilities.list {
-        // An older server knows only the names of the session, and refuses one that is taken.
+        // An older server cannot list other sessions. It refuses an id that is taken within the session.
         return Ok(name.as_str().into());
     }
     let all = client.list(Scope::All).await.with_context(|| format!("look whether `{name}` is in use"))?;
@@ -78,28 +78,28 @@ async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
         Err(error) => Err(error),
     };
     match &driven {
-        // It goes on: the session is its home.
+        // The program keeps running, and it needs the session.
         Ok(End::Left { .. }) => client.close().await,
         Ok(End::Ended(_) | End::NotStarted(..)) | Err(_) => connect::end(&client).await,
     }
     Ok(say_end(driven?, args))
 }
 
-/// How it went, from the client's side.
+/// How the command ended.
 enum End {
     Ended(u8),
     NotStarted(u8, Error),
-    /// The program goes on without us.
+    /// The program continues without us.
     Left {
         id: ProcessId,
         code: u8,
     },
 }
 
-/// The whole life of the program.
+/// Starts the program and runs it to its end.
 async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Place) -> anyhow::Result<End> {
     let Prepared { start, grants } = prepared;
-    // Before the start: a signal that comes with the first instruction must not be lost.
+    // Register the signal handlers before the start, so that a signal that arrives with the first instruction is not lost.
     let mut signals = Signals::new().context("listen to signals")?;
     let (process, pending) = match begin(client, start, &mut signals).await {
         Begun::Started(process, pending) => (process, pending),
@@ -109,11 +109,11 @@ async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Pla
     if let Some(grants) = &grants {
         sandbox::report(grants, &process)?;
     }
-    // Raw only now: until there was a program for its keys, Ctrl-C was for us. What was typed meanwhile waits in the terminal. It is
-    // given back when this goes out of scope, whatever happens.
+    // Switch to raw mode only now: before the program runs, Ctrl-C must reach us. Keys typed in the meantime wait in the terminal's buffer.
+    // The guard restores the terminal when it goes out of scope.
     let terminal = if args.tty && !args.no_stdin { Terminal::open()? } else { None };
-    // Keys are heeded where leaving is possible, and only from a keyboard: a pipe may hold any bytes. A raw terminal has no
-    // end but its own.
+    // The detach keys work only where leaving is possible, and only from a keyboard: a pipe may contain any bytes. A raw terminal has no
+    // EOF except a hang-up.
     let is_raw = terminal.is_some();
     let input = Input { is_read: !args.no_stdin, closes: !is_raw, has_keys: is_raw && place == Place::Remote, is_raw };
     let id = process.id().clone();
@@ -142,10 +142,10 @@ async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Pla
 }
 
 enum Begun {
-    /// With what was heard meanwhile and is the program's.
+    /// The process, and the signals received in the meantime, which are to be passed on.
     Started(Process, Vec<Heard>),
     Failed(Error),
-    /// By a second signal, while the server did not answer.
+    /// A second signal arrived while the server did not answer.
     CalledOff(u8),
 }
 
@@ -155,7 +155,7 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
     let mut link = LinkNotice::new(client.watch_state(), false);
     let (mut pending, mut has_signal) = (Vec::new(), false);
     loop {
-        // All are cancel safe; the start is dropped only to call it off.
+        // All branches are cancel-safe; dropping `starting` cancels the start.
         tokio::select! {
             started = &mut starting => match started {
                 Ok(process) => return Begun::Started(process, pending),
@@ -164,7 +164,7 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
             heard = signals.next() => match heard {
                 Heard::Signal(_, number) if std::mem::replace(&mut has_signal, true) => return Begun::CalledOff(number),
                 Heard::Resized if pending.contains(&Heard::Resized) => {}
-                // The size it is started with may be the one before.
+                // The start request may contain the old size.
                 Heard::Signal(..) | Heard::Resized => pending.push(heard),
                 Heard::Suspend | Heard::Continued => {}
             },
@@ -173,7 +173,7 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
     }
 }
 
-/// Says what has to be said once the terminal is given back.
+/// Prints the final message, after the terminal was restored, and returns the exit code.
 fn say_end(end: End, args: &args::Run) -> u8 {
     match end {
         End::Ended(code) => code,
@@ -188,7 +188,7 @@ fn say_end(end: End, args: &args::Run) -> u8 {
     }
 }
 
-/// Why the program could not be started, and what was probably meant.
+/// Prints why the program could not be started, and a hint for a likely mistake.
 pub(crate) fn say_not_started(error: Error, args: &args::Run) {
     let is_missing = error.server_kind() == Some(Kind::ProgramNotFound);
     say::error(&error.into());

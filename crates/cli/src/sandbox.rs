@@ -1,5 +1,4 @@
 //! `run --sandbox`: turns flags into a policy for the server, and reports what the server applied.
-//! Must not know how a policy is enforced.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -14,7 +13,7 @@ use exec_server_client::{
 
 use crate::{args::Confinement, say};
 
-/// What a program may touch, with absolute paths of the server's host.
+/// The access that a program gets, as absolute paths on the server's host.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Grants {
     cwd: PathBuf,
@@ -35,7 +34,7 @@ impl Grants {
         }
     }
 
-    /// The policy as the wire has it.
+    /// The policy in the form of the wire protocol.
     pub(crate) fn to_policy(&self) -> SandboxContext {
         let uri = |dir: &PathBuf| PathArg::new(path::to_uri(dir));
         let entry = |path, access| Entry { path, access, missing_path_behavior: None };
@@ -78,7 +77,7 @@ impl Grants {
     }
 }
 
-/// Refuses a server that cannot say how it confined the program.
+/// Refuses a server that cannot report how it confined a program.
 pub(crate) fn check_server(client: &Client) -> anyhow::Result<()> {
     if client.server().generation != Generation::Current {
         bail!("the server at {} does not report what it confines; run without `--sandbox`", client.address());
@@ -86,9 +85,10 @@ pub(crate) fn check_server(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reports on stderr what was applied to the program that was started.
+/// Reports on stderr what the sandbox grants. Fails if the server applied something else.
 ///
-/// A server refuses what it cannot enforce. After a cut the answer that says how files are confined may be lost, so `None` is no error.
+/// A server refuses a policy that it cannot enforce. If a cut link loses the answer that describes the applied sandbox, `process.sandbox()`
+/// is `None`; that is not an error.
 pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
     match process.sandbox() {
         Some(applied) if applied.file_system != AppliedFileSystem::View || applied.network != grants.network => {
@@ -99,7 +99,7 @@ pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Joins and removes `.` parts; `..` stays, since only the server knows where links lead.
+/// Joins the paths and removes `.` parts. Keeps `..`, because only the server knows where symlinks lead.
 fn absolute(dir: &Path, base: &Path) -> PathBuf {
     base.join(dir).components().filter(|part| *part != Component::CurDir).collect()
 }

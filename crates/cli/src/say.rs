@@ -1,5 +1,5 @@
-//! Text for people and programs: the only writes to stdout and stderr, none of which can end the program. All text passes
-//! `printable` here; only [`data`] is written as it is. Must not know what is said.
+//! All writes to stdout and stderr. No failed write ends the program. Text is escaped with `printable` here; only [`data`] is written
+//! unchanged.
 
 use std::{
     fmt::Display,
@@ -16,35 +16,35 @@ use crate::{
     printable, terminal,
 };
 
-/// One line of text on stdout, flushed; a reader that left is not our trouble.
+/// Writes one line to stdout and flushes. A closed stdout is ignored.
 pub(crate) fn line(line: &str) {
-    // Nobody is there to be told.
+    // Ignore the error: if stdout is closed, the reader has gone.
     text(&format!("{line}\n")).ok();
 }
 
-/// Text on stdout, flushed: as it is, but on a terminal nothing that steers it, except colours.
+/// Writes text to stdout and flushes. On a terminal, control characters are escaped, except colours.
 pub(crate) fn text(text: &str) -> io::Result<()> {
     if io::stdout().is_terminal() { data(printable::clean_coloured(text).as_bytes()) } else { data(text.as_bytes()) }
 }
 
-/// JSON on stdout, flushed.
+/// Writes JSON to stdout and flushes.
 pub(crate) fn json(text: &str) -> io::Result<()> {
     data(printable::clean_json(text).as_bytes())
 }
 
-/// Data on stdout as it is, flushed: the bytes of a program or of a file.
+/// Writes bytes of a program or a file to stdout unchanged, and flushes.
 pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(bytes)?;
     stdout.flush()
 }
 
-/// Lines of talk on stderr.
+/// Writes messages to stderr.
 pub(crate) fn talk(text: impl Display) {
     talk_with(&printable::clean_lines(&text.to_string()));
 }
 
-/// One dim line on stderr, where that is a terminal: what is going on, for a person who waits.
+/// Writes one dim line of progress information to stderr, if stderr is a terminal.
 pub(crate) fn dim(text: impl Display) {
     if io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed) {
         let line = printable::clean(&text.to_string());
@@ -52,34 +52,34 @@ pub(crate) fn dim(text: impl Display) {
     }
 }
 
-/// Whether notices are left out: `-q`.
+/// Set by `-q`: notices are not printed.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-/// From now on notices are left out.
 pub(crate) fn be_quiet() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
 
-/// One line of talk that a person who said `-q` does not want: nothing failed, and nothing is missing.
+/// Writes a message that `-q` suppresses: nothing failed, and no data is missing.
 pub(crate) fn notice(text: impl Display) {
     if !IS_QUIET.load(Ordering::Relaxed) {
         talk(text);
     }
 }
 
-/// An error with everything that led to it, on one line.
+/// Writes an error with its whole chain of causes on one line.
 pub(crate) fn error(error: &anyhow::Error) {
     let causes: Vec<String> = error.chain().map(describe).collect();
     talk(format_args!("exec-server: {}", causes.join(": ")));
 }
 
-/// Says why the program ends, and how.
+/// Prints the error and returns the exit code for it.
 pub(crate) fn failed(error: &anyhow::Error) -> ExitCode {
     self::error(error);
     ExitCode::from(codes::of_error(error))
 }
 
-/// One cause. A line end in it could be a server's, which would let it speak in our name: only causes of this machine keep theirs.
+/// Formats one cause. Newlines are kept only in errors that were created on this machine: a server could use a newline to print lines that
+/// look like ours.
 fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
     let is_ours = match cause.downcast_ref::<Error>() {
         Some(error) => matches!(error, Error::Spawn { .. } | Error::Connect { .. }),
@@ -90,8 +90,8 @@ fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
 }
 
 fn talk_with(text: &str) {
-    // A raw terminal does not go back to the first column by itself.
+    // In raw mode a newline does not return to the first column.
     let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
-    // In one piece, because the program's own output may come between two. Nobody is there to be told of a failure.
+    // Write with one call, because the output of the program may come in between. There is nowhere left to report an error.
     io::stderr().write_all(line.as_bytes()).ok();
 }

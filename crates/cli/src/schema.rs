@@ -1,11 +1,9 @@
-//! `exec-server schema`: the wire as JSON Schema.
-//! Must not know any method; everything comes from `protocol`.
+//! `exec-server schema`: prints the wire protocol as JSON Schema.
 
 use std::process::ExitCode;
 
 use crate::say;
 
-/// Prints the schema.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     say::line(exec_server_protocol::SCHEMA.trim_end());
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,4 @@
-//! `exec-server serve`: puts the parts of a server together, says where it listens, and ends it on a signal.
-//! Must not know HTTP, frames or methods.
+//! `exec-server serve`: assembles a server from its parts, prints where it listens, and shuts it down on a signal.
 
 use std::{
     env,
@@ -40,7 +39,7 @@ use crate::{
     runtime, say, signals,
 };
 
-/// The token's name among the credentials of a service.
+/// The name of the token among the credentials of a systemd service.
 const CREDENTIAL: &str = "exec-server-token";
 
 /// Serves until a signal ends it.
@@ -58,12 +57,12 @@ pub(crate) fn run(
         args.listen.push(ListenUrl::default());
     }
     exposure::check(&args.listen, &args.terms())?;
-    // A process of our user that is confined elsewhere must not read the token out of our memory.
+    // A sandboxed process of the same user must not be able to read the token from our memory.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
     let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
     let state = Arc::new(StateDir::open(&place.path)?);
     let ended = serve_from(&args, &place, token, &state, spawner);
-    // Also when it never served: nobody else knows the directory.
+    // Also after a failed start: no other server will find this directory again.
     if place.is_private {
         state.remove().with_context(|| format!("remove `{}`", place.path.display()))?;
     }
@@ -103,7 +102,7 @@ fn serve_from(
     if let Some(cgroups) = cgroups {
         cgroups.remove();
     }
-    // Standard input may be read by a thread that nobody can interrupt.
+    // A blocking thread may be stuck in a read of stdin, which cannot be interrupted.
     runtime.shutdown_background();
     ended
 }
@@ -116,7 +115,7 @@ async fn serve(
     run_as: Option<&confine::RunAs>,
     audit: Audit,
 ) -> anyhow::Result<()> {
-    // Before anything can be seen of us: a signal that comes early must drain, too.
+    // Register the handlers before anything is visible from outside, so that an early signal drains too.
     let mut signals = Signals::new()?;
     let access = Arc::new(open_access(args, place, token.as_ref())?);
     let config = Config { orphan_ttl: left_for(args, place), ..core_config(args, run_as, audit.clone())? };
@@ -131,7 +130,8 @@ async fn serve(
     let config =
         ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private, tls };
     let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
-    // Bound before, so that clients queue; adopted before they are let in, so that they find their sessions.
+    // The sockets are bound before this, so that clients queue in the backlog. Sessions are adopted before clients are accepted, so that
+    // clients find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
     record_listeners(place, &server, &args.terms());
     let notes = notes_for_people(args, place, &server, token.as_ref());
@@ -154,12 +154,12 @@ async fn serve(
     Ok(())
 }
 
-/// How long what was made for this run alone stays where the server is killed.
+/// How long sessions of a private state directory stay after the server was killed.
 fn left_for(args: &args::Serve, place: &Place) -> Option<Duration> {
     place.is_private.then_some(args.orphan_ttl)
 }
 
-/// Returns when a signal says so, or when there has been nothing to do for long enough.
+/// Returns when a signal arrives, or when the server has been idle for long enough.
 async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
     let idle = async {
         match idle {
@@ -167,14 +167,14 @@ async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
             None => future::pending().await,
         }
     };
-    // Both are cancel safe.
+    // Both are cancel-safe.
     tokio::select! {
         () = signals.first() => {}
         () = idle => tracing::info!("nothing to do for long enough"),
     }
 }
 
-/// Who may come in: bearers of the owner's token, those of the token file and of certificates; or everybody.
+/// The access rules: clients need the owner's token, an entry in the token file or a certificate; with `--auth none` everyone may connect.
 fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyhow::Result<Access> {
     if args.terms().auth == Some(Auth::None) {
         return Ok(Access::open());
@@ -182,15 +182,15 @@ fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyh
     let file = args.guard.tokens.clone().unwrap_or_else(|| place.path.join(TOKENS));
     if args.guard.tokens.is_some() && !file.exists() {
         say::talk(format_args!("warning: there is no `{}` yet; `exec-server token create` makes it", file.display()));
-        // An empty table means the same, and a sandbox can hide it: a process in one could make a table that is missing. Where this
-        // fails, such a process cannot make it either, or the directory is missing as well.
+        // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
+        // create a missing one. If this fails, such a process cannot create it either, or the directory is missing too.
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).map(drop).ok();
     }
     let access = token.map_or_else(Access::default, |token| Access::new(token.digest()));
     Ok(access.with_file(&file)?)
 }
 
-/// Tells people and the audit log that somebody's access has changed, or that nobody's could be.
+/// Reports to the log and the audit log that the access of a principal has changed, or that the token file cannot be used.
 fn tell(audit: &Audit, news: &News) {
     match news {
         News::Changed(change) => {
@@ -226,7 +226,8 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit
     Ok(config)
 }
 
-/// What no sandbox shows besides the state directory: secrets that came by file, who may come in, the record of it, and our own sockets.
+/// Files that every sandbox hides, besides the state directory: token and key files, the token table, the audit log with its anchors, and
+/// our own sockets.
 fn secrets(args: &args::Serve) -> Vec<PathBuf> {
     let socket = |url: &ListenUrl| match url {
         ListenUrl::Unix(path) => Some(path.clone()),
@@ -242,7 +243,7 @@ fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
-/// Writes where we listen into the state directory; without it only `token create` knows less.
+/// Records our sockets in the state directory. If this fails, only `token create` misses the information.
 fn record_listeners(place: &Place, server: &Server, terms: &Terms) {
     let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
     let all: Vec<Listener> = server.bound().iter().map(|bound| listener(&bound.url)).collect();
@@ -251,7 +252,7 @@ fn record_listeners(place: &Place, server: &Server, terms: &Terms) {
     }
 }
 
-/// What stderr tells people: where the state is, and a command that reaches us. The token itself belongs to stdout alone.
+/// Notes for stderr: the state directory, and a command that connects to this server. The token itself is printed only on stdout.
 fn notes_for_people(args: &args::Serve, place: &Place, server: &Server, token: Option<&Token>) -> Vec<String> {
     let socket = server.bound().iter().map(|bound| &bound.url).find(|url| **url != ListenUrl::Stdio);
     if args.detached || (socket.is_none() && !place.is_private) {
@@ -270,8 +271,8 @@ fn notes_for_people(args: &args::Serve, place: &Place, server: &Server, token: O
     vec![state, format!("try: exec-server run --connect {url}{token} -- uname -sm")]
 }
 
-/// One line a socket, in order. Standard output belongs to the peer where `stdio` is served: then people are told,
-/// without the token, which does not belong into a log.
+/// Prints one line per socket, in order. If `stdio` is served, stdout belongs to the peer; then the lines go to stderr, without the token,
+/// which must not end up in a log.
 fn announce(server: &Server, terms: &Terms, token: Option<Token>) {
     let serves_stdio = server.bound().iter().any(|bound| bound.url == ListenUrl::Stdio);
     for bound in server.bound() {
@@ -291,7 +292,7 @@ fn with_token(url: &ListenUrl, token: Option<&Token>) -> String {
     }
 }
 
-/// Escapes what has a meaning in a query; generated tokens have nothing of it.
+/// Percent-encodes characters that have a meaning in a query. Generated tokens contain none of them.
 pub(crate) fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -301,7 +302,7 @@ pub(crate) fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// The token that opens the door, from the first source there is; `None` where no listener asks for one.
+/// The owner's token, from the first source that has one; `None` if no listener requires one.
 fn find_token(
     args: &args::Serve,
     from_env: Option<env_token::Waiting>,
@@ -326,7 +327,7 @@ fn find_token(
         let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
         return Ok(Some(token));
     }
-    // Where a service manager leaves secrets for us, closed to others.
+    // systemd credentials: a directory that only this service can read.
     let credential = env::var_os("CREDENTIALS_DIRECTORY").map(|dir| PathBuf::from(dir).join(CREDENTIAL));
     if let Some(file) = credential.filter(|file| file.exists()) {
         return Ok(Some(Token::from_file(&file)?));
@@ -334,7 +335,7 @@ fn find_token(
     Ok(Some(state.token()?))
 }
 
-/// Raises our soft limit to the hard one and returns both as they were, for children.
+/// Raises the soft fd limit to the hard limit. Returns the original limits, which children get.
 fn raise_nofile() -> Option<(u64, u64)> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -342,30 +343,30 @@ fn raise_nofile() -> Option<(u64, u64)> {
         tracing::warn!("the descriptor limit could not be raised");
         return None;
     }
-    // Absent means without bound.
+    // `None` means unlimited.
     Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
 }
 
-/// The signals that end a server.
+/// The signals that shut a server down.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// `None` where whoever started us wants it ignored, as `nohup` does.
+    /// `None` if the parent process set SIGHUP to be ignored, as `nohup` does.
     hangup: Option<Signal>,
 }
 
 impl Signals {
-    /// Begins to hear them.
+    /// Registers the handlers.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let hangup = if signals::ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())?, hangup })
     }
 
-    /// Waits for the first signal; from then on the next one ends the program at once.
+    /// Waits for the first signal. From then on, the next signal ends the program at once.
     pub(crate) async fn first(&mut self) {
         self.next().await;
         let mut again = Self::new();
-        // Owned by the process: it ends with it, one way or the other.
+        // The task has no owner: it ends with the process.
         #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
         tokio::spawn(async move {
             if let Ok(again) = &mut again {
@@ -382,7 +383,7 @@ impl Signals {
                 None => future::pending().await,
             }
         };
-        // All are cancel safe.
+        // All are cancel-safe.
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

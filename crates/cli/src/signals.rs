@@ -1,31 +1,29 @@
-//! The signals that a client command hears instead of ending by them.
-//! Must not know what is done with them.
+//! Signals that a client command handles itself instead of being ended by them.
 
 use std::{future, io};
 
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What was heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// Something to pass on: its name and number.
+    /// A signal to pass on: its name and number.
     Signal(&'static str, u8),
-    /// The terminal has another size.
+    /// SIGWINCH: the terminal size has changed.
     Resized,
-    /// We are to stop, as by Ctrl-Z.
+    /// SIGTSTP: a request to stop, as by Ctrl-Z.
     Suspend,
-    /// We go on; our terminal may have been somebody else's meanwhile.
+    /// SIGCONT: we continue. Another program may have used our terminal in the meantime.
     Continued,
 }
 
-/// From its making on these signals no longer end or stop this program.
+/// As long as this exists, these signals no longer end or stop the program.
 pub(crate) struct Signals {
     passed: Vec<(Signal, Heard)>,
 }
 
 impl Signals {
-    /// Begins to hear.
+    /// Registers all handlers.
     pub(crate) fn new() -> io::Result<Self> {
         let named = [
             (Number::INT, "SIGINT"),
@@ -45,7 +43,7 @@ impl Signals {
         Ok(Self { passed })
     }
 
-    /// Begins to hear only those that ask a program to end; all others do what they do to any program.
+    /// Handles only the signals that ask a program to end; all others keep their default action.
     pub(crate) fn of_end() -> io::Result<Self> {
         let mut passed = Vec::new();
         for (number, name) in [(Number::INT, "SIGINT"), (Number::TERM, "SIGTERM"), (Number::HUP, "SIGHUP")] {
@@ -54,7 +52,7 @@ impl Signals {
         Ok(Self { passed })
     }
 
-    /// The next one. Cancel safe.
+    /// Waits for the next signal. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Heard {
         future::poll_fn(|cx| {
             for (signal, heard) in &mut self.passed {
@@ -68,13 +66,13 @@ impl Signals {
     }
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until it receives SIGCONT.
 pub(crate) fn stop_us() {
-    // It cannot fail for oneself.
+    // Signalling one's own process cannot fail.
     rustix::process::kill_process(rustix::process::getpid(), Number::STOP).ok();
 }
 
-/// Whether SIGHUP, signal 1, was ignored when we were started.
+/// Whether SIGHUP (signal 1) was ignored when this process was started.
 pub(crate) fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -82,7 +80,7 @@ pub(crate) fn ignores_hangup() -> bool {
 }
 
 fn hear_named(passed: &mut Vec<(Signal, Heard)>, number: Number, name: &'static str) -> io::Result<()> {
-    // Ignored by whoever started us, as `nohup` does: then it is not for the program either.
+    // If our parent set SIGHUP to be ignored, as `nohup` does, it is not passed on to the program either.
     if number == Number::HUP && ignores_hangup() {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Why nothing moves: a process that waits for its output to be taken is looked at while a command waits for the process, and the
-//! reason is said once. Must not know the command.
+//! Reports why a process makes no progress: while a command waits for a process, this module polls whether the process is blocked on its
+//! output, and prints the reason once.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use tokio::time;
 
 use crate::{ids, say};
 
-/// How often the process is looked at. What stands still between two looks is worth a word.
+/// How often the process is polled. If nothing has changed between two polls, that is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A number beyond every event: a read behind it has no output and says how the process stands.
+/// A sequence number beyond every event: a read after it returns no output, only the state of the process.
 const BEYOND: u64 = u64::MAX / 2;
 
-/// Looks at the process until it is dropped; never returns. Cancel safe.
+/// Polls the process until the future is dropped; never returns. Cancel-safe.
 pub(crate) async fn watch(process: &Process) {
     let mut seen = None;
     let mut is_told = false;
     loop {
         time::sleep(LOOK_EVERY).await;
-        // A link that is down is another's to report, and a process that is gone ends the command.
+        // A broken link is reported elsewhere, and the end of the process ends the command.
         let Ok(read) = process.read(BEYOND, None, Duration::ZERO).await else { continue };
         let now = read.blocked.map(|blocked| (blocked, read.next_seq));
         match now.filter(|_| now == seen) {

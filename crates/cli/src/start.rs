@@ -1,5 +1,5 @@
-//! From the flags of `run` to the process that is asked for: directory, environment, terminal and limits, each with the
-//! default that fits the place where it runs. Must not know how it is asked.
+//! Turns the flags of `run` into a start request: directory, environment, terminal and limits, each with the default that fits the place
+//! where the program runs.
 
 use std::{
     collections::BTreeMap,
@@ -29,18 +29,18 @@ use crate::{
 /// Where programs are searched when the server does not report its `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Where a program is to run.
+/// Where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In a server inside this program, which has our directory and environment.
+    /// On a server embedded in this process, which shares our directory and environment.
     Embedded,
-    /// In the user's own server on this machine, which has neither.
+    /// On the user's own server on this machine, which has a directory and environment of another shell.
     PerUser,
-    /// On a server that may be anywhere.
+    /// On a server that may be on another machine.
     Remote,
 }
 
-/// Where a program is to run, as the user has set it up.
+/// The server on which a program runs.
 pub(crate) struct Host<'a> {
     pub(crate) client: &'a Client,
     pub(crate) place: Place,
@@ -48,10 +48,10 @@ pub(crate) struct Host<'a> {
     pub(crate) spec: Option<&'a RemoteSpec>,
 }
 
-/// A start that is ready to be sent.
+/// A start request that is ready to be sent.
 pub(crate) struct Prepared {
     pub(crate) start: Start,
-    /// What `--sandbox` grants.
+    /// The grants of `--sandbox`.
     pub(crate) grants: Option<Grants>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> 
     if let Some(after) = args.idle_timeout {
         start = start.idle_timeout(after);
     }
-    // Without a client nobody takes the output: a program that waits for that would wait for good.
+    // A detached program has no client that reads its output. With `Block` it would wait forever at the quota.
     if args.drop_oldest || (args.detach && !args.keep_all) {
         start = start.overflow(Overflow::DropOldest);
     } else if args.keep_all {
@@ -95,13 +95,14 @@ pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> 
             Some(dir) => PathArg::new(dir.to_string_lossy()).resolve()?,
             None => server_directory(host.client).await?,
         };
-        // Here a path is relative to the shell's directory, on a server to the directory that the program starts in.
+        // Locally, a path is relative to the shell's directory; on a server, to the directory in which the program starts.
         let base = if host.place == Place::Remote { cwd.clone() } else { env::current_dir()? };
         let granted = Grants::new(&args.confinement, &cwd, &base);
         start = start.sandbox(granted.to_policy());
         grants = Some(granted);
     }
-    // Without `--detach` the session ends with the program; the server needs to forget it only where the keys leave it running.
+    // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
+    // the detach keys.
     let is_served = host.client.server().capabilities.auto_forget;
     start = start.auto_forget(args.rm && (args.detach || is_served));
     Ok(Prepared { start, grants })
@@ -149,7 +150,7 @@ async fn server_directory(client: &Client) -> anyhow::Result<PathBuf> {
     Ok(PathArg::new(cwd.as_str()).resolve()?)
 }
 
-/// The directory on this machine; `~` is for those whose shell has not expanded it.
+/// A directory on this machine. `~` is expanded too, in case the shell did not do it.
 pub(crate) fn here(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let Some(given) = given else { return env::current_dir().context("find the working directory") };
     match remote_path::below_home(given) {
@@ -161,7 +162,7 @@ pub(crate) fn here(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The directory on a server; `None` is the server's own.
+/// A directory on a server; `None` means the server's own.
 pub(crate) async fn there(given: Option<&Path>, client: &Client) -> anyhow::Result<Option<PathBuf>> {
     match given {
         None => Ok(None),
@@ -179,7 +180,7 @@ fn environment(start: Start, asked: Option<InheritArg>, place: Place) -> Start {
     };
     match place {
         Place::Remote => start.inherit(inherit),
-        // Our own variables, to our own program: nothing is a secret.
+        // Our own variables go to our own program, so none of them has to be hidden.
         Place::Embedded => start.env_policy(Some(EnvPolicy {
             inherit,
             ignore_default_excludes: true,
@@ -187,12 +188,12 @@ fn environment(start: Start, asked: Option<InheritArg>, place: Place) -> Start {
             set: std::collections::BTreeMap::new(),
             include_only: Vec::new(),
         })),
-        // That server has the environment of whoever started it; ours has to be sent.
+        // The per-user server has the environment of the command that started it, so ours has to be sent.
         Place::PerUser => ours(inherit).fold(start.env_policy(None), |start, (name, value)| start.env(name, value)),
     }
 }
 
-/// Our variables, but never the token. The wire is text: those that are not stay here.
+/// Our variables, except the token. The protocol carries text, so variables that are not UTF-8 are left out.
 fn ours(inherit: Inherit) -> impl Iterator<Item = (String, String)> {
     let text = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     text.filter(move |(name, _)| {

@@ -1,7 +1,6 @@
-//! Our own terminal while a program has one on the other side: raw, and given back as it was.
+//! Puts our own terminal into raw mode while a program has a terminal on the other side, and restores it.
 //!
-//! What it was is kept for the whole process, because it is given back from wherever the program ends: in order, by a panic,
-//! or when it is suspended. Must not know where keys go.
+//! The previous modes are kept in a static, because they must be restored wherever the program ends: normally, by a panic, or on suspend.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -16,25 +15,25 @@ use anyhow::Context as _;
 use exec_server_protocol::process::Size;
 use rustix::termios::{self, OptionalActions, Termios};
 
-/// The modes to give back; `None` while the terminal is not ours.
+/// The modes to restore; `None` while the terminal is not in raw mode.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Ends what a full-screen program may have begun: the other screen, a hidden cursor, colours, mouse reports, pasting in brackets,
+/// Resets what a full-screen program may have changed: alternate screen, hidden cursor, colours, mouse reports, bracketed paste,
 /// application keys.
 const CALM: &[u8] =
     b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?1l\x1b>";
 
-/// An empty screen to draw on.
+/// Clears the screen.
 const CLEAR: &[u8] = b"\x1b[0m\x1b[H\x1b[2J";
 
-/// The program on the other side draws on the alternate screen, as editors do.
+/// Whether the program on the other side draws on the alternate screen, as editors do.
 static ALTERNATE: AtomicBool = AtomicBool::new(false);
 
-/// Standard input as a raw terminal; back to what it was when dropped.
+/// Stdin as a raw terminal. Dropping this restores the previous modes.
 pub(crate) struct Terminal(());
 
 impl Terminal {
-    /// Makes standard input raw; `None` when it is no terminal: then bytes come from somewhere that has no modes.
+    /// Puts stdin into raw mode; `None` if stdin is not a terminal.
     pub(crate) fn open() -> anyhow::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);
@@ -48,14 +47,14 @@ impl Terminal {
         Ok(Some(Self(())))
     }
 
-    /// Lets others have it for a while.
+    /// Restores the modes for a while, for example during a suspend.
     pub(crate) fn give_back(&self) {
         give_back();
     }
 
-    /// Makes it raw again; whoever had it meanwhile may have changed it.
+    /// Returns to raw mode after other programs used the terminal and may have changed its modes.
     pub(crate) fn take_again(&self) {
-        // A terminal that is gone needs no modes.
+        // Ignore the error: the terminal may have gone.
         make_raw().ok();
     }
 }
@@ -66,18 +65,18 @@ impl Drop for Terminal {
     }
 }
 
-/// Whether our terminal is raw now.
+/// Whether our terminal is in raw mode.
 pub(crate) fn is_raw() -> bool {
     before().is_some()
 }
 
-/// Whether another program, such as ssh, reads a password from our terminal now: it has switched the echo off.
+/// Whether another program, such as ssh, is reading a password from our terminal: then echo is off.
 pub(crate) fn is_asking() -> bool {
     let echoes = |modes: Termios| modes.local_modes.contains(termios::LocalModes::ECHO);
     !is_raw() && termios::tcgetattr(io::stdin()).is_ok_and(|modes| !echoes(modes))
 }
 
-/// Rows and columns of the first of our standard streams that is a terminal.
+/// Rows and columns of the first standard stream that is a terminal.
 pub(crate) fn size() -> Option<Size> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let of = |fd: BorrowedFd<'_>| {
@@ -87,17 +86,17 @@ pub(crate) fn size() -> Option<Size> {
     of(stdin.as_fd()).or_else(|| of(stdout.as_fd())).or_else(|| of(stderr.as_fd()))
 }
 
-/// An empty screen, where standard output is one.
+/// Clears the screen if stdout is a terminal.
 pub(crate) fn clear() {
     write(CLEAR);
 }
 
-/// Ends what a program that goes on without us has begun on our screen.
+/// Resets what a program that continues without us has changed on our screen.
 pub(crate) fn calm() {
     write(CALM);
 }
 
-/// Notes which screen the program draws on.
+/// Records which screen the program draws on.
 pub(crate) fn set_alternate(is_alternate: bool) {
     ALTERNATE.store(is_alternate, Ordering::Relaxed);
 }
@@ -107,10 +106,10 @@ pub(crate) fn is_alternate() -> bool {
     ALTERNATE.load(Ordering::Relaxed)
 }
 
-/// Shows a line of ours on the last row, and leaves the cursor to the program. `is_shown`: there is one already.
+/// Shows a line on the last row and restores the cursor. `is_shown`: a line is already there.
 ///
-/// A program on the alternate screen draws again afterwards. What a shell has printed is drawn by nobody again, so the screen
-/// moves up by a row first and nothing is covered.
+/// A program on the alternate screen redraws later. On the normal screen, the covered text would be lost, so the screen is first scrolled
+/// up by one row.
 pub(crate) fn show_status(text: &str, is_shown: bool) {
     let Some(Size { rows, cols }) = size() else { return };
     let text: String = text.chars().take(usize::from(cols).saturating_sub(1)).collect();
@@ -119,7 +118,7 @@ pub(crate) fn show_status(text: &str, is_shown: bool) {
     write(line.as_bytes());
 }
 
-/// Empties the last row.
+/// Clears the last row.
 pub(crate) fn hide_status() {
     if let Some(Size { rows, .. }) = size() {
         write(format!("\x1b7\x1b[{rows};1H\x1b[0m\x1b[2K\x1b8").as_bytes());
@@ -129,7 +128,7 @@ pub(crate) fn hide_status() {
 fn write(sequence: &[u8]) {
     let mut stdout = io::stdout();
     if stdout.is_terminal() {
-        // A terminal that is gone shows nothing.
+        // If the terminal has gone, there is nothing to show.
         stdout.write_all(sequence).and_then(|()| stdout.flush()).ok();
     }
 }
@@ -140,7 +139,7 @@ fn make_raw() -> anyhow::Result<()> {
     let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
     let mut raw = before.get_or_insert(now).clone();
     raw.make_raw();
-    // Not flushed: what was typed while the program was being started is for it.
+    // `Now` does not flush the input: keys typed while the program was being started are meant for it.
     let made = termios::tcsetattr(&stdin, OptionalActions::Now, &raw);
     if made.is_err() {
         *before = None;
@@ -150,7 +149,7 @@ fn make_raw() -> anyhow::Result<()> {
 
 fn give_back() {
     if let Some(modes) = before().take() {
-        // The terminal may be gone: nothing to give back. Not drained: one that is held with Ctrl-S would keep us for ever.
+        // Ignore the error, because the terminal may have gone. Do not drain: output stopped with Ctrl-S would block us forever.
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();
     }
 }

@@ -1,5 +1,4 @@
-//! `exec-server token`: makes, lists and revokes the entries of a token file.
-//! Must not know how a server reads it.
+//! `exec-server token`: creates, lists and revokes entries of a token file.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -24,10 +23,9 @@ use crate::{
     listeners, place, say,
 };
 
-/// There is no such entry, or one already.
+/// Exit code if the named entry does not exist, or exists already.
 const NO_ENTRY: u8 = 1;
 
-/// Does what was asked with the file that is meant.
 pub(crate) fn run(args: &Token) -> anyhow::Result<ExitCode> {
     let done = match &args.command {
         TokenCommand::Create(args) => create(args),
@@ -44,7 +42,7 @@ pub(crate) fn run(args: &Token) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The token file that is meant.
+/// The path of the token file that the flags select.
 fn file(place: &TokenPlace) -> anyhow::Result<PathBuf> {
     match &place.tokens {
         Some(file) => std::path::absolute(file).with_context(|| format!("find `{}`", file.display())),
@@ -52,7 +50,7 @@ fn file(place: &TokenPlace) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The state directory of the server that is meant.
+/// The state directory of the server that the flags select.
 fn state_dir(place: &TokenPlace) -> anyhow::Result<PathBuf> {
     match (&place.listen, &place.connect) {
         (Some(url), _) => listeners::find(url),
@@ -61,7 +59,7 @@ fn state_dir(place: &TokenPlace) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The listener of this machine that a client's URL leads to.
+/// The local listener that a client URL refers to.
 fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
     let without_token = url.split('?').next().unwrap_or_default();
     let by_address = without_token.replacen("//localhost:", "//127.0.0.1:", 1);
@@ -75,7 +73,7 @@ fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
 fn create(args: &Create) -> anyhow::Result<()> {
     let path = file(&args.place)?;
     if let (None, Some(dir)) = (&args.place.tokens, path.parent()) {
-        // The server may not have run yet.
+        // The directory may not exist if the server has never run.
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -84,7 +82,7 @@ fn create(args: &Create) -> anyhow::Result<()> {
     }
     let all = || Scope::ALL.iter().map(|scope| scope.as_str().to_owned()).collect();
     let roots = args.root.iter().map(|root| {
-        // As the server will compare it: links resolved, and it must be there.
+        // The server compares canonical paths: symlinks resolved. The directory must exist.
         root.canonicalize().with_context(|| format!("find `{}`", root.display()))
     });
     let entry = Entry {
@@ -96,7 +94,7 @@ fn create(args: &Create) -> anyhow::Result<()> {
         expires: args.expires.map(|after| Moment(wall_clock::now_seconds() + after.as_secs())),
         ..Entry::default()
     };
-    // Opened first: a token that cannot be written anywhere must not be made.
+    // Open the output file first: do not create a token that cannot be stored.
     let out = args.out.as_deref().map(NewFile::create).transpose()?;
     let token = TokenFile::create(&path, entry)?;
     match out {
@@ -116,7 +114,7 @@ fn create(args: &Create) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says so where the server asks nobody for a token.
+/// Warns if the server does not require a token.
 fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
     let Some(all) = listeners::read(dir) else {
         say::talk(format_args!("note: no server has used `{}` yet; is it the one you mean?", dir.display()));
@@ -133,7 +131,7 @@ fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file for a secret; removed again if nothing is written to it.
+/// A new file for a secret. Dropping it removes the file if nothing was written.
 struct NewFile {
     path: PathBuf,
     file: File,

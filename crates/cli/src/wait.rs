@@ -1,5 +1,4 @@
-//! `exec-server wait`: until processes have ended and their output is complete.
-//! Must not keep any of it.
+//! `exec-server wait`: waits until processes have ended and their output is complete.
 
 use std::process::ExitCode;
 
@@ -8,7 +7,7 @@ use serde_json::json;
 
 use crate::{args, codes, connect::Visit, env_token, kill::keep_first, logs, runtime, say, stall};
 
-/// Waits for all, in the order they were given, and ends as the last one did.
+/// Waits for all processes in the given order and returns the exit code of the last one.
 pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let visit = Visit::begin(&args.connect, token).await?;
@@ -21,7 +20,7 @@ pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyho
             let done = ended.map(|(info, exit)| {
                 code = codes::of_exit(&exit);
                 if args.json {
-                    say::json(&format!("{}\n", described(info, &exit))).ok(); // Nobody is there to be told.
+                    say::json(&format!("{}\n", described(info, &exit))).ok(); // If stdout is closed, the reader has gone.
                 }
             });
             failed = keep_first(failed, done);
@@ -35,7 +34,7 @@ async fn ended(client: &Client, info: &ProcessInfo) -> anyhow::Result<Exit> {
     if let Some(exit) = info.exit.clone().filter(|_| info.closed) {
         return Ok(exit.into());
     }
-    // From its exit on, if that is told already: nobody needs the output before.
+    // If the process has already exited, start at its exit event; earlier output is not needed.
     let after = info.next_seq.saturating_sub(if info.exited { 2 } else { 1 });
     let process = logs::attach(client, info, after, false).await?;
     let events = process.events_after(after);

@@ -1,7 +1,8 @@
-//! The progress line of `cp`: how much of how much, how fast, and how long it will take.
+//! The progress line of `cp`: bytes copied and in total, speed, and time left.
 //!
-//! The copy learns of files as it descends, so a fraction of what it has found would fall again and again. The total comes from a count of
-//! the source that runs beside the copy; until it is known the line shows no fraction. A fraction that was shown never falls.
+//! The copy finds files while it descends, so a fraction of the files found so far would keep falling. The total therefore comes from a
+//! count of the source that runs beside the copy. Until the total is known, the line shows no fraction. A fraction that was shown never
+//! falls.
 
 use std::{
     collections::VecDeque,
@@ -19,31 +20,31 @@ use tokio::time::Instant;
 
 use crate::{display, terminal};
 
-/// How often the line is drawn.
+/// Minimum interval between two draws.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
-/// The speed is that of the last so long.
+/// The window over which the speed is averaged.
 const SPEED_OVER: Duration = Duration::from_secs(5);
 
-/// The time left is shown once so much is known about the speed.
+/// The time left is shown after this long; before, the speed is not reliable.
 const SPEED_AFTER: Duration = Duration::from_secs(1);
 
-/// Directories that are listed at once: a distant host answers many as fast as one.
+/// Concurrent directory listings. Over a slow link, many listings take about as long as one.
 const LISTINGS: usize = 16;
 
-/// Entries that are counted. A larger tree is copied without a fraction.
+/// Maximum number of entries counted. A larger tree is copied without a fraction.
 const ENTRIES_MAX: usize = 5_000_000;
 
-/// One line that is drawn over itself.
+/// One terminal line that is redrawn in place.
 pub(super) struct Progress {
     began: Instant,
     drawn: Option<Instant>,
     files: u64,
     bytes: u64,
-    /// Bytes of the files that were begun: the total is at least this.
+    /// Total size of the files begun so far; a lower bound of the total.
     begun: u64,
     total: Option<u64>,
-    /// The largest fraction that was shown.
+    /// The largest fraction shown so far.
     fraction: f64,
     /// Pairs of elapsed time and bytes copied by then, for the speed.
     samples: VecDeque<(Duration, u64)>,
@@ -89,7 +90,7 @@ impl Progress {
     }
 
     pub(super) fn finish(&mut self) {
-        // The copy has ended, so every file that there is was begun.
+        // The copy has ended, so every file has been begun and `begun` is the total.
         self.total.get_or_insert(self.begun);
         self.draw();
         put("\n");
@@ -143,10 +144,10 @@ impl Progress {
         )
     }
 
-    /// Bytes per second of late.
+    /// Bytes per second over the last [`SPEED_OVER`].
     fn speed(&mut self, now: Duration) -> f64 {
         self.samples.push_back((now, self.bytes));
-        // The oldest sample is as old as the window, or older if the line was not drawn for a while.
+        // The oldest sample kept is as old as the window, or older if the line was not drawn for a while.
         while self.samples.len() > 2 && self.samples.get(1).is_some_and(|(at, _)| now - *at >= SPEED_OVER) {
             self.samples.pop_front();
         }
@@ -156,10 +157,10 @@ impl Progress {
 }
 
 fn put(text: &str) {
-    io::stderr().write_all(text.as_bytes()).ok(); // A terminal that is gone needs no progress.
+    io::stderr().write_all(text.as_bytes()).ok(); // A lost terminal needs no progress line.
 }
 
-/// Bytes of all files of the sources; `None` where they cannot be counted. Errors are left to the copy to report.
+/// Total bytes of all files of the sources; `None` if they cannot be counted. The copy itself reports the errors.
 pub(super) async fn count(sources: &[Place]) -> Option<u64> {
     let mut total = 0_u64;
     for source in sources {
@@ -174,7 +175,7 @@ pub(super) async fn count(sources: &[Place]) -> Option<u64> {
 
 async fn count_tree(source: &Place) -> Option<u64> {
     let (mut total, mut entries) = (0_u64, 0);
-    // The first directory may be named by a link, as the copy's source may.
+    // The source itself may be a symlink, which the copy follows too.
     let root = source.files.canonicalize(&source.path).await.ok()?;
     let mut waiting: Vec<(PathBuf, Option<std::ffi::OsString>)> = vec![(root, None)];
     let mut listing = FuturesUnordered::new();
@@ -188,7 +189,7 @@ async fn count_tree(source: &Place) -> Option<u64> {
             });
         }
         let Some((dir, page)) = listing.next().await else { return Some(total) };
-        // What cannot be listed is not copied either.
+        // The copy reports a directory that cannot be listed; here it counts as empty.
         let Ok(page) = page else { continue };
         entries += page.entries.len();
         if entries > ENTRIES_MAX || (page.more && page.entries.is_empty()) {
@@ -248,7 +249,7 @@ mod tests {
     fn the_speed_is_that_of_the_last_seconds() {
         let mut line = Progress::new();
         line.set_total(1000 * MIB);
-        // An interrupted copy had brought the first part.
+        // An interrupted copy had already transferred the first part.
         line.bytes = 900 * MIB;
         for second in 1..=20 {
             line.bytes += MIB;

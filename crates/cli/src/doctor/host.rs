@@ -1,4 +1,4 @@
-//! What the kernel and the machine offer. Must not know state directories.
+//! Checks of the kernel and the machine.
 
 use std::{
     env, fs,
@@ -13,13 +13,13 @@ use rustix::{
 
 use super::Finding;
 
-/// Fewer descriptors than this are gone before a session is made.
+/// With fewer fds than this, the server cannot create even one session.
 const LEAST_NOFILE: u64 = 256;
 
-/// Each process costs the server a few descriptors.
+/// Recommended minimum: each process costs the server a few fds.
 const GOOD_NOFILE: u64 = 4096;
 
-/// All that does not depend on a state directory.
+/// All checks that do not depend on a state directory.
 pub(super) fn look() -> Vec<Finding> {
     vec![
         kernel(),
@@ -129,7 +129,7 @@ fn user_namespaces() -> Finding {
     }
 }
 
-/// Version 2, a directory of our own that we may write, and the controllers that bound processes and memory.
+/// Checks for cgroup v2, a delegated directory that we may write, and the `pids` and `memory` controllers.
 fn cgroup() -> Finding {
     const ADVICE: &str = "run as a systemd unit with `Delegate=yes`: then `--max-pids` and `--max-memory` hold for all that a command starts, \
                           and its end reaches every descendant";
@@ -187,7 +187,7 @@ fn nproc() -> Finding {
     }
 }
 
-/// Without lingering systemd ends all of a user's processes at the last logout.
+/// Without lingering, systemd kills all processes of a user at the last logout.
 fn linger() -> Finding {
     if !Path::new("/run/systemd/system").exists() {
         return Finding::fine("logout", "no systemd: nothing ends processes at logout");

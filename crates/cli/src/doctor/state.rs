@@ -1,4 +1,4 @@
-//! The state directory: who may read it, what is in it, where it lies, and who serves it. Must not make or change anything.
+//! Checks of the state directory: permissions, contents, file system, and the server that uses it. Creates and changes nothing.
 
 use std::{
     ffi::OsStr,
@@ -9,13 +9,13 @@ use std::{
 
 use super::Finding;
 
-/// Where output is spilled to; less than this is soon full.
+/// Output is spilled to the state directory; with less free space than this it is full soon.
 const LITTLE_SPACE: u64 = 1 << 30;
 
-/// What `statfs` says of a file system in memory.
+/// The file system type that `statfs` reports for tmpfs.
 const TMPFS: i64 = 0x0102_1994;
 
-/// All that depends on a state directory.
+/// All checks that depend on a state directory.
 pub(super) fn look(dir: &Path) -> Vec<Finding> {
     let mut findings = vec![permissions(dir), space(dir)];
     if let Some(finding) = token(dir) {
@@ -52,7 +52,7 @@ fn is_ours(found: &Metadata) -> bool {
     found.uid() == rustix::process::geteuid().as_raw()
 }
 
-/// The space where the directory is or will be.
+/// Free space at the directory, or at its nearest existing ancestor if it does not exist yet.
 fn space(dir: &Path) -> Finding {
     let there = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     let (Ok(space), Ok(kind)) = (rustix::fs::statvfs(there), rustix::fs::statfs(there)) else {
@@ -90,7 +90,7 @@ fn token(dir: &Path) -> Option<Finding> {
     })
 }
 
-/// Whether a server holds the directory, whether its program is still the one on disk, and how many holders there are.
+/// Checks whether a server holds the directory and still runs the same program file as we do, and counts the holders.
 fn server(dir: &Path) -> Finding {
     let sessions = fs::read_dir(dir.join("sessions")).into_iter().flatten().filter_map(Result::ok);
     let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
@@ -122,7 +122,7 @@ fn server(dir: &Path) -> Finding {
     }
 }
 
-/// A server of ours that was started with this state directory, by the arguments of all processes.
+/// Finds a server of our user that was started with this state directory, by the command lines of all processes.
 fn serving(dir: &Path) -> Option<u32> {
     let us = rustix::process::geteuid().as_raw();
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
@@ -132,14 +132,14 @@ fn serving(dir: &Path) -> Option<u32> {
         let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
         let names_dir =
             words.windows(2).any(|pair| pair[0] == b"--state-dir" && Path::new(OsStr::from_bytes(pair[1])) == dir);
-        // The spawner and the holders are copies of the server, and have names of their own.
+        // The spawner and the holders are forks of the server and have the same command line, but another `comm`.
         let comm = fs::read(process.join("comm")).unwrap_or_default();
         words.get(1) == Some(&&b"serve"[..])
             && names_dir
             && !comm.starts_with(b"exec-holder")
             && !comm.starts_with(b"exec-spawner")
     };
-    // The files of a process that is not dumpable belong to root; its `comm` file tells nothing of the user, its `status` does.
+    // Read the uid from `status`: the `/proc` files of a non-dumpable process belong to root, so their owner does not tell.
     let is_ours = |process: &Path| {
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let uid = status
@@ -154,7 +154,7 @@ fn serving(dir: &Path) -> Option<u32> {
     pids.find(|(_, process)| is_it(process) && is_ours(process) == Some(true)).map(|(pid, _)| pid)
 }
 
-/// Who holds the lock of a state directory, by the kernel's list.
+/// The pid that holds the lock of a state directory, from `/proc/locks`.
 fn lock_holder(dir: &Path) -> Option<u32> {
     let lock = File::open(dir.join("lock")).and_then(|file| file.metadata()).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;

@@ -1,4 +1,4 @@
-//! `fs grep`: lines that match, as grep prints them.
+//! `fs grep`: searches files on the server and prints matching lines in the format of grep.
 
 use std::{
     os::unix::ffi::OsStrExt as _,
@@ -19,10 +19,10 @@ use crate::{
     ids, say,
 };
 
-/// Nothing matched.
+/// Exit code if nothing matched.
 const NO_MATCH: u8 = 1;
 
-/// Bytes of a line that are printed.
+/// Maximum bytes printed of one line.
 const LINE_BYTES: u64 = 64 << 10;
 
 pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
@@ -40,7 +40,7 @@ pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
             Err(Trouble::File(error)) => {
                 say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
                 if error.kind == ErrorKind::InvalidPattern {
-                    // It is a part of the command line.
+                    // The pattern is part of the command line.
                     return Ok(codes::USAGE);
                 }
                 has_failed = true;
@@ -71,7 +71,7 @@ impl From<Ended> for Trouble {
     }
 }
 
-/// Searches one path; how many lines match.
+/// Searches one path. Returns the number of matching lines.
 async fn one(place: &Place, args: &args::Grep, path: &Path, asked: Option<&Path>, most: u64) -> Result<u64, Trouble> {
     let full = place.path(path);
     let mut search = place.files.search(&full, params(args, most)).await?;
@@ -80,7 +80,7 @@ async fn one(place: &Place, args: &args::Grep, path: &Path, asked: Option<&Path>
         let mut text = Vec::new();
         for line in found {
             let told = as_asked(&line.path, &full, asked);
-            // A file that was asked for without anything below it has no name to strip.
+            // If the path is a file, stripping the root leaves nothing: print the path as given.
             let told = if told.as_os_str().is_empty() { path.to_owned() } else { told };
             printer.print(&mut text, &told, &line);
         }
@@ -111,7 +111,7 @@ fn params(args: &args::Grep, most: u64) -> SearchParams {
     params.scan.hidden = args.hidden;
     params.scan.ignore_rules = Some(!args.no_ignore);
     let timeout = args.timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    // As long as a server lets it: whoever waits here can end it.
+    // Without `--timeout`, ask for the longest time that the server allows. The user can interrupt the command.
     params.scan.timeout_ms = Some(timeout.unwrap_or(u64::MAX));
     params
 }
@@ -120,7 +120,7 @@ struct Printer<'a> {
     args: &'a args::Grep,
     is_terminal: bool,
     palette: Palette,
-    /// File and number of the line before.
+    /// Path and line number of the previous line.
     last: Option<(PathBuf, u64)>,
 }
 
@@ -168,7 +168,7 @@ impl Printer<'_> {
         self.palette.paint_bytes(display::MAGENTA, &shown(path.as_os_str().as_bytes(), self.is_terminal))
     }
 
-    /// The line with what matches in colour, as far as the server says sensible places in it.
+    /// The line with the matches in colour. Spans from the server that are out of range or overlap are skipped.
     fn matched(&self, line: &Found) -> Vec<u8> {
         let mut text = Vec::new();
         let mut done = 0;
@@ -202,7 +202,7 @@ fn line_json(path: &Path, line: &Found) -> Value {
     Value::Object(object)
 }
 
-/// Says what was not searched, or not told; binary files alone are no news.
+/// Reports what was not searched and what was cut. Skipped binary files are not mentioned.
 fn say_what_is_missing(summary: &SearchSummary) {
     for error in &summary.scan.errors {
         say::talk(format_args!(

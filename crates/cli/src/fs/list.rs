@@ -1,4 +1,4 @@
-//! `fs ls`, `fs stat`, `fs tree`: what is there.
+//! `fs ls`, `fs stat` and `fs tree`: list files and show their metadata.
 
 use std::{
     ffi::OsString,
@@ -22,10 +22,10 @@ use crate::{
     ids, say,
 };
 
-/// Names that a tree may have.
+/// Maximum number of names in a tree.
 const TREE_NAMES: u64 = 50_000;
 
-/// One name of a listing.
+/// One entry of a listing.
 struct Row {
     name: PathBuf,
     kind: EntryKind,
@@ -57,13 +57,13 @@ pub(super) async fn ls(place: Arc<Place>, args: &args::Ls) -> Done {
     Ok(troubles.code())
 }
 
-/// What is in a directory; a file is a listing of itself.
+/// The entries of a directory. For any other path, one row with the path itself.
 async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> {
     let full = place.path(path);
     let found = place.files.metadata(&full, Links::Follow).await;
     let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);
     if !is_directory {
-        // A link that leads nowhere is there itself.
+        // For a dangling symlink, show the link itself.
         let found = place.files.metadata(&full, Links::Itself).await.or(found)?;
         return Ok(vec![Row {
             name: path.to_owned(),
@@ -102,7 +102,7 @@ fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
     for row in rows {
         if args.long {
             let mode = mode_text(row.kind, row.mode);
-            // A server that does not say whom files belong to has no columns for it.
+            // A server that does not report owners gets no owner columns.
             let owner = match &row.owner {
                 Some(_) => {
                     format!("{} {} ", display::pad(&self::user(row), user), display::pad(&self::group(row), group))
@@ -123,7 +123,7 @@ fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
     text
 }
 
-/// As `ls` colours them.
+/// The colours that `ls` uses.
 fn style(kind: EntryKind, mode: u32) -> Style {
     match kind {
         EntryKind::Directory => display::BLUE.bold(),
@@ -134,13 +134,13 @@ fn style(kind: EntryKind, mode: u32) -> Style {
     }
 }
 
-/// The owner's name, or number where it has none; cleaned, because the server says it.
+/// The name of the owner, or the uid if it has no name. Cleaned, because it comes from the server.
 fn user(row: &Row) -> String {
     let name = |owner: &Owner| owner.user.as_deref().map_or_else(|| owner.uid.to_string(), ids::clean);
     row.owner.as_ref().map(name).unwrap_or_default()
 }
 
-/// The same of the group.
+/// The name of the group, or the gid if it has no name.
 fn group(row: &Row) -> String {
     let name = |owner: &Owner| owner.group.as_deref().map_or_else(|| owner.gid.to_string(), ids::clean);
     row.owner.as_ref().map(name).unwrap_or_default()
@@ -167,7 +167,7 @@ pub(super) async fn stat(place: Arc<Place>, args: &args::Stat) -> Done {
     let links = if args.dereference { Links::Follow } else { Links::Itself };
     for path in &args.paths {
         let full = place.path(path);
-        // Only the end of the path is meant itself; links on the way to it are followed.
+        // Only the last component must not be followed; symlinks in its parent directories are.
         let full = match (links, full.parent(), full.file_name()) {
             (Links::Itself, Some(parent), Some(name)) => match place.files.canonicalize(parent).await {
                 Ok(parent) => parent.join(name),
@@ -226,7 +226,7 @@ fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
     text
 }
 
-/// `root (0), wheel (0)`; numbers alone where there are no names.
+/// `root (0), wheel (0)`; only numbers if the names are unknown.
 fn owner_text(owner: &Owner) -> String {
     let part = |name: &Option<String>, number: u32| match name {
         Some(name) => format!("{} ({number})", ids::clean(name)),
@@ -277,8 +277,8 @@ pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
     said_if_cut(&found.summary, args.depth, &mut troubles)
 }
 
-/// The lines before each name, of a tree whose paths come in order, a directory before what is in it. Looked at from the last to
-/// the first, so that each knows which of its levels go on behind it.
+/// The line art before each name of a tree. `depths` lists the entries in order, a directory before its contents. It is processed from last
+/// to first, so that each entry knows which of its levels continue below it.
 fn branches(depths: &[usize]) -> Vec<String> {
     let mut goes_on: Vec<bool> = Vec::new();
     let mut lines: Vec<String> = depths
@@ -305,7 +305,7 @@ fn branches(depths: &[usize]) -> Vec<String> {
     lines
 }
 
-/// Says what a tree does not show. The depth that was asked for is no cut.
+/// Reports what the tree does not show. A cut at the depth that the user asked for is not reported.
 fn said_if_cut(summary: &ScanSummary, depth: Option<u64>, troubles: &mut Troubles) -> Result<u8, Ended> {
     for error in &summary.errors {
         say::talk(format_args!(
@@ -340,7 +340,7 @@ fn kind_word(kind: EntryKind) -> &'static str {
     }
 }
 
-/// As `ls -l` writes it.
+/// The mode in the format of `ls -l`.
 fn mode_text(kind: EntryKind, mode: u32) -> String {
     let first = match kind {
         EntryKind::File => '-',
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_tree_is_drawn_with_its_branches() {
-        // a, a/b, a/b/x, a/c, d
+        // The entries are a, a/b, a/b/x, a/c and d.
         assert_eq!(branches(&[1, 2, 3, 2, 1]), ["├── ", "│   ├── ", "│   │   └── ", "│   └── ", "└── "]);
         assert_eq!(branches(&[1, 2]), ["└── ", "    └── "]);
     }

@@ -1,4 +1,4 @@
-//! `fs watch`: changes, a line each.
+//! `fs watch`: prints one line per change.
 
 use std::{os::unix::ffi::OsStrExt as _, path::PathBuf, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! The list against the README, its own ranges, and the constants that it must not leave out. Owns the rows of `mcp serve`, which are for the
-//! README alone.
+//! Checks the list against the README, its own ranges, and the constants that must be in it. Contains the rows of `mcp serve`, which only
+//! the README shows.
 
 use exec_server_mcp::serve::limits as mcp;
 
@@ -21,7 +21,7 @@ fn amounts_are_written_as_flags_take_them() {
     }
 }
 
-/// Those of `mcp serve`.
+/// The limits of `mcp serve`.
 fn of_mcp_serve() -> Vec<Limit> {
     let ms = |ms| Time(Duration::from_millis(ms));
     vec![
@@ -79,7 +79,7 @@ fn of_mcp_serve() -> Vec<Limit> {
     ]
 }
 
-/// The README's table.
+/// The limits table of the README.
 fn table() -> String {
     let mut text = "| what | default | flag of `serve` | at the limit |\n|---|---|---|---|\n".to_owned();
     for Limit { name, flag, default, at, .. } in all().into_iter().chain(of_mcp_serve()) {
@@ -122,7 +122,7 @@ fn a_default_lies_in_its_range_and_a_flag_has_one_limit() {
     }
 }
 
-/// Constants of the wire that are no limit that somebody runs into by itself, and why.
+/// Wire constants that are not listed as a limit, and the reason.
 const NOT_LISTED: &[(&str, &str)] = &[
     ("CHUNK_BYTES", "how output is cut, nothing is refused"),
     ("FRAME_OUT_BYTES", "how messages are cut, nothing is refused"),
@@ -154,7 +154,7 @@ const NOT_LISTED: &[(&str, &str)] = &[
     ("HTTP_BYTES_KEPT", "of the client, towards a server that does not wait"),
 ];
 
-/// Constants that the list has from the configuration, whose defaults they are.
+/// Constants that are the defaults of configuration values. The list takes them from the configuration.
 const BY_CONFIG: &[&str] = &[
     "ACK_WINDOW_BYTES",
     "CLOSED_KEPT",

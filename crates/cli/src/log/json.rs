@@ -1,6 +1,5 @@
-//! Lines of log as JSON: one object a line, with the fields of the event and of all spans around it side by side, so that
-//! `session`, `process`, `connection` and `trace_id` are found at the same place in every line. An inner field hides an outer one.
-//! Must not know any field.
+//! Log lines as JSON, one object per line. The fields of the event and of all its spans are at the top level, so `session`, `process`,
+//! `connection` and `trace_id` are at the same place in every line. A field of an inner span replaces one of an outer span.
 
 use std::{
     fmt::{self, Write as _},
@@ -25,7 +24,6 @@ use tracing_subscriber::{
 
 use crate::printable;
 
-/// Writes events to standard error.
 pub(super) struct Json;
 
 /// The fields of a span or an event.
@@ -82,16 +80,16 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
             }
         }
         event.record(&mut line);
-        // In one piece, because others write there, too. Nobody is there to be told of a failure.
+        // Write the line with one call, because other writers share stderr. There is nowhere left to report an error.
         io::stderr().write_all(printable::clean_json(&format!("{}\n", Value::Object(line.0))).as_bytes()).ok();
     }
 }
 
-/// Wall clock, RFC 3339, for people.
+/// Wall clock time in RFC 3339.
 fn now() -> String {
     let mut text = String::new();
     if SystemTime.format_time(&mut Writer::new(&mut text)).is_err() {
-        // Writing to a string does not fail; a clock before 1970 may.
+        // Writing to a `String` cannot fail, but formatting a clock before 1970 may.
         text.write_str("unknown").ok();
     }
     text

@@ -1,7 +1,7 @@
-//! `logs` of several processes: whole lines, each behind the name of its process; with `-f` as they come.
+//! `logs` of several processes: prints whole lines, each prefixed with the name of its process; with `-f` as they arrive.
 //!
-//! A line is kept until it ends, so that lines of two processes never mix. Failure paths: a log that cannot be read to its end does
-//! not keep the others; a closed standard output ends all.
+//! A line is buffered until it is complete, so that lines of two processes never mix. Failure paths: a log that cannot be read to its end
+//! does not stop the others; a closed stdout stops all of them.
 
 use std::{collections::BTreeMap, io};
 
@@ -24,13 +24,13 @@ use crate::{
 };
 use exec_server_protocol::process::{Gap, Stream};
 
-/// A line without an end is printed in parts of this size.
+/// A longer line is printed in parts of this size.
 const LINE_MAX: usize = 1 << 20;
 
-/// Colours of names, in turn.
+/// Colours for the names, used in turn.
 const STYLES: [Style; 5] = [display::CYAN, display::YELLOW, display::GREEN, display::MAGENTA, display::BLUE];
 
-/// Prints the logs of all that were asked for.
+/// Prints the logs of all processes that the user named.
 pub(super) async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
     let mut failed = None;
     let mut found: Vec<(&Client, &ProcessInfo)> = Vec::new();
@@ -50,7 +50,7 @@ pub(super) async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()>
     });
     let mut done = Vec::new();
     if args.follow {
-        // A closed standard output ends all; any other failure only its own.
+        // A closed stdout ends all; any other error ends only its own log.
         let each = sinks.map(|((client, info), sink)| async move { pipe_or_rest(one(args, client, info, sink).await) });
         done = future::try_join_all(each).await?;
     } else {
@@ -64,7 +64,7 @@ pub(super) async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()>
     failed.map_or(Ok(()), Err)
 }
 
-/// A closed standard output apart from all other failures.
+/// Returns a closed stdout as the outer error and any other error as the inner one.
 fn pipe_or_rest(done: anyhow::Result<()>) -> anyhow::Result<anyhow::Result<()>> {
     match done {
         Err(error) if is_broken_pipe(&error) => Err(error),
@@ -72,7 +72,7 @@ fn pipe_or_rest(done: anyhow::Result<()>) -> anyhow::Result<anyhow::Result<()>> 
     }
 }
 
-/// Their ids; where two are the same, with their sessions.
+/// The process ids; if two are equal, with their session.
 fn names(found: &[(&Client, &ProcessInfo)]) -> Vec<String> {
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, info) in found {
@@ -120,14 +120,14 @@ async fn follow<W: AsyncWrite + Unpin>(process: Process, after: u64, mut sink: L
     Ok(sink.end().await?)
 }
 
-/// Lines of one process on their way out.
+/// Collects and prints the lines of one process.
 struct Lines<'a, W> {
     stdout: &'a Mutex<W>,
     id: &'a str,
-    /// What stands before each line on standard output and standard error.
+    /// The prefixes for lines on stdout and stderr.
     prefixes: [String; 2],
     as_json: bool,
-    /// Lines of standard output and standard error that have no end yet.
+    /// The incomplete last lines of stdout and stderr.
     open: [Vec<u8>; 2],
 }
 
@@ -146,7 +146,7 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
         Ok(())
     }
 
-    /// An event, which only JSON has.
+    /// Prints an event, in JSON mode only.
     async fn event(&mut self, mut event: Value) -> io::Result<()> {
         if !self.as_json {
             return Ok(());
@@ -155,7 +155,7 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
         self.put(0, json_line(&event).as_bytes()).await
     }
 
-    /// What has no end gets one.
+    /// Prints the incomplete lines with a newline added.
     async fn end(&mut self) -> io::Result<()> {
         for at in 0..2 {
             if !self.open[at].is_empty() {
@@ -178,14 +178,14 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
         self.put(at, &text.concat()).await
     }
 
-    /// In one piece, so that lines of others do not come between.
+    /// Writes the bytes under the lock, so that lines of other processes do not come in between.
     async fn put(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         if at == 0 {
             let mut stdout = self.stdout.lock().await;
             stdout.write_all(bytes).await?;
             return stdout.flush().await;
         }
-        // Under the same lock, so that the two stay in order on one terminal. Our standard error may be closed.
+        // Hold the lock for stderr too, so that both streams stay in order on one terminal. Ignore errors: our stderr may be closed.
         let _stdout = self.stdout.lock().await;
         let mut stderr = tokio::io::stderr();
         if stderr.write_all(bytes).await.is_ok() {

@@ -1,5 +1,7 @@
-//! Where the last lines of a log begin. The wire reads forward only, so the log is looked at in windows that grow from its end;
-//! all windows together are at most a seventh larger than the last one. Positions of line ends are kept, never the text.
+//! Finds where the last lines of a log begin.
+//!
+//! The protocol can only read forward. So the log is read in windows that end at its end and grow by a factor; all earlier windows together
+//! are at most a seventh of the last one. Only positions of line ends are kept, not the text.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -8,20 +10,20 @@ use exec_server_client::Process;
 
 use super::READ_BYTES;
 
-/// Events of the first window.
+/// Number of events in the first window.
 const FIRST_WINDOW: u64 = 64;
 
-/// How much larger the next window is.
+/// The factor by which the next window is larger.
 const GROWTH: u64 = 8;
 
-/// Where to begin: behind an event, and behind so many bytes of the next one.
+/// A position in a log: after event `after`, and `skip` bytes into the next event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Beginning {
     pub(super) after: u64,
     pub(super) skip: usize,
 }
 
-/// Where the last `lines` lines of a log begin that is looked at from number `since` to `last`.
+/// Finds the beginning of the last `lines` lines, looking only at events after `since` up to `last`.
 pub(super) async fn find(process: &Process, since: u64, last: u64, lines: usize) -> anyhow::Result<Beginning> {
     if lines == 0 {
         return Ok(Beginning { after: last.max(since), skip: 0 });
@@ -54,10 +56,11 @@ async fn look(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds)
     Ok(())
 }
 
-/// The last line ends of a part of a log.
+/// The last line ends in a part of a log.
 struct LineEnds {
     lines: usize,
-    /// Event and place in it behind each line end; one more than lines, because the last may end the log.
+    /// For each line end, the event and the offset behind it. One more than `lines` is kept, because the last line end may be the end of
+    /// the log.
     at: VecDeque<(u64, usize)>,
     is_at_end: bool,
 }
@@ -79,7 +82,7 @@ impl LineEnds {
         }
     }
 
-    /// None where there are fewer lines.
+    /// `None` if there are fewer lines than requested.
     fn beginning(&self) -> Option<Beginning> {
         let needed = self.lines + usize::from(self.is_at_end);
         let (seq, skip) = *self.at.get(self.at.len().checked_sub(needed)?)?;

@@ -1,16 +1,16 @@
-//! `exec-server mcp bridge`: an MCP server on our standard streams whose process runs on an executor, or here.
+//! `exec-server mcp bridge`: an MCP server on our standard streams whose process runs on an executor, or on this machine.
 //!
 //! ```text
 //!  MCP client ──stdin──▶ carry ──writes by id──▶ executor ──▶ MCP server
 //!             ◀─stdout──       ◀──log, cursor───          ◀──
 //! ```
-//! Bytes are carried as they are, and messages are never looked at: what the client library promises for bytes (each one once,
-//! in order, through cut links and restarts of the executor) is then true for every message. Standard output carries nothing
-//! but what the server wrote.
+//! Bytes are copied unchanged and messages are never parsed. The client library delivers each byte once and in order, through cut links and
+//! restarts of the executor, so the same holds for every message. Stdout carries only what the server wrote.
 //!
-//! Failure paths: the link breaks: one line on standard error, and all goes on when it is mended; the session is lost, or output
-//! is missing: the bridge ends, because half a message is worse than none; the bridge vanishes: the session's time-to-live,
-//! `--keep`, ends the server.
+//! Failure paths:
+//! - The link breaks: the bridge prints one line on stderr and continues after the reconnect.
+//! - The session is lost or output is missing: the bridge ends, because half a message is worse than none.
+//! - The bridge itself dies: the executor ends the server after the session's time-to-live (`--keep`).
 
 mod carry;
 mod talk;
@@ -38,11 +38,11 @@ use crate::{
 };
 use carry::{Carried, Carry, Why};
 
-/// Carries until either side ends, and leaves nothing behind.
+/// Copies until either side ends, then ends the session.
 pub(crate) fn run(args: &args::Bridge, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let server = Server::find(&args.connect, token)?;
     runtime::block_on_here(async {
-        // Before anything is started: a signal that comes meanwhile must end it, too.
+        // Before anything is started, so that an early signal also ends it.
         let signals = Signals::of_end().context("listen to signals")?;
         let code = match server {
             None => embedded(args, signals).await?,
@@ -52,7 +52,8 @@ pub(crate) fn run(args: &args::Bridge, token: Option<env_token::Waiting>) -> any
     })
 }
 
-/// The server in this program, for which nobody could wait: it ends soon after us, whatever `--keep` says.
+/// Runs the MCP server on an executor embedded in this program. It ends soon after us, even with `--keep`, because no later bridge
+/// could resume it.
 async fn embedded(args: &args::Bridge, signals: Signals) -> anyhow::Result<u8> {
     let start = build(args, Place::Embedded)?;
     let local =
@@ -66,7 +67,7 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
     let start = build(args, Place::Remote)?;
     let keep_ms = u64::try_from(args.keep.as_millis()).unwrap_or(u64::MAX);
     let opening = server.open(|builder| builder.ttl(Ttl::Ms(keep_ms)));
-    // Both are cancel safe; what was opened half is ended by its time-to-live, and has no process.
+    // Both futures are cancel-safe. A half-opened session has no process and ends by its time-to-live.
     let client = tokio::select! {
         opened = opening => opened?,
         number = signal(&mut signals) => return Ok(codes::of_signal(number)),
@@ -79,8 +80,8 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
     }
     let talk = |text: &str| say::talk(format_args!("exec-server: {text}"));
     let end = link::telling(std::slice::from_ref(&client), talk, drive(&client, start, signals)).await;
-    // A session that is lost cannot be ended, and has nothing in it any more. A server that is lost to us may run in one that is
-    // not.
+    // A lost session cannot be ended, and it no longer contains anything. If only the MCP server was lost to us, it may still run in a live
+    // session, so end that.
     if !matches!(client.state(), State::Lost { .. }) && !connect::try_end(&client).await {
         say::talk(format_args!(
             "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
@@ -90,17 +91,17 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
     code(end)
 }
 
-/// What to start: with the environment that every MCP server on an executor gets.
+/// Builds the start request, with the environment that every MCP server on an executor gets.
 fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
     let id = ids::generate(args.argv.first().map_or("", String::as_str));
     let mut start = Start::new(args.argv.iter().map(String::as_str))
         .id(id)
         .pipe_stdin(true)
-        // Whatever the executor does by default: a message that is gone is worse than a server that waits.
+        // Override the executor's default: it is better that the server waits than that a message is lost.
         .overflow(Overflow::Block);
     match (args.cwd.as_deref(), place) {
         (None, Place::Remote) => {}
-        // Looked at before anybody is called, so that a server's own directory is not known yet.
+        // Checked before connecting, when the working directory of the server is not known yet, so a relative path cannot be resolved.
         (Some(given), Place::Remote) => {
             if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
                 anyhow::bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
@@ -120,8 +121,8 @@ fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
     Ok(env.into_iter().fold(start, |start, (name, value)| start.env(name, value)))
 }
 
-/// The environment of the server, by the rules for those of a configuration. Here the executor is this machine, and its variables
-/// are ours.
+/// The environment of the server, by the same rules as for configured servers. For a local server the executor is this machine, so its
+/// variables are ours.
 fn environment(
     given: &[(String, Option<String>)],
     remote: &[String],
@@ -147,19 +148,19 @@ fn environment(
     }
 }
 
-/// How it ended.
+/// How the bridge ended.
 enum End {
     NotStarted(Error),
     Carried(Carried),
-    /// Nobody knows anything of the server any more.
+    /// The state of the MCP server is unknown.
     Lost(anyhow::Error),
 }
 
-/// The whole life of the server.
+/// Starts the MCP server and runs it to its end.
 async fn drive(client: &Client, start: Start, mut signals: Signals) -> End {
     let started: Result<Process, Error> = tokio::select! {
         started = client.start(start) => started,
-        // Dropped, the start is called off; with the session ends what may have come of it.
+        // Dropping the future cancels the start. If the server was started anyway, it ends with the session.
         number = signal(&mut signals) => return End::Carried(Carried::Asked(Why::Signal(number))),
     };
     let process = match started {
@@ -176,7 +177,7 @@ async fn drive(client: &Client, start: Start, mut signals: Signals) -> End {
     )
 }
 
-/// Says what a code alone does not tell.
+/// Returns the exit code, and prints what the code alone does not say.
 fn code(end: End) -> anyhow::Result<u8> {
     Ok(match end {
         End::NotStarted(error) => {
@@ -200,7 +201,7 @@ fn code(end: End) -> anyhow::Result<u8> {
     })
 }
 
-/// The number of the next signal that asks us to end. Cancel safe.
+/// Waits for the next signal that asks us to end, and returns its number. Cancel-safe.
 async fn signal(signals: &mut Signals) -> u8 {
     loop {
         if let Heard::Signal(_, number) = signals.next().await {

@@ -1,8 +1,7 @@
-//! `exec-server mcp list`, `mcp status` and `mcp call`: the servers of a configuration, from a shell.
+//! `exec-server mcp list`, `mcp status` and `mcp call`: use the MCP servers of a configuration from a shell.
 //!
-//! Whatever happens, no server outlives the command: a signal ends what is under way, and then everything is ended as at a good
-//! end. `file` finds the configuration, `ask` puts questions of servers to the user, `show` prints. Must not know how a server
-//! is started or spoken with.
+//! No server outlives the command: a signal cancels the work, and then all servers are shut down as in a normal end. `file` finds the
+//! configuration, `ask` puts the questions of servers to the user, and `show` prints.
 
 mod ask;
 mod file;
@@ -44,7 +43,7 @@ use crate::{
     signals::{self, Heard, Signals},
 };
 
-/// Arguments of a call are read up to here; a tool wants less.
+/// Maximum size of the arguments of a call.
 const ARGUMENTS_MAX: u64 = 16 << 20; // 16 MiB
 
 /// Lists the servers with their tools.
@@ -59,7 +58,7 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
     let config = setup.config.clone();
     let json = args.json;
     let looked = run(setup, None, async |manager| {
-        // A required one that fails is told like the others.
+        // A required server that fails is reported like the others.
         manager.start_all().await.ok();
         look(manager, json).await
     })?;
@@ -78,7 +77,7 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
     print(&text, args.json, if failed { codes::NOT_USABLE } else { 0 })
 }
 
-/// Says how the servers are, and starts none.
+/// Prints the state of the servers without starting them.
 pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     let setup = Setup::new(&args.configured, token)?;
     let mut failed = false;
@@ -87,7 +86,7 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
     let manager = Manager::new(Settings::new(setup.config.clone()), Hosts::new(|_| Err(PlaceError::NoRemote)));
     let states = manager.status();
     for (name, server) in &setup.config.servers {
-        // A place that there is none of is known before anything is started.
+        // If the environment of a server does not exist, that is known without starting anything.
         let state = match (setup.places.find(&server.placement), states.get(name)) {
             (Err(error), Some(Status::NotStarted)) => {
                 Status::Failed { reason: format!("MCP server `{name}`: {error}") }
@@ -131,7 +130,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
             say::talk(format_args!("exec-server: {}{total}{words}", step.progress));
         }));
     }
-    // Standard input that carries the arguments cannot answer.
+    // If stdin carries the arguments, the user cannot answer questions on it.
     let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
     let elicit = asks.then(|| Arc::new(Asks::new()) as Arc<dyn Elicit>);
     let called = run(setup, elicit, async |manager| manager.call(call).await)?;
@@ -153,7 +152,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
     }
 }
 
-/// The code of a call without a result.
+/// The exit code of a call without a result.
 fn code_of(error: &Error) -> u8 {
     match error {
         Error::Timeout { .. } => codes::TIMED_OUT,
@@ -170,7 +169,7 @@ fn no_server(name: &str, config: &Config) -> ExitCode {
     ExitCode::from(codes::NOT_USABLE)
 }
 
-/// What a command needs to begin.
+/// The configuration and the environments of a command.
 struct Setup {
     config: Config,
     places: Places,
@@ -181,7 +180,7 @@ impl Setup {
         let mut config = file::load(args)?;
         let here = env::current_dir().ok();
         for server in config.servers.values_mut() {
-            // A directory without a slash at its beginning is below ours.
+            // A relative working directory is relative to ours.
             if let (Placement::Local, Way::Stdio(stdio), Some(here)) = (&server.placement, &mut server.way, &here) {
                 stdio.cwd = stdio.cwd.take().map(|cwd| if launch::is_relative(&cwd) { here.join(cwd) } else { cwd });
             }
@@ -190,13 +189,14 @@ impl Setup {
     }
 }
 
-/// The environment that `remote` means, and the token for it alone: others have theirs in their URLs or files.
+/// The environment that `remote` means. The token from the environment is for it alone; the others have their own in URLs or files.
 fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Result<Server, PlaceError>> {
     let is_asked = args.connect.is_some();
     match Server::find(args, token) {
         Ok(server) => Ok(server.ok_or(PlaceError::NoRemote)),
         Err(error) if is_asked => Err(error),
-        // What a variable or a file says is about commands; servers that run here need no remote environment.
+        // Without `--connect`, the setting of a variable or file is not about MCP servers alone. So an invalid setting is not an error
+        // here: servers that run locally need no remote environment.
         Err(error) => match asked_for() {
             Ok(Choice::None) => Ok(Err(PlaceError::NoRemote)),
             Ok(Choice::Local | Choice::Remote(_)) => Err(error),
@@ -209,11 +209,11 @@ fn asked_for() -> anyhow::Result<Choice> {
     Ok(environment::choose(environment::asked_by(|name| env::var_os(name))?.as_deref())?)
 }
 
-/// Where servers can run.
+/// The environments in which servers can run.
 #[derive(Clone)]
 struct Places {
     remote: Arc<Result<Server, PlaceError>>,
-    /// How long a cut link is tried to be mended, where that was said.
+    /// `--recover-for`: how long reconnecting is tried.
     recover_for: Option<Duration>,
 }
 
@@ -251,14 +251,14 @@ impl Places {
     }
 }
 
-/// How work under signals ended.
+/// How interruptible work ended.
 enum Ended<T> {
     Done(T),
-    /// By this signal.
+    /// A signal with this number ended it.
     Signal(u8),
 }
 
-/// Does work with a manager, which is ended before this returns. A signal calls the work off; a second one the end in order.
+/// Runs `work` with a manager, and shuts the manager down before returning. A signal cancels `work`; a second signal cancels the shutdown.
 fn run<T>(
     setup: Setup,
     elicit: Option<Arc<dyn Elicit>>,
@@ -282,7 +282,7 @@ fn run<T>(
     })
 }
 
-/// The next signal that is to end us.
+/// Waits for the next signal that ends the command.
 async fn signalled(signals: &mut Signals) -> u8 {
     loop {
         match signals.next().await {
@@ -293,7 +293,7 @@ async fn signalled(signals: &mut Signals) -> u8 {
     }
 }
 
-/// Puts questions to the person at the terminal, one after the other.
+/// Puts questions to the user at the terminal, one at a time.
 struct Asks(Mutex<ask::Person<BufReader<Stdin>>>);
 
 impl Asks {
@@ -322,12 +322,12 @@ impl Elicit for Asks {
     }
 }
 
-/// What was seen of all servers.
+/// The state, tools and other offers of all servers.
 struct Listing {
     status: BTreeMap<String, Status>,
-    /// Each with its server, and as the server describes it.
+    /// Each tool with its server, and the description from the server.
     tools: Vec<(ToolRef, Value)>,
-    /// By server: what else there is, for programs.
+    /// By server name: resources, templates and prompts, for the JSON output.
     more: BTreeMap<String, Map<String, Value>>,
 }
 
@@ -400,7 +400,7 @@ impl Listing {
     }
 }
 
-/// The arguments of a call, as they were given or from standard input.
+/// Parses the arguments of a call, from the command line or from stdin.
 fn arguments(given: &str) -> anyhow::Result<Value> {
     let text = if given == "-" {
         let mut text = String::new();
@@ -426,7 +426,7 @@ fn print(text: &str, is_json: bool, code: u8) -> anyhow::Result<ExitCode> {
 fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {
     match written {
         Ok(()) => Ok(ExitCode::from(code)),
-        // Nobody reads any more.
+        // The reader of our stdout has gone.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),
         Err(error) => Err(error).context("write standard output"),
     }

@@ -1,5 +1,5 @@
-//! `exec-server mcp serve`: this machine, or a server, as an MCP server. Puts executor, token and transport together, and ends them in order.
-//! Must not know MCP.
+//! `exec-server mcp serve`: offers this machine, or a remote executor, as an MCP server. Connects executor, token and transport, and shuts
+//! them down in order.
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -25,14 +25,14 @@ use zeroize::Zeroizing;
 
 use crate::{args, connect, connect::Server, env_token, ids, link, place, runtime, say, serve::Signals};
 
-/// How long a server keeps what was started for us when we vanish without a word.
+/// How long the executor keeps our processes if we disappear without ending the session.
 const KEEP_MS: u64 = 5 * 60 * 1000;
 
-/// Serves until the client leaves or a signal ends it.
+/// Serves until the client disconnects or a signal ends it.
 pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
     if let Some(address) = args.http {
         check_exposure(address, args.connect.insecure_plaintext)?;
-        // What we start must not read the token out of our memory.
+        // Processes that we start must not be able to read the token from our memory.
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
     }
     let from_env = token.map(env_token::Waiting::read).transpose().context("read the token back")?;
@@ -44,11 +44,12 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
         None => None,
     };
     runtime::block_on(async {
-        // Before anything is started: a signal that comes early must end it in order, too.
+        // Before anything is started, so that an early signal also causes an orderly shutdown.
         let signals = Signals::new().context("listen to signals")?;
         match server {
             None => {
-                // A server of its own for each session is the simplest thing that ends with it, and costs a directory.
+                // Each MCP session gets an embedded server. That is the simplest way to end everything with the session, and it costs one
+                // directory.
                 let config = LocalConfig { name: "exec-server mcp serve".to_owned(), ..LocalConfig::default() };
                 let open: Open = Box::new(move || {
                     let config = config.clone();
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
                         Ok(Opened { client: local.client().clone(), end: Box::pin(local.end()) })
                     })
                 });
-                // Our own variables, for programs of our own user; those that look like secrets stay here.
+                // Local programs inherit our variables, except those that look like secrets.
                 serve(args, door_token, open, Inherit::All, signals).await
             }
             Some(server) => remote(args, door_token, server, signals).await,
@@ -73,7 +74,7 @@ async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, sig
     let opened: Open = Box::new(move || {
         let (server, unused) = (Arc::clone(&server), Arc::clone(&unused));
         Box::pin(async move {
-            // Nothing under the lock can panic half-way through a change.
+            // No panic can happen while the lock is held, so a poisoned lock is usable.
             let first = unused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             let client = match first {
                 Some(first) => first,
@@ -86,7 +87,8 @@ async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, sig
     let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
     let work = serve(args, token, opened, Inherit::Core, signals);
     let served = link::telling(std::slice::from_ref(&first), say, work).await;
-    // Where a signal came before anything was served nobody has ended it; else this finds it gone.
+    // If a signal came before the first session, this client was never used and must be ended here. Otherwise it was already ended, and
+    // this call does nothing.
     connect::end(&first).await;
     served
 }
@@ -95,7 +97,7 @@ async fn open(server: &Server) -> Result<Client, exec_server_client::Error> {
     server.open(|builder| builder.ttl(Ttl::Ms(KEEP_MS))).await
 }
 
-/// Serves the executor that `open` leads to.
+/// Serves the executor that `open` connects to.
 async fn serve(
     args: &args::ServeMcp,
     token: Option<Token>,
@@ -103,10 +105,10 @@ async fn serve(
     inherit: Inherit,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
-    // The executor of another machine hides its own files; our paths mean nothing there.
+    // A remote executor protects its own files, and our local paths mean nothing there.
     let is_here = inherit == Inherit::All;
 
-    // Bound before the executor is looked at, so that clients queue.
+    // Bind before connecting to the executor, so that early clients queue in the backlog.
     let listener = match args.http {
         Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("listen on `{address}`"))?),
         None => None,
@@ -138,7 +140,7 @@ async fn serve(
         server.end();
         std::future::pending::<()>().await
     };
-    // What is served is never dropped before its end.
+    // `ended` never completes, so `served` always runs to its end and is never dropped early.
     let served = tokio::select! {
         served = served => served,
         () = ended => Ok(()),
@@ -161,7 +163,7 @@ async fn over_http(
     serve::http::serve(server, listener, Arc::new(Entrance(door)), args.session_idle).await.context("serve HTTP")
 }
 
-/// The rules of the server's own door, for MCP.
+/// Applies the access rules of the server's own door to MCP requests.
 struct Entrance(Door);
 
 impl Gate for Entrance {
@@ -177,7 +179,8 @@ impl Gate for Entrance {
     }
 }
 
-/// The token that clients show: from the flag; from where `serve` has it, unless that is meant for the server we connect to; else a new one.
+/// The token that clients must present: from the flag; else from the same sources as for `serve`, unless those are meant for the executor
+/// that we connect to; else a new one.
 fn find_token(args: &args::ServeMcp, from_env: Option<Zeroizing<Vec<u8>>>, is_here: bool) -> anyhow::Result<Token> {
     let file = args.http_token_file.as_ref().or(args.connect.token_file.as_ref().filter(|_| is_here));
     if let Some(file) = file {
@@ -189,7 +192,7 @@ fn find_token(args: &args::ServeMcp, from_env: Option<Zeroizing<Vec<u8>>>, is_he
     }
 }
 
-/// Files of this user's servers and of this one: state directories, which have tokens in them, and tokens that came by file.
+/// Secret files to hide from MCP clients: the state directories of this user's servers, which contain tokens, and token files.
 fn secrets(args: &args::ServeMcp) -> Vec<PathBuf> {
     let files = [&args.http_token_file, &args.connect.token_file].into_iter().flatten().cloned();
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
@@ -197,7 +200,7 @@ fn secrets(args: &args::ServeMcp) -> Vec<PathBuf> {
     all.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
-/// Refuses to show a token in clear text to a network without a word that this is meant.
+/// Refuses to send a token over a network in plaintext unless the user explicitly allows it.
 fn check_exposure(address: SocketAddr, insecure_plaintext: bool) -> anyhow::Result<()> {
     if address.ip().to_canonical().is_loopback() || insecure_plaintext {
         return Ok(());

@@ -1,9 +1,10 @@
-//! What is typed or piped into us, on its way to the process.
+//! Forwards our stdin to the process.
 //!
-//! Bytes of a pipe are passed as they are. On a terminal the key that detaches when it comes twice is looked for: the first one
-//! is held until the next key tells what it was, but not for long, because it may be meant for the process. Failure paths: a
-//! process that takes no more is no trouble; input that could not be read, or not be passed on, is never told as its end, or
-//! a program would take a part for the whole. Must not know signals.
+//! Bytes of a pipe are passed unchanged. On a terminal, the module looks for the detach key, which detaches when pressed twice. The first
+//! key press is held back until the next key shows what it was, but only for a short time, because it may be meant for the process.
+//!
+//! Failure paths: a process that takes no more input is not an error. If our stdin cannot be read or forwarded, the process never gets EOF,
+//! because the program would take partial input for complete input.
 
 use std::{io, time::Duration};
 
@@ -17,42 +18,41 @@ use tokio::{
 use super::output::is_hang_up;
 use crate::codes;
 
-/// One read: a few times what a pipe gives at once.
+/// Bytes per read: a few times the capacity of a pipe.
 const INPUT_BYTES: usize = 256 << 10;
 
 /// Ctrl-], the key that detaches when it comes twice.
 const DETACH_KEY: u8 = 0x1d;
 
-/// How long the first one is held: long enough to press it again, too short to be missed in an editor that uses it.
+/// How long the first key press is held: long enough to press it again, short enough not to be noticed in an editor that uses the key.
 const HELD_FOR: Duration = Duration::from_millis(500);
 
-/// What is done with our standard input.
+/// How our stdin is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Input {
-    /// It is read and passed on.
+    /// Whether it is read and forwarded.
     pub(crate) is_read: bool,
-    /// Its end closes the process's.
+    /// Whether EOF on our stdin closes the stdin of the process.
     pub(crate) closes: bool,
-    /// The keys that detach are heeded.
+    /// Whether the detach keys are active.
     pub(crate) has_keys: bool,
-    /// It is a raw terminal, which ends only when it is gone.
+    /// Whether it is a raw terminal, for which EOF means a hang-up.
     pub(crate) is_raw: bool,
 }
 
-/// How the reading ended.
 #[derive(Debug)]
 pub(super) enum Typed {
-    /// Nothing more comes, or nothing more is taken.
+    /// There is no more input, or the process takes no more.
     Ended,
-    /// By the keys.
+    /// The detach keys were pressed.
     Detach,
-    /// The terminal is gone, and whoever sat there.
+    /// The terminal has gone.
     HungUp,
-    /// By trouble: the process has a part of it, and does not know that.
+    /// An error: the process has received only a part of the input and does not know that.
     Failed(anyhow::Error),
 }
 
-/// Carries our input to its end, or to the keys; `generation` says how the server speaks of an input that is closed.
+/// Forwards our stdin until EOF or the detach keys. `generation` tells how the server reports a closed stdin.
 pub(super) async fn forward(
     process: Process,
     mut from: impl AsyncRead + Unpin,
@@ -73,7 +73,8 @@ pub(super) async fn forward(
                 Ok(from.read(&mut buf).await)
             }
         };
-        // Both are cancel safe. What came to grief on its way is told now: whoever waits for an answer to it never types again.
+        // Both are cancel-safe. `settle` comes first, so that a failed write is reported now: a user who waits for an answer types nothing
+        // more.
         let read = tokio::select! {
             biased;
             settled = to.settle(), if to.is_under_way => match settled {
@@ -105,7 +106,7 @@ pub(super) async fn forward(
         if is_detached {
             return Typed::Detach;
         }
-        // A process that takes no input is still left by the keys.
+        // The detach keys also leave a process that takes no input.
         if !to.is_open && !input.has_keys {
             return Typed::Ended;
         }
@@ -116,12 +117,12 @@ fn failed(what: &'static str, error: io::Error) -> Typed {
     Typed::Failed(anyhow::Error::new(error).context(what))
 }
 
-/// The way to the process's input. It is closed by whoever says so first; only that is no error.
+/// The stdin of the process. The process or another client may close it first; that is not an error.
 struct Line {
     stdin: Stdin,
     generation: Generation,
     is_open: bool,
-    /// Something was passed on that is not known to have arrived.
+    /// Whether bytes were written that are not yet confirmed.
     is_under_way: bool,
 }
 
@@ -135,14 +136,14 @@ impl Line {
         self.judge(passed)
     }
 
-    /// Waits until all has arrived. Cancel safe.
+    /// Waits until all bytes are confirmed. Cancel-safe.
     async fn settle(&mut self) -> io::Result<()> {
         let settled = self.stdin.flush().await;
         self.is_under_way = false;
         self.judge(settled)
     }
 
-    /// Nothing more comes; `closes` tells the process so, behind all that was passed on.
+    /// Handles EOF. With `closes`, closes the stdin of the process after all bytes were confirmed.
     async fn end(&mut self, closes: bool) -> io::Result<()> {
         if self.is_open {
             self.settle().await?;
@@ -151,13 +152,13 @@ impl Line {
             return Ok(());
         }
         match self.stdin.shutdown().await {
-            // Neither an older server nor a raw terminal knows an end of input: the program goes on without one.
+            // Neither an older server nor a raw terminal supports EOF: the program continues without it.
             Err(error) if is_untold(&error) => Ok(()),
             closed => self.judge(closed),
         }
     }
 
-    /// Leaves the errors that mean more than an input that is closed.
+    /// Records a closed stdin; returns all other errors.
     fn judge(&mut self, passed: io::Result<()>) -> io::Result<()> {
         match passed {
             Err(error) if self.is_closed(&error) => {
@@ -170,9 +171,9 @@ impl Line {
 
     fn is_closed(&self, error: &io::Error) -> bool {
         match of_client(error) {
-            // Its events end with the same error, which is told there.
+            // The event stream ends with the same error, and it is reported there.
             Some(Error::Disconnected { .. } | Error::SessionLost { .. }) => true,
-            // It has no other word for it.
+            // A V0 server has no specific error for a closed stdin.
             Some(Error::Server { .. }) if self.generation == Generation::V0 => true,
             Some(error) => codes::is_gone(error) || error.server_kind() == Some(Kind::StdinClosed),
             None => matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotFound),
@@ -187,22 +188,22 @@ fn is_untold(error: &io::Error) -> bool {
     }
 }
 
-/// The library's own error inside of one.
+/// The client library's error inside an `io::Error`.
 fn of_client(error: &io::Error) -> Option<&Error> {
     error.get_ref().and_then(|source| source.downcast_ref())
 }
 
-/// Looks for the key that comes twice, however the bytes are cut.
+/// Detects the key pressed twice, however the bytes are split.
 #[derive(Debug, Default)]
 struct Keys {
     /// The last byte was the key.
     is_held: bool,
-    /// What is to be passed on.
+    /// The bytes to forward.
     passed: Vec<u8>,
 }
 
 impl Keys {
-    /// Sorts what was typed; true when the key came for the second time. Nothing after it is passed on.
+    /// Processes input. Returns true when the key comes for the second time; nothing after it is forwarded.
     fn look(&mut self, bytes: &[u8]) -> bool {
         self.passed.clear();
         for byte in bytes {
@@ -220,7 +221,7 @@ impl Keys {
         false
     }
 
-    /// No second one came: the first was meant for the process.
+    /// No second key press came in time, so the first one is forwarded to the process.
     fn let_go(&mut self) -> &[u8] {
         self.is_held = false;
         self.passed.clear();

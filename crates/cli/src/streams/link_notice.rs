@@ -1,19 +1,18 @@
-//! What a person is told of the link while a program runs: that it is lost or silent, and that it is well again.
+//! Tells the user while a program runs that the link is lost or silent, and that it works again.
 //!
-//! Beside a program that has our screen this is a line on the last row, which goes when the link is well; the program is made to
-//! draw again by the caller. Everywhere else it is a line on standard error each. Must not know what is carried over the link.
+//! If the program uses our screen, the notice is a line on the last row, which disappears when the link works again; the caller then makes
+//! the program redraw. Otherwise each notice is a line on stderr.
 
 use exec_server_client::State;
 use tokio::sync::watch;
 
 use crate::{ids, say, terminal};
 
-/// See the module.
 pub(crate) struct LinkNotice {
     state: watch::Receiver<State>,
-    /// A program has our screen: lines of ours would be in the middle of its picture.
+    /// The program uses our screen, so a line on stderr would corrupt its picture.
     has_screen: bool,
-    /// What is the matter now, if anything, and the text that tells it.
+    /// The current trouble, if any, and the text of the notice.
     trouble: Option<(Trouble, String)>,
     is_over: bool,
 }
@@ -33,8 +32,8 @@ impl LinkNotice {
         matches!(*self.state.borrow(), State::Recovering { .. })
     }
 
-    /// Reports one change; returns true if the link is well again after trouble. Never done once nothing can change.
-    /// Cancel safe.
+    /// Reports one change. Returns true if the link works again after trouble. Never completes once the state can no longer change.
+    /// Cancel-safe.
     pub(crate) async fn watch(&mut self) -> bool {
         if self.is_over || self.state.changed().await.is_err() {
             self.is_over = true;
@@ -42,7 +41,7 @@ impl LinkNotice {
         }
         let state = self.state.borrow_and_update().clone();
         match state {
-            // Something else than the first reason keeps it from being mended.
+            // The reconnect now fails for another reason than the first one.
             State::Recovering { reason } if matches!(self.trouble, Some((Trouble::Lost, _))) => {
                 let text = format!("exec-server: still reconnecting: {}", ids::clean(&reason));
                 self.report(Trouble::Lost, text);
@@ -59,7 +58,7 @@ impl LinkNotice {
                 false
             }
             State::Connected => self.report_end(),
-            // Its error is printed by the caller.
+            // The caller prints the error of a lost session.
             _ => {
                 self.hide();
                 false
@@ -67,7 +66,7 @@ impl LinkNotice {
         }
     }
 
-    /// Draws the line again on a screen of another size.
+    /// Draws the line again after the terminal was resized.
     pub(super) fn handle_resize(&self) {
         if let Some((_, text)) = self.trouble.as_ref().filter(|_| self.has_screen) {
             terminal::show_status(text, true);
@@ -103,7 +102,7 @@ impl LinkNotice {
 
 impl Drop for LinkNotice {
     fn drop(&mut self) {
-        // The work may end before the last change was looked at.
+        // The work may have ended before the last change was seen.
         if !self.has_screen && matches!(*self.state.borrow(), State::Connected) {
             self.report_end();
         }

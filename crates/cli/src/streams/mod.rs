@@ -1,9 +1,12 @@
-//! Carries bytes, keys and signals between our standard streams and a process until it has ended, or we leave it.
+//! Copies bytes, keys and signals between our standard streams and a process, until the process ends or we leave it.
 //!
-//! Two things run beside each other: `output` writes what the process says, in order, and holds it back when our reader does not
-//! read; `input` reads what is typed or piped. This file listens to signals and to the link. Failure paths: the link breaks,
-//! one line says so and all goes on when it is mended; it is lost, the events end with why; our input fails, a process of ours is
-//! ended, because it would take a part of it for the whole. Must not know how the process was started or found.
+//! Two futures run side by side: `output` writes what the process prints, in order, with backpressure from our reader; `input` reads what
+//! the user types or pipes. This module handles signals and the state of the link.
+//!
+//! Failure paths:
+//! - The link breaks: one line is printed, and everything continues after the reconnect.
+//! - The session is lost: the event stream ends with the reason.
+//! - Our stdin fails: a process that we own is ended, because it would take partial input for complete input.
 
 mod input;
 mod link_notice;
@@ -30,57 +33,55 @@ use crate::{
 };
 use input::Typed;
 
-/// How long a suspension waits for the process to be stopped, before we stop without it.
+/// How long a suspend waits until the process is stopped; after that we stop without it.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a signal is sent whose answers are lost with their links: each try waits for a link, and a link that breaks as
-/// soon as it is made is no reason to go on for ever.
+/// How often a signal is sent if its answer gets lost with the link. Each attempt waits for a link; the limit prevents an endless loop if
+/// every new link breaks at once.
 const SIGNAL_TRIES: u32 = 8;
 
-/// How long a program has to see the first of two sizes; a person does not.
+/// How long a program gets to notice the first of two sizes; short enough not to be visible.
 const BETWEEN_SIZES: Duration = Duration::from_millis(80);
 
-/// SIGHUP.
 const HANGUP: u8 = 1;
 
-/// What we are to the process.
+/// Our relation to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Its shell: signals are passed on, and a closed standard output ends it.
+    /// Like its shell: signals are passed on, and a closed stdout ends the process.
     Owner,
-    /// Somebody who looks on and types: a signal only ends the looking.
+    /// An observer that can also type: a signal ends only the observation.
     Guest,
 }
 
-/// How the carrying ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// With the process.
+    /// The process ended.
     Ended(Ended),
-    /// By the keys that detach.
+    /// The user pressed the detach keys.
     Detached,
-    /// By a signal to us, its number; the process goes on.
+    /// We received the signal with this number; the process continues.
     Left(u8),
 }
 
-/// Everything there is to carry.
+/// A process and the streams and signals to connect it to.
 pub(crate) struct Carry {
     pub(crate) client: Client,
     pub(crate) process: Process,
     pub(crate) events: Events,
-    /// The last number of what is only shown again.
+    /// Events up to this number are only a replay.
     pub(crate) replayed_to: u64,
     pub(crate) input: Input,
     pub(crate) signals: Signals,
-    /// What was heard before there was a process to tell.
+    /// Signals received before the process was started.
     pub(crate) pending: Vec<Heard>,
     pub(crate) role: Role,
-    /// Raw for as long as this lives.
+    /// In raw mode as long as this exists.
     pub(crate) terminal: Option<Terminal>,
 }
 
 impl Carry {
-    /// Carries; the terminal is given back when this returns.
+    /// Runs to the end. The terminal is restored when this returns.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
@@ -99,10 +100,10 @@ impl Carry {
                 return Ok(outcome);
             }
         }
-        // Why our input is not whole.
+        // Set to the reason if our stdin failed half-way.
         let mut failed = None;
         loop {
-            // All are cancel safe, and `output` is never dropped before its end.
+            // All branches are cancel-safe, and `output` is never dropped before its end.
             tokio::select! {
                 ended = &mut output => {
                     let ended = ended?;
@@ -119,7 +120,7 @@ impl Carry {
                 Some(typed) = typing.join_next() => match typed {
                     Ok(Typed::Detach) => return Ok(Outcome::Detached),
                     Ok(Typed::HungUp) => steering.hang_up(),
-                    // It did without.
+                    // The process ended without needing the rest of the input.
                     Ok(Typed::Failed(_)) if failed.is_none() && process.has_exited() => {}
                     Ok(Typed::Failed(error)) if role == Role::Owner && failed.is_none() => {
                         failed = Some(error.context(format!("ended `{name}`, because its input is not whole")));
@@ -135,18 +136,18 @@ impl Carry {
                         steering.redraw();
                     }
                 }
-                // The owner takes what is printed: only a guest may be kept waiting by another.
+                // Only a guest can be blocked by another reader; an owner reads the output itself.
                 () = &mut stall, if role == Role::Guest => {}
             }
             if steering.is_hung_up && (role == Role::Guest || link.is_broken()) {
-                // Nobody is there to wait for anything.
+                // The terminal has gone, so further output would not be seen.
                 return Ok(Outcome::Left(HANGUP));
             }
         }
     }
 }
 
-/// Ends the process at once: it must not do anything with what it has. Its last output is still carried.
+/// Ends the process at once, because it must not act on partial input. Its last output is still printed.
 async fn end(process: Process) -> Typed {
     match process.terminate(None).await {
         Ok(_) => Typed::Ended,
@@ -154,18 +155,18 @@ async fn end(process: Process) -> Typed {
     }
 }
 
-/// What signals do.
+/// Reacts to signals.
 struct Steering {
     process: Process,
     role: Role,
     terminal: Option<Terminal>,
-    /// Calls whose answers nobody needs: a signal to a process that has ended is none.
+    /// Requests whose results are ignored: a signal to an ended process is not an error.
     calls: JoinSet<()>,
-    /// We stopped the process.
+    /// We have stopped the process with SIGSTOP.
     stopped: bool,
-    /// Signals that were to end it while the link was broken.
+    /// How many signals arrived while the link was broken.
     interrupts: u32,
-    /// Our terminal is gone.
+    /// Our terminal has gone.
     is_hung_up: bool,
 }
 
@@ -174,7 +175,7 @@ impl Steering {
         Self { process, role, terminal, calls: JoinSet::new(), stopped: false, interrupts: 0, is_hung_up: false }
     }
 
-    /// Does what the kernel does for a terminal that is gone, also where it was not our controlling one.
+    /// Does what the kernel does when a terminal hangs up, even if it was not our controlling terminal.
     fn hang_up(&mut self) {
         self.is_hung_up = !signals::ignores_hangup();
         if self.is_hung_up && self.role == Role::Owner {
@@ -188,7 +189,7 @@ impl Steering {
             Heard::Signal(name, number) => {
                 self.interrupts = if link_is_broken { self.interrupts + 1 } else { 0 };
                 if self.interrupts > 1 {
-                    // The first waits for the link; whoever asks twice does not want to.
+                    // The first signal waits for the link; a user who asks again does not want to wait.
                     return Some(Outcome::Left(number));
                 }
                 self.pass(name);
@@ -212,8 +213,9 @@ impl Steering {
         let process = self.process.clone();
         self.calls.spawn(async move {
             if process.has_exited() {
-                // Only others hold its streams any more, and a signal to the process would reach nobody.
-                process.terminate(None).await.ok(); // They may have ended.
+                // Only descendants still hold the streams. A signal to the process itself would reach nothing, so terminate the
+                // descendants.
+                process.terminate(None).await.ok(); // They may have ended already.
             } else {
                 send(&process, name).await;
             }
@@ -224,12 +226,12 @@ impl Steering {
         if let Some(size) = terminal::size().filter(|_| self.process.is_tty()) {
             let process = self.process.clone();
             self.calls.spawn(async move {
-                process.resize(size).await.ok(); // As above.
+                process.resize(size).await.ok(); // The process may have ended already.
             });
         }
     }
 
-    /// Makes the program draw its screen again, over what a notice of ours has covered.
+    /// Makes the program redraw its screen, which our notice has covered.
     fn redraw(&mut self) {
         if let Some(size) = terminal::size() {
             let process = self.process.clone();
@@ -237,12 +239,14 @@ impl Steering {
         }
     }
 
-    /// Stops the process, if it is ours, and us. Not with SIGTSTP: a process that leads its own session does not heed it.
+    /// Stops the process, if we own it, and then ourselves. Uses SIGSTOP, because the kernel discards SIGTSTP for an orphaned process
+    /// group, and the process leads its own session.
     async fn suspend(&mut self) {
         if self.role == Role::Owner && !self.process.has_exited() {
-            // Where no answer says so, it may have heard it: it goes on with us, and to be continued hurts nobody who was not stopped.
+            // Set even if the answer is lost, because the process may have received the signal. SIGCONT is harmless for a process that was
+            // not stopped.
             self.stopped = true;
-            time::timeout(STOP_WITHIN, send(&self.process, "SIGSTOP")).await.ok(); // We stop without it.
+            time::timeout(STOP_WITHIN, send(&self.process, "SIGSTOP")).await.ok(); // After the timeout we stop without it.
         }
         if let Some(terminal) = &self.terminal {
             terminal.give_back();
@@ -251,15 +255,15 @@ impl Steering {
     }
 }
 
-/// Sends a signal. One whose answer a cut took is sent again where twice is better than never: a program that is asked to end
-/// twice ends. Of any other it is said that nobody knows.
+/// Sends a signal. If a cut loses the answer, a signal for which sending twice is better than never is sent again: a program that is asked
+/// twice to end still ends. For any other signal, reports that the outcome is unknown.
 async fn send(process: &Process, name: &'static str) {
     let tries = match name {
         "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT" | "SIGSTOP" | "SIGCONT" => SIGNAL_TRIES,
         _ => 1,
     };
     for _ in 0..tries {
-        // Any other error is an end: of the process, or of the session, which its events tell.
+        // Any other error means that the process or the session has ended, which the event stream reports.
         let Err(Error::UnknownOutcome { .. }) = process.signal(name).await else { return };
     }
     let id = ids::clean(process.id().as_str());
@@ -268,12 +272,12 @@ async fn send(process: &Process, name: &'static str) {
     ));
 }
 
-/// Makes a program draw its screen again: it is told of a size that is not ours, and then of ours.
+/// Makes a program redraw its screen, by changing the terminal size and changing it back.
 pub(crate) async fn redraw(process: &Process, size: Size) {
     let other = Size { rows: if size.rows > 1 { size.rows - 1 } else { 2 }, ..size };
-    // It may have ended.
+    // The process may have ended already.
     process.resize(other).await.ok();
-    // Told of both at once, it would see no other size, and nothing says when it has looked.
+    // Without a pause the program would only see the final size, and nothing tells us when it has read the first one.
     time::sleep(BETWEEN_SIZES).await;
     process.resize(size).await.ok();
 }

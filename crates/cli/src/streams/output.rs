@@ -1,5 +1,5 @@
-//! What the process says, on its way to our standard streams: written in the order of its numbers, and taken from the server
-//! only when it is written, so that a reader that does not read holds the process back. Must not know signals or keys.
+//! Writes the output of the process to our standard streams, in sequence order. Events are taken from the server only after they were
+//! written, so a reader that does not read applies backpressure to the process.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -15,20 +15,21 @@ use tokio::{
 use super::{Role, screen::ScreenTracker};
 use crate::{codes, say};
 
-/// How long a program may go on after its output has nowhere to go, if SIGPIPE alone does not end it.
+/// How long a program may continue after its stdout was closed, if SIGPIPE alone does not end it.
 const CLOSED_GRACE: Duration = Duration::from_secs(1);
 
-/// How the process ended, or that nobody reads it any more.
+/// How the process ended, or that our stdout has no reader.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// How; `None` when a guest left because nobody reads.
+    /// `None` if a guest left because its stdout was closed.
     pub(crate) exit: Option<Exit>,
-    /// Nobody reads our standard output any more.
+    /// The reader of our stdout has gone.
     pub(crate) stdout_closed: bool,
 }
 
 impl Ended {
-    /// The code a shell would show. A program that a closed stdout ended is ended by SIGPIPE, whichever signal it took.
+    /// The code that a shell would show. If our stdout was closed and a signal ended the program, it counts as SIGPIPE, whichever signal it
+    /// was.
     pub(crate) fn code(&self) -> u8 {
         match &self.exit {
             Some(exit) if !(self.stdout_closed && exit.signal.is_some()) => codes::of_exit(exit),
@@ -36,7 +37,7 @@ impl Ended {
         }
     }
 
-    /// Says what a code alone does not tell.
+    /// Prints what the exit code alone does not say.
     pub(crate) fn explain(&self) {
         if self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied == Some(true)) {
             say::talk(
@@ -55,7 +56,7 @@ impl Ended {
     }
 }
 
-/// The way out.
+/// Writes the events of one process.
 pub(crate) struct Output<W> {
     process: Process,
     role: Role,
@@ -63,14 +64,14 @@ pub(crate) struct Output<W> {
     stderr: Stderr,
     screen: ScreenTracker,
     stdout_closed: bool,
-    /// Our terminal is gone: the program hears that by SIGHUP, and what it still says is for nobody.
+    /// Our terminal has gone. The program learns that from SIGHUP, and its further output is dropped.
     is_hung_up: bool,
-    /// Why standard output took no more, where that is worth a word.
+    /// Why writing to stdout failed, if that has to be reported.
     failed: Option<io::Error>,
     exit: Option<Exit>,
-    /// What is missing up to this number is not worth a word: only the latest was asked for.
+    /// Gaps up to this number are not reported: only the latest output was requested.
     replayed_to: u64,
-    /// At most one task, which ends a program that nobody listens to.
+    /// At most one task, which ends a program whose stdout is closed.
     ending: JoinSet<()>,
 }
 
@@ -91,13 +92,13 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         }
     }
 
-    /// Events up to this number are shown again as far as they are there.
+    /// Marks events up to this number as a replay, which may have gaps.
     pub(crate) fn replaying_to(mut self, seq: u64) -> Self {
         self.replayed_to = seq;
         self
     }
 
-    /// Writes everything; returns when the process has closed, or a guest has nobody left to write for.
+    /// Writes all output. Returns when the process has closed, or when a guest's stdout is closed.
     pub(crate) async fn run(mut self, mut events: Events) -> anyhow::Result<Ended> {
         while let Some(event) = events.next().await {
             match event {
@@ -124,7 +125,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
                 match write_all(&mut self.stdout, bytes).await {
                     Ok(()) => {}
                     Err(error) if is_hang_up(&error, io::stdout()) => self.is_hung_up = true,
-                    // A reader that has gone is no news; a full disk is.
+                    // A reader that has gone is normal; a full disk is an error.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.close_stdout(),
                     Err(error) => {
                         self.failed.get_or_insert(error);
@@ -132,15 +133,15 @@ impl<W: AsyncWrite + Unpin> Output<W> {
                     }
                 }
             }
-            // Nobody reads it any more.
+            // Stdout is closed or the terminal has gone.
             Stream::Stdout | Stream::Pty => {}
-            // A program goes on without its stderr, and so do we.
+            // Programs normally continue without stderr, and so do we.
             Stream::Stderr => write_all(&mut self.stderr, bytes).await.unwrap_or(()),
         }
     }
 
-    /// Does to a program of ours what the kernel would have done: SIGPIPE; and to one that will not hear it, an end. The
-    /// answers come behind output that only we can take, so they are not waited for here.
+    /// Does what the kernel would do to a local program: sends SIGPIPE, and terminates the program if it ignores that. The answers may
+    /// arrive behind output that this task has to read, so they are awaited in another task.
     fn close_stdout(&mut self) {
         self.stdout_closed = true;
         if self.role == Role::Guest {
@@ -148,8 +149,8 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         }
         let process = self.process.clone();
         self.ending.spawn(async move {
-            process.signal("SIGPIPE").await.ok(); // It may have ended.
-            process.terminate(Some(CLOSED_GRACE)).await.ok(); // As above.
+            process.signal("SIGPIPE").await.ok(); // It may have ended already.
+            process.terminate(Some(CLOSED_GRACE)).await.ok(); // It may have ended already.
         });
     }
 
@@ -157,7 +158,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         if let Some(error) = self.failed {
             return Err(error).context("write standard output");
         }
-        // Who begins to read behind the exit sees no event of it; the log has learned it all the same.
+        // If reading started after the exit event, no such event was seen, but the client's log knows the exit.
         let exit = self.exit.or_else(|| self.process.exit());
         if exit.is_none() && !self.stdout_closed {
             return Err(anyhow!("the process closed without an exit code"));
@@ -166,7 +167,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     }
 }
 
-/// Says that output is missing here.
+/// Reports that output is missing at this point.
 pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
     match bytes {
         Some(bytes) => say::talk(format_args!("exec-server: {bytes} bytes of output are missing here")),
@@ -174,10 +175,10 @@ pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
     }
 }
 
-/// A terminal that is gone, unlike a disk that fails.
+/// Whether the error means that a terminal hung up, as opposed to a failing disk.
 pub(super) fn is_hang_up(error: &io::Error, stream: impl AsFd) -> bool {
     let is_io = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
-    // It is no terminal any more once it is gone, but still a device.
+    // After a hang-up `isatty` fails, but the fd is still a character device.
     is_io
         && rustix::fs::fstat(stream)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)

@@ -1,18 +1,18 @@
-//! Follows which of its two screens a program draws on, by the sequences that switch them. Must not know what it draws.
+//! Tracks whether a program draws on the normal or the alternate screen, from the escape sequences in its output.
 
 use crate::terminal;
 
-/// No sequence that switches is longer.
+/// The longest escape sequence that is recognized.
 const SEQUENCE_MAX: usize = 16;
 
-/// The end of what was seen, which may be the beginning of a sequence.
+/// The end of the previous bytes, which may be the beginning of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct ScreenTracker {
     tail: Vec<u8>,
 }
 
 impl ScreenTracker {
-    /// Looks at the next bytes of the program.
+    /// Processes the next bytes of the program's output.
     pub(super) fn track(&mut self, bytes: &[u8]) {
         if self.tail.is_empty() && !bytes.contains(&0x1b) {
             return;
@@ -29,7 +29,7 @@ impl ScreenTracker {
     }
 }
 
-/// Whether the last switch of screens in these bytes, if there is one, leads to the alternate screen.
+/// The last screen switch in these bytes, if there is one; true for the alternate screen.
 fn last_switch(bytes: &[u8]) -> Option<bool> {
     let mut last = None;
     for (at, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte == 0x1b) {

@@ -1,13 +1,13 @@
-//! Carries bytes between our standard streams and a started MCP server until it has ended, or is to be ended.
+//! Copies bytes between our standard streams and a started MCP server, until the server has ended or must be ended.
 //!
 //! ```text
-//!  Running ──client closes stdin or stdout, signal──▶ Closing ──a second without a word──▶ Terminating ──▶ given up
-//!     │                                                  │  (three at most; a signal)          │   (a signal)
-//!     └──────────────── the server ends by itself ───────┴──────────────────────────────────────┘
+//!  Running ──client closes stdin or stdout, signal──▶ Closing ──1 s without output──▶ Terminating ──▶ given up
+//!     │                                                  │  (at most 3 s; a signal)          │   (a signal)
+//!     └──────────────── the server ends by itself ───────┴───────────────────────────────────┘
 //! ```
-//! Input and output are two futures of one task, so that a client that does not read holds back the server and not its own
-//! requests, and an end is heeded whatever either of them waits for. Every step has a time: an executor that cannot be reached
-//! delays the end and does not prevent it. Must not know how the server was started.
+//! Input and output are two futures of one task. So a client that does not read applies backpressure to the server but not to its own
+//! requests, and a request to end is noticed even while either future waits. Every step has a timeout: an unreachable executor delays the
+//! end but cannot prevent it.
 
 use std::{
     io,
@@ -32,64 +32,63 @@ use tokio::{
 use super::{signal, talk::Talk};
 use crate::{say, signals::Signals};
 
-/// One read: what a pipe holds.
+/// Bytes per read: the capacity of a pipe.
 const INPUT_BYTES: usize = 64 << 10;
 
-/// How long a server may be silent after its input was closed before it is ended. MCP clients send us SIGTERM two seconds after they
-/// closed our input, and SIGKILL two seconds later, which would leave a server that heeds nothing to `--keep`.
+/// How long the server may be silent after its stdin was closed before it is terminated. MCP clients send SIGTERM to us two seconds after
+/// they close our stdin, and SIGKILL two seconds later. A server that ignored everything would then only end after `--keep`.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How long it may take in all to end by itself, however much it still has to say.
+/// The longest total time that the server gets to end by itself, even while it still writes.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// After SIGKILL, for what was still written to arrive.
+/// Time after SIGKILL for the last output to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// How long something that the server left behind may keep its streams open before that is ended, too.
+/// How long a descendant of the ended server may keep its streams open before it is killed too.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How often it is looked for the end of our input while the server takes none of it.
+/// How often we check for EOF on our stdin while the server does not read.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Why a server was to be ended.
+/// Why the server is being ended.
 #[derive(Debug)]
 pub(super) enum Why {
-    /// The MCP client closed our standard input.
+    /// The MCP client closed our stdin.
     Input,
-    /// Our standard output takes no more: closed by its reader, or an error worth a word.
+    /// Our stdout cannot be written: its reader closed it, or there is an error to report.
     Output(Option<io::Error>),
-    /// A signal with this number.
+    /// We received the signal with this number.
     Signal(u8),
-    /// The server takes no more input, and did not end.
+    /// Writing to the server's stdin failed, and the server did not end.
     Refused(io::Error),
 }
 
-/// How the carrying ended.
 #[derive(Debug)]
 pub(super) enum Carried {
     /// The server ended by itself.
     Ended(Exit),
-    /// We ended it, or are about to with its session.
+    /// We ended it, or its session's end will.
     Asked(Why),
 }
 
-/// Everything there is to carry.
+/// The state of a running bridge.
 pub(super) struct Carry {
     process: Process,
     signals: Signals,
-    /// Whether the executor can close the server's input, and end it gently.
+    /// Whether the executor can close the server's stdin (`can_close`) and terminate with a grace period (`can_wait`).
     can_close: bool,
     can_wait: bool,
-    /// Calls whose answers nobody needs: to end what has ended is no trouble.
+    /// Requests whose results are ignored: ending a server that has already ended is not an error.
     calls: JoinSet<()>,
-    /// Counts signs of life of the server.
+    /// Counts the events that the server produced.
     alive: Arc<AtomicU64>,
 }
 
-/// How far the end has come.
+/// The steps of ending the server; see the diagram above.
 enum Step {
     Running,
     Closing { why: Why, look: Instant, until: Instant, seen: u64 },
@@ -109,11 +108,11 @@ impl Carry {
         }
     }
 
-    /// Carries. An error means that the server is lost.
+    /// Runs to the end. An error means that the server is lost.
     pub(super) async fn run(self) -> anyhow::Result<Carried> {
         let mut talk = Talk::new();
         let carried = self.carry(&mut talk).await;
-        // However it ended: what the server said last often tells why.
+        // In every case: the last lines on stderr often explain the end.
         talk.end().await;
         carried
     }
@@ -128,8 +127,8 @@ impl Carry {
         loop {
             let (is_running, is_closing) = (matches!(step, Step::Running), matches!(step, Step::Closing { .. }));
             let at = step.at();
-            // All are cancel safe, and input and output are dropped only to give up. Output first: that a server ended by itself
-            // explains whatever else came of it.
+            // All branches are cancel-safe; `input` and `output` are dropped only when we give up. `output` is polled first, because the
+            // end of the server explains any other failure.
             step = tokio::select! {
                 biased;
                 ended = &mut output => return step.conclude(ended),
@@ -150,20 +149,20 @@ impl Carry {
         }
     }
 
-    /// Tells the server by the end of its input, behind everything that the client has sent.
+    /// Closes the server's stdin, after everything that the client has sent.
     fn close(&mut self, why: Why) -> Step {
         if !self.can_close {
             return self.terminate(why);
         }
         let process = self.process.clone();
         self.calls.spawn(async move {
-            process.close_stdin().await.ok(); // It may have ended.
+            process.close_stdin().await.ok(); // It may have ended already.
         });
         let until = Instant::now() + CLOSING;
         Step::Closing { why, look: until, until, seen: 0 }
     }
 
-    /// The server can read the end of its input: from now on it is to say something, or to go.
+    /// The server can now see EOF on its stdin. From now on it must produce output or it is terminated.
     fn closed(&self, step: Step) -> Step {
         match step {
             Step::Closing { why, until, .. } => {
@@ -174,7 +173,7 @@ impl Carry {
         }
     }
 
-    /// Whether the server had something to say since the last look; then it may go on for a while.
+    /// If the server has produced output since the last check, gives it more time; otherwise terminates it.
     fn look(&mut self, why: Why, until: Instant, seen: u64) -> Step {
         let (now, alive) = (Instant::now(), self.alive.load(Ordering::Relaxed));
         if alive == seen || now >= until {
@@ -186,14 +185,14 @@ impl Carry {
     fn terminate(&mut self, why: Why) -> Step {
         let (process, grace) = (self.process.clone(), self.can_wait.then_some(GRACE));
         self.calls.spawn(async move {
-            process.terminate(grace).await.ok(); // It may have ended.
+            process.terminate(grace).await.ok(); // It may have ended already.
         });
         Step::Terminating { why, until: Instant::now() + GRACE + LAST_WORDS }
     }
 }
 
 impl Step {
-    /// When there is something to do by itself.
+    /// When the next timeout of this step is due.
     fn at(&self) -> Option<Instant> {
         match self {
             Self::Running => None,
@@ -202,21 +201,21 @@ impl Step {
         }
     }
 
-    /// What it means that the output has ended now.
+    /// Decides the result when the output has ended.
     fn conclude(self, ended: anyhow::Result<Exit>) -> anyhow::Result<Carried> {
         match (self, ended) {
             (Self::Running | Self::Closing { .. }, Ok(exit)) => Ok(Carried::Ended(exit)),
             (Self::Terminating { why, .. }, Ok(_)) => Ok(Carried::Asked(why)),
-            // A message that was refused because the session is lost.
+            // A write was refused because the session is lost.
             (Self::Running | Self::Closing { why: Why::Refused(_), .. }, Err(error)) => Err(error),
             (Self::Terminating { why: Why::Refused(_), .. }, Err(error)) => Err(error),
-            // It was to end, and is gone.
+            // The server was being ended, and it is gone.
             (Self::Closing { why, .. } | Self::Terminating { why, .. }, Err(_)) => Ok(Carried::Asked(why)),
         }
     }
 }
 
-/// Waits for a time; for ever where there is none. Cancel safe.
+/// Waits until `at`, or forever if it is `None`. Cancel-safe.
 async fn reached(at: Option<Instant>) {
     match at {
         Some(at) => time::sleep_until(at).await,
@@ -224,14 +223,14 @@ async fn reached(at: Option<Instant>) {
     }
 }
 
-/// Carries our input until it ends, or the server takes no more of it.
+/// Copies our stdin until EOF, or until the server takes no more.
 async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
     let mut to = process.stdin();
     let mut buf = vec![0; INPUT_BYTES];
-    // Whether the server has all that was read; until then its refusal is listened for, too.
+    // Whether all input read so far was accepted. While it is not, `flush` can report that the server refuses it.
     let mut is_settled = true;
     loop {
-        // Both are cancel safe.
+        // Both are cancel-safe.
         let read = tokio::select! {
             settled = to.flush(), if !is_settled => {
                 if let Err(error) = settled {
@@ -243,10 +242,11 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
             read = from.read(&mut buf) => read,
         };
         match read {
-            // An input that cannot be read has ended.
+            // A read error counts as EOF.
             Ok(0) | Err(_) => return Why::Input,
             Ok(count) => {
-                // A server that does not read holds us here, and the end of our input would be seen behind what is never taken.
+                // A server that does not read blocks this write. EOF on our stdin would then go unnoticed, so poll for a hang-up at the
+                // same time.
                 let written = tokio::select! {
                     biased;
                     written = to.write_all(&buf[..count]) => written,
@@ -261,8 +261,8 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
     }
 }
 
-/// Waits until nobody is left who could write to our standard input, whatever is still in it; at first for as long as a server
-/// that reads may take for a piece. Cancel safe.
+/// Waits until the writing end of our stdin is closed, even if there are still bytes to read. The first check comes later than the others,
+/// to give a reading server time to take a piece. Cancel-safe.
 async fn hung_up() {
     let mut pause = QUIET;
     loop {
@@ -271,29 +271,29 @@ async fn hung_up() {
         let stdin = io::stdin();
         let mut polled = [PollFd::new(&stdin, PollFlags::RDHUP)];
         let seen = event::poll(&mut polled, Some(&Timespec::default()));
-        // `HUP` is told unasked. What cannot be looked at is no end.
+        // `poll` reports `HUP` without being asked for it. A failed `poll` does not count as a hang-up.
         if seen.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP) {
             return;
         }
     }
 }
 
-/// What the server says, on its way to our standard streams; taken from the executor only when it is written.
+/// Copies the server's output to our standard streams. An event is taken from the executor only after the previous one was written.
 struct Output<'a, W> {
-    /// Standard output, and whom to tell that it takes no more.
+    /// Our stdout, and the channel that reports when it can no longer be written.
     stdout: Option<(W, oneshot::Sender<Option<io::Error>>)>,
     talk: &'a mut Talk,
     alive: Arc<AtomicU64>,
-    /// How the server ended, and how long its streams may stay open after it.
+    /// How the server exited, and until when its streams may stay open.
     exit: Option<(Exit, Instant)>,
 }
 
 impl<W: AsyncWrite + Unpin> Output<'_, W> {
-    /// Writes everything until the server has ended. An error means that something is missing, or all that follows.
+    /// Writes all output until the server has ended. An error means that output is missing.
     async fn run(mut self, mut events: Events) -> anyhow::Result<Exit> {
         loop {
             let Some(event) = self.next(&mut events).await else { break };
-            // Said to nobody, it is no reason to wait.
+            // Output that is discarded is not a reason to wait longer.
             if self.stdout.is_some() {
                 self.alive.fetch_add(1, Ordering::Relaxed);
             }
@@ -301,12 +301,12 @@ impl<W: AsyncWrite + Unpin> Output<'_, W> {
                 Event::Output { stream: Stream::Stdout | Stream::Pty, bytes, .. } => self.write(&bytes).await,
                 Event::Output { stream: Stream::Stderr, bytes, .. } => self.talk.push(&bytes).await,
                 Event::Gap { from_seq, to_seq, bytes } => match bytes {
-                    // What follows would be read as part of a message that it does not belong to.
+                    // The bytes after the gap would be parsed as part of the wrong message.
                     Some(bytes) => bail!("{bytes} bytes of its output are missing"),
                     None => bail!("its output from {from_seq} to {to_seq} is missing"),
                 },
                 Event::Exited { exit, .. } => self.exit = Some((exit, Instant::now() + LINGER)),
-                // Also after its exit: what it wrote last may be missing until it has closed.
+                // Also an error after the exit: until `Closed`, the last output may be missing.
                 Event::Failed(error) => return Err(error.into()),
                 Event::Closed { .. } => break,
             }
@@ -314,10 +314,10 @@ impl<W: AsyncWrite + Unpin> Output<'_, W> {
         self.exit.map(|(exit, _)| exit).ok_or_else(|| anyhow!("it closed without an exit code"))
     }
 
-    /// The next event; none where it is not waited for any longer.
+    /// The next event; `None` if we stop waiting for it.
     async fn next(&mut self, events: &mut Events) -> Option<Event> {
         let Some((_, until)) = &self.exit else { return events.next().await };
-        // Looked at first: something that writes and writes would always be in time.
+        // Check the deadline first: a descendant that writes all the time would never time out.
         let next = if Instant::now() < *until { time::timeout_at(*until, events.next()).await.ok() } else { None };
         if next.is_none() {
             say::talk("exec-server: the MCP server has ended; what it started and left behind is ended, too");
@@ -334,10 +334,11 @@ impl<W: AsyncWrite + Unpin> Output<'_, W> {
         if let Err(error) = written
             && let Some((_, closed)) = self.stdout.take()
         {
-            // A reader that has gone is no news; a full disk is. Some clients give us a socket, which may say it in its own way.
+            // A closed reader is normal, so no error is reported for it; a full disk is an error. Some clients pass a socket as stdout,
+            // which reports `ConnectionReset` instead of `BrokenPipe`.
             let is_gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
             let error = Some(error).filter(|_| !is_gone);
-            closed.send(error).ok(); // Whoever listened is about to give up.
+            closed.send(error).ok(); // The receiver may already be gone.
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The server's standard error on its way to ours, beside the messages and never in their way.
+//! Forwards the stderr of the MCP server to ours, without delaying the messages on stdout.
 //!
-//! A bounded line of pieces, written by a task of its own. Where nobody reads our standard error, the server is held back for a
-//! moment, and then what it says is dropped and counted: a log that nobody reads must not stop a server that somebody uses.
-//! Must not know messages.
+//! A task writes the pieces from a bounded queue. If our stderr is not read and the queue is full, the server is held back for a moment.
+//! After that its stderr is dropped and counted: an unread log must not stop a server that is in use.
 
 use std::time::Duration;
 
@@ -13,19 +12,19 @@ use tokio::{
     time,
 };
 
-/// Pieces that may wait; each is what the server wrote at once, tens of KiB at most.
+/// Capacity of the queue. Each piece is one write of the server, at most tens of KiB.
 const WAITING: usize = 64;
 
-/// How long a full line holds the server back.
+/// How long a full queue holds the server back.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the last of it may take.
+/// How long writing the rest may take at the end.
 const LAST_WITHIN: Duration = Duration::from_secs(1);
 
-/// The way out.
+/// The sending side of the queue.
 pub(super) struct Talk {
     line: mpsc::Sender<Piece>,
-    /// Bytes that were dropped since the last piece.
+    /// Bytes dropped since the last piece that was queued.
     missing: u64,
     writer: JoinSet<()>,
 }
@@ -43,19 +42,19 @@ impl Talk {
         Self { line, missing: 0, writer }
     }
 
-    /// Says it soon, or drops it.
+    /// Queues the bytes, or drops them if the queue stays full.
     pub(super) async fn push(&mut self, bytes: &[u8]) {
-        // Who has not read for so long is not waited for again until there is room.
+        // After a drop, do not wait again until the queue has room.
         let patience = if self.missing == 0 { PATIENCE } else { Duration::ZERO };
         match time::timeout(patience, self.line.reserve()).await {
             Ok(Ok(room)) => room.send(Piece { missing: std::mem::take(&mut self.missing), bytes: bytes.to_vec() }),
-            // Closed: a program goes on without its stderr, and so do we.
+            // The writer has ended because our stderr is closed. Programs normally continue without stderr, and so do we.
             Ok(Err(_)) => {}
             Err(_) => self.missing = self.missing.saturating_add(bytes.len() as u64),
         }
     }
 
-    /// Waits until all is written, but not for long.
+    /// Waits until everything is written, up to a short timeout.
     pub(super) async fn end(mut self) {
         drop(self.line);
         time::timeout(LAST_WITHIN, self.writer.join_next()).await.ok();

@@ -1,7 +1,6 @@
-//! A question of an MCP server to the person at our terminal: a line for each field of its form.
+//! Asks the user at the terminal on behalf of an MCP server, with one line per field of its form.
 //!
-//! What the server says is shown without what steers a terminal, and with its name. The end of the input declines. Must not know
-//! how question and answer travel.
+//! Text from the server is shown with control characters escaped and with the name of the server. EOF declines.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -10,32 +9,29 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 
 use crate::ids;
 
-/// How often a field is asked for before the whole is declined.
+/// Attempts per field before the whole form is declined.
 const ATTEMPTS: usize = 3;
 
-/// The longest answer to one field, and what is shown of a question.
+/// The maximum length of an answer, number of fields and shown length of a text.
 const LINE_MAX: u64 = 64 << 10;
 const FIELDS_MAX: usize = 100;
 const SHOWN_MAX: usize = 4096;
 
-/// The person's keyboard and screen.
+/// The input and output of the user's terminal.
 pub(super) struct Person<L> {
-    /// Where answers come from. The same for all questions: what was typed for one that was taken back is not lost in a buffer.
+    /// One reader for all questions, so that input buffered for a cancelled question is not lost.
     pub(super) lines: L,
-    /// Where questions go.
     pub(super) screen: Box<dyn Write + Send>,
 }
 
-/// What the person said.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
-    /// Yes, with the content of the form.
+    /// Accepted, with the content of the form.
     Accept(Value),
-    /// No.
     Decline,
 }
 
-/// Whether somebody is there to be asked.
+/// Whether a user is at a terminal.
 pub(super) fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
@@ -66,7 +62,7 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
         Answer::Accept(content.into())
     }
 
-    /// Asks whether a page is to be opened, which is left to the person.
+    /// Asks whether the user accepts to open a page. We do not open it ourselves.
     pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> Answer {
         self.head(server, message);
         self.show(&format!("  open this page: {}\n", shown(url)));
@@ -85,7 +81,7 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
         self.line().await.is_some_and(|said| is_yes(&said) == Some(true))
     }
 
-    /// The value of one field; nothing where it may be left out and was; `None` where the person wants no more.
+    /// Asks for one field. The inner `None` means that an optional field was left out; the outer `None` means that the user declined.
     async fn field(&mut self, name: &str, field: &Value, is_required: bool) -> Option<Option<Value>> {
         let title = field["title"].as_str().unwrap_or(name);
         let about = field["description"].as_str().map(|about| format!(" ({})", shown(about))).unwrap_or_default();
@@ -111,11 +107,11 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
     }
 
     fn show(&mut self, text: &str) {
-        // A screen that is gone shows nothing, and nobody in front of it answers.
+        // If the terminal is gone, the question is not shown, and the read that follows gets EOF.
         self.screen.write_all(text.as_bytes()).and_then(|()| self.screen.flush()).ok();
     }
 
-    /// One line without its end; `None` at the end of the input.
+    /// Reads one line without its line end; `None` at EOF.
     async fn line(&mut self) -> Option<String> {
         let mut line = Vec::new();
         let read = (&mut self.lines).take(LINE_MAX).read_until(b'\n', &mut line).await;
@@ -126,7 +122,7 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
     }
 }
 
-/// What a field wants, for a person.
+/// Describes the expected value of a field to the user.
 fn kind(field: &Value) -> String {
     if let Some(words) = words(field) {
         let words: Vec<String> = words.iter().map(|word| shown(word)).collect();
@@ -146,7 +142,7 @@ fn kind(field: &Value) -> String {
     }
 }
 
-/// The words that a field can be, where it has a list of them.
+/// The allowed values of a field, if it has a list of them.
 fn words(field: &Value) -> Option<Vec<&str>> {
     if let Some(words) = field["enum"].as_array() {
         return words.iter().map(Value::as_str).collect();
@@ -218,7 +214,7 @@ mod tests {
         let said = answer("7\nred\na, c\nAda\nyes\n", schema()).await;
         let expected = json!({"age": 7, "colour": "red", "likes": ["a", "c"], "name": "Ada", "ok": true});
         assert_eq!(said, Answer::Accept(expected));
-        // What may be left out is, and a default counts.
+        // Optional fields are left out, and a default is used.
         let said = answer("\n\n\nAda\nn\n", schema()).await;
         assert_eq!(said, Answer::Accept(json!({"colour": "blue", "name": "Ada", "ok": false})));
     }

@@ -1,5 +1,4 @@
-//! Which file says which MCP servers there are: a flag, a variable, or the user's own directory for settings.
-//! Must not know what stands in it.
+//! Finds the file that configures the MCP servers: by flag, variable, or in the user's configuration directory.
 
 use std::{
     env,
@@ -12,13 +11,13 @@ use exec_server_mcp::config::Config;
 
 use crate::{args, say};
 
-/// The variable that names the file where no flag does.
+/// Names the file if no flag does.
 const VARIABLE: &str = "EXEC_SERVER_MCP_CONFIG";
 
-/// The names of the user's own file, the first that is there counts.
+/// File names in the user's configuration directory; the first one that exists is used.
 const NAMES: [&str; 2] = ["mcp.toml", "mcp.json"];
 
-/// Reads the configuration, and tells what is in it and has no effect.
+/// Reads the configuration and prints warnings about entries without effect.
 pub(super) fn load(args: &args::Configured) -> anyhow::Result<Config> {
     let directory = directory(env::var_os("XDG_CONFIG_HOME"), env::home_dir());
     let path = find(args.config.as_deref(), env::var_os(VARIABLE), directory.as_deref())?;
@@ -29,7 +28,7 @@ pub(super) fn load(args: &args::Configured) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Where the user's own settings are, as for environments.toml.
+/// The user's configuration directory, the same as for `environments.toml`.
 fn directory(xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
     let config = xdg.map(PathBuf::from).filter(|dir| dir.is_absolute());
     let config = config.or_else(|| home.filter(|dir| dir.is_absolute()).map(|dir| dir.join(".config")));

@@ -1,5 +1,4 @@
-//! What is printed of servers, tools and results: tables for people, JSON for programs.
-//! Must not know where any of it comes from.
+//! Prints servers, tools and results: as tables for people, as JSON for programs.
 
 use std::io::{self, IsTerminal as _};
 
@@ -8,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::{ids, printable, say};
 
-/// What a last column may take when nobody knows how wide the screen is.
+/// Width of the last column if the width of the terminal is unknown, and the maximum length of an item's description.
 const LAST_MAX: usize = 200;
 
-/// Rows under their heads; the last column is cut at the width of the terminal.
+/// Formats a table. The last column is cut at the width of the terminal.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let width = rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col));
     table_within(heads, rows, width)
@@ -44,7 +43,7 @@ fn cut(text: &str, room: usize) -> String {
     text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Where a server runs, in one word; a URL may carry a token, and only its place is shown.
+/// Where a server runs, in one word. For a URL, without the parts that may contain a token.
 pub(super) fn environment(server: &ServerConfig) -> String {
     match &server.placement {
         Placement::Local => "local".to_owned(),
@@ -54,7 +53,7 @@ pub(super) fn environment(server: &ServerConfig) -> String {
     }
 }
 
-/// How a server is reached, in one word.
+/// The transport of a server, in one word.
 pub(super) fn transport(server: &ServerConfig) -> &'static str {
     match &server.way {
         Way::Stdio(_) => "stdio",
@@ -62,7 +61,7 @@ pub(super) fn transport(server: &ServerConfig) -> &'static str {
     }
 }
 
-/// The program or the address; arguments and queries may be secrets.
+/// The program or the address of a server. Arguments and queries are omitted because they may contain secrets.
 pub(super) fn target(server: &ServerConfig) -> String {
     match &server.way {
         Way::Stdio(stdio) => stdio.command.clone(),
@@ -70,7 +69,7 @@ pub(super) fn target(server: &ServerConfig) -> String {
     }
 }
 
-/// A URL without what may be secret: user, query and fragment; of a command its program.
+/// A URL without the parts that may be secret (user, query and fragment), or the program of a command.
 pub(super) fn place_of(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.split(' ').next().unwrap_or_default().to_owned();
@@ -81,7 +80,7 @@ pub(super) fn place_of(url: &str) -> String {
     format!("{scheme}://{}", &rest[at..])
 }
 
-/// What every listing of a server begins with.
+/// The JSON fields common to all listings of a server.
 pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Option<&str>) -> Map<String, Value> {
     let mut shown = Map::new();
     shown.insert("name".to_owned(), name.into());
@@ -94,7 +93,7 @@ pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Opt
     shown
 }
 
-/// The result of a call: its texts, or with `json` all of it on one line.
+/// Prints the result of a call: its texts, or with `json` the whole result on one line.
 pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     if json {
         return say::json(&format!("{result}\n"));
@@ -103,12 +102,13 @@ pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     for kind in other {
         say::talk(format_args!("exec-server: {kind} is not shown; see --json"));
     }
-    // A terminal is not to be steered by a tool; whoever reads from a pipe gets what was said.
+    // A tool must not control the terminal, so escape control characters there. A pipe gets the text unchanged.
     let text = if io::stdout().is_terminal() { printable::clean_lines(&text) } else { text };
     say::data(text.as_bytes())
 }
 
-/// The texts of a result, each on lines of its own, and what else there is. A result that has nothing but structure is that.
+/// The texts of a result, each ending with a newline, and descriptions of the other items. Without any items, the text is
+/// `structuredContent`.
 fn plain(result: &Value) -> (String, Vec<String>) {
     let (mut text, mut other) = (String::new(), Vec::new());
     let empty = Vec::new();
