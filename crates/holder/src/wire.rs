@@ -1,11 +1,11 @@
-//! The control channel between a server and a holder: its vocabulary.
+//! The control protocol between a server and a holder.
 //!
-//! Owns the message types of both directions, their fixed little-endian layout (`codec`) and the two calls that
-//! move them with their descriptors (`socket`). It must not know what a message makes a holder or a server do.
+//! Contains the message types of both directions, their fixed little-endian layout (`codec`), and the functions that
+//! send and receive them with their fds (`socket`). The effects of the messages are implemented elsewhere.
 //!
-//! One message is one `SOCK_SEQPACKET` datagram of at most [`MESSAGE_MAX`] bytes: a layout byte, a kind byte, then
-//! the fields in order. What does not fit (a long argument list, a big opaque record) travels in a sealed memfd;
-//! [`send`] and [`recv`] do that unasked. A received message is either whole or an error, never partly believed.
+//! One message is one `SOCK_SEQPACKET` datagram of at most [`MESSAGE_MAX`] bytes: a layout byte, a kind byte, then the
+//! fields in order. A message that does not fit (long arguments, a large opaque record) travels in a sealed memfd;
+//! [`send`] and [`recv`] handle this transparently. A message is either decoded completely or rejected.
 //!
 //! ```text
 //! server                         holder
@@ -16,10 +16,10 @@
 //!          ◀──────  Archived, where the server has said AllowArchive; Leave ends the holder
 //! ```
 //!
-//! Segments. `Segment` lends memory to the server. `Release` says that the events in it were taken: it leaves the
-//! log. `Return` says that no mapping of it is left in the server: only then is the memory used again. Both are sent
-//! for a released segment, in any order; for a spilled or a dropped one `Return` alone. A segment whose `Return` never
-//! comes is freed by the holder and not reused.
+//! Life of a segment: `Segment` lends its memory to the server. `Release` says that its events have been taken, and
+//! removes it from the log. `Return` says that the server has unmapped it; only then does the holder reuse the memory.
+//! The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one. A
+//! segment whose `Return` never comes is freed by the holder and not reused.
 
 mod codec;
 mod socket;
@@ -31,201 +31,156 @@ pub use codec::DecodeError;
 pub(crate) use socket::recv_or_leave;
 pub use socket::{Datagram, is_shortage, recv, recv_raw, send, send_raw};
 
-/// The layout this build speaks.
+/// The message layout of this build.
 pub const VERSION: u32 = 1;
 
-/// The oldest layout this build still speaks: the release before (N and N-1).
+/// The oldest layout that this build supports: that of the previous release (N and N-1).
 pub const OLDEST_VERSION: u32 = 1;
 
-/// What a holder says in `Welcome` from which on it confines as this release promises. `StartConfined` came with 2, an IPC namespace for
-/// each process with 3; neither changed another message, so the layout stays.
+/// Feature level in `Welcome` from which a holder confines processes as this release promises. Level 2 added
+/// `StartConfined`, level 3 an IPC namespace per process. Neither changed another message, so the layout is the same.
 pub const SANDBOXES: u32 = 3;
 
-/// What a holder says in `Welcome` from which on it takes a digest in `Write`, and answers with [`WriteStatus::Cut`].
+/// Feature level in `Welcome` from which a holder accepts a digest in `Write` and may answer [`WriteStatus::Cut`].
 pub const DIGESTS: u32 = 4;
 
-/// What a holder says in `Welcome` from which on it takes `Followed` and `Used`.
+/// Feature level in `Welcome` from which a holder accepts `Followed` and `Used`.
 pub const FOLLOWERS: u32 = 5;
 
-/// What a holder says in `Welcome` from which on it takes `Withdraw`; again without a change of any other message.
+/// Feature level in `Welcome` from which a holder accepts `Withdraw`. No other message changed.
 pub const WITHDRAWALS: u32 = 6;
 
-/// The same for [`ToHolder::AllowArchive`]: the holder can leave a session whose processes have closed to its files.
+/// Feature level in `Welcome` from which a holder accepts [`ToHolder::AllowArchive`]: the holder can exit when all
+/// processes of its session have closed, and leave the session to its files.
 pub const ARCHIVES: u32 = 7;
 
-/// Largest datagram, 60 KiB: a `SOCK_SEQPACKET` message is one contiguous kernel allocation, which fails from 256 KiB on.
+/// Maximum size of a datagram, 60 KiB. The kernel allocates a `SOCK_SEQPACKET` message contiguously, which fails from
+/// 256 KiB on.
 pub const MESSAGE_MAX: usize = 60 * 1024;
 
-/// Largest part of a stdin write, 56 KiB: [`MESSAGE_MAX`] less the fields around it, rounded down.
+/// Maximum size of one part of a stdin write, 56 KiB: [`MESSAGE_MAX`] less the fields around it, rounded down.
 pub const PART_MAX: usize = 56 * 1024;
 
-/// Largest message in a memfd, 16 MiB: above the kernel's own limit for arguments and environment (6 MiB).
+/// Maximum size of a message in a memfd, 16 MiB: above the kernel's own limit for arguments and environment (6 MiB).
 pub const LARGE_MAX: usize = 16 * 1024 * 1024;
 
-/// Descriptors in one message at most.
+/// Maximum number of fds in one message.
 pub const FDS_MAX: usize = 4;
 
-/// The error number of a start that was withdrawn before it was begun: ECANCELED.
+/// The errno of a start that was withdrawn before it was spawned: ECANCELED.
 pub const WITHDRAWN: i32 = 125;
 
-/// `ttl_ms` that means: a detached session never expires.
+/// Value of `ttl_ms` for a detached session that never expires.
 pub const TTL_NONE: u64 = u64::MAX;
 
-/// What a server says to a holder.
+/// A message from a server to a holder.
+///
+/// Fields that occur in many messages: `req` identifies the request and is repeated in the answer, `slot` identifies a
+/// process, and `segment` is the id of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToHolder<'a> {
-    /// First message on a connection; with the right secret and a higher epoch it makes this connection the controller.
+    /// First message on a connection. With the right secret and a higher epoch, it makes this connection the
+    /// controller.
     Hello {
         /// Layout of the sender.
         version: u32,
-        /// The secret the holder was created with.
+        /// The secret that the holder was created with.
         secret: [u8; 32],
-        /// Must be above the epoch of the last controller; the first is at least 1.
+        /// Must be higher than the epoch of the last controller. The first is at least 1.
         epoch: u64,
     },
-    /// A client is attached: the session's clock stands still, full logs block their children.
+    /// A client is attached: the lease's clock stops, and a full log blocks its child.
     Attach,
-    /// No client is attached any more: the clock runs, full logs spill to disk.
+    /// No client is attached: the lease's clock runs, and a full log spills to disk.
     Detach {
-        /// Time to live from now on, [`TTL_NONE`] for ever; also in force when the controller is lost later.
+        /// Time to live from now on. [`TTL_NONE`]: no limit. Also applies when the controller is lost later.
         ttl_ms: u64,
     },
-    /// Changes the time to live in force without attaching or detaching.
+    /// Changes the time to live without attaching or detaching.
     SetTtl {
         /// As in `Detach`.
         ttl_ms: u64,
     },
-    /// Ends the session this long after the server is gone, whatever its time to live says; [`TTL_NONE`] for no such limit. Forgotten when
-    /// another server comes. No answer. Only a server with a state directory of its own run says it, and its holders are of its build.
+    /// Ends the session this long after the server is gone, regardless of its time to live. [`TTL_NONE`]: no such
+    /// limit. A new controller resets it. No answer. Needs no feature level: only a server whose state directory exists
+    /// for a single run sends it, and the holders of such a server are of the same build.
     SetOrphanTtl {
         /// As in `Detach`.
         ttl_ms: u64,
     },
     /// Starts a process. Answer: `Started` or `StartFailed`.
-    Start {
-        /// Names the answer.
-        req: u32,
-        /// What to start.
-        spec: StartSpec,
-    },
-    /// The same in a sandbox, whose parts come as descriptors; known to holders from [`SANDBOXES`] on.
+    Start { req: u32, spec: StartSpec },
+    /// Starts a process in a sandbox, whose parts come as fds. From [`SANDBOXES`] on.
     StartConfined {
-        /// Names the answer.
         req: u32,
-        /// Which descriptors come with it.
+        /// Flags that say which fds come with the message and what they confine.
         kit: u8,
-        /// What to start.
         spec: StartSpec,
     },
-    /// Takes a start back that was not answered in time. One that was not begun is answered with `StartFailed` and [`WITHDRAWN`]; one that
-    /// was is answered as any other. Known to holders from [`WITHDRAWALS`] on.
-    Withdraw {
-        /// The start.
-        req: u32,
-    },
-    /// One part of a stdin write, sent after the `Written` of the part before. Answer: `Written`.
+    /// Cancels a start that was not answered in time. If it has not been spawned, the answer is `StartFailed` with
+    /// [`WITHDRAWN`]. Otherwise the start is answered as usual. From [`WITHDRAWALS`] on.
+    Withdraw { req: u32 },
+    /// One part of a stdin write, sent after the `Written` of the previous part. Answer: `Written`.
     Write {
-        /// Names the answer.
         req: u32,
-        /// The process.
         slot: u32,
-        /// Identity of the whole write for exactly-once; absent = at most once.
+        /// Identifies the whole write, for exactly-once delivery. `None`: at most once.
         key: Option<[u8; 16]>,
-        /// Digest of the whole write, for holders from [`DIGESTS`] on; means nothing without a key.
+        /// Digest of the whole write. Ignored without a key. From [`DIGESTS`] on.
         digest: Option<u32>,
         /// Length of the whole write.
         total: u64,
-        /// Where in the whole write this part begins.
+        /// Position of this part in the whole write.
         offset: u64,
-        /// The part, at most [`PART_MAX`] bytes.
+        /// The bytes of this part, at most [`PART_MAX`].
         data: &'a [u8],
     },
-    /// Closes stdin behind the writes before it. Answer: `Done`.
-    CloseStdin {
-        /// Names the answer.
-        req: u32,
-        /// The process.
-        slot: u32,
-    },
-    /// Signals the process group. Answer: `Done`.
-    Signal {
-        /// Names the answer.
-        req: u32,
-        /// The process.
-        slot: u32,
-        /// Signal number.
-        signal: i32,
-    },
+    /// Closes stdin after the writes before it. Answer: `Done`.
+    CloseStdin { req: u32, slot: u32 },
+    /// Sends a signal to the process group. Answer: `Done`.
+    Signal { req: u32, slot: u32, signal: i32 },
     /// Sets the terminal's size. Answer: `Done`.
-    Resize {
-        /// Names the answer.
-        req: u32,
-        /// The process.
-        slot: u32,
-        /// Rows.
-        rows: u16,
-        /// Columns.
-        cols: u16,
-    },
-    /// Ends a process. Answer: `Done` at once, with the state found; exit and close are events of the log.
+    Resize { req: u32, slot: u32, rows: u16, cols: u16 },
+    /// Ends a process. Answer: `Done` at once, with the state that was found. Exit and close are events in the log.
     Terminate {
-        /// Names the answer.
         req: u32,
-        /// The process.
         slot: u32,
-        /// Absent: SIGKILL to the whole tree at once; present: SIGTERM to the group, and the tree is killed after it.
+        /// `None`: SIGKILL to the whole tree at once. Otherwise, SIGTERM to the group, and the tree is killed after
+        /// this time.
         grace_ms: Option<u32>,
     },
     /// Changes the memory cap of a process. No answer.
     Cap {
-        /// The process.
         slot: u32,
-        /// Bytes of memory segments, rounded up to at least one.
+        /// Bytes of segments in memory, rounded up to at least one segment.
         bytes: u64,
     },
-    /// The events of this segment were taken; it leaves the log (a disk file is removed). No answer.
-    Release {
-        /// The process.
-        slot: u32,
-        /// The segment.
-        segment: u64,
-    },
-    /// Every reader that follows this log has taken it up to here, from its first retained event on. Where its child would wait for the disk and no
-    /// client is attached, segments up to there are dropped instead, and counted. Zero: no reader follows. Replaces what was said before and
-    /// ends with the controller. No answer. From [`FOLLOWERS`] on.
+    /// The events of this segment have been taken: it leaves the log, and its disk file is removed. No answer.
+    Release { slot: u32, segment: u64 },
+    /// Every reader that follows this log has taken it from its first retained event up to `seq`. If the child would
+    /// have to wait for the disk and no client is attached, segments up to `seq` are dropped (and counted) instead.
+    /// Replaces the previous value, and ends with the controller. No answer. From [`FOLLOWERS`] on.
     Followed {
-        /// The process.
         slot: u32,
-        /// The last event that all of them have taken.
+        /// The last event that all of these readers have taken. 0: no reader follows.
         seq: u64,
     },
-    /// Other sessions use this one, or used it just now. The clock of a detached session stands still while they do, and starts anew when
-    /// they end. Ends with the controller. No answer. From [`FOLLOWERS`] on.
+    /// Other sessions use this one, or did until now. The clock of a detached session stops during the use, and
+    /// restarts from zero when the use ends. Ends with the controller. No answer. From [`FOLLOWERS`] on.
     Used {
-        /// They go on using it.
+        /// True while the use continues, false when it has ended.
         is_going_on: bool,
     },
-    /// No mapping of this segment is left in the server. No answer.
-    Return {
-        /// The segment.
-        segment: u64,
-    },
-    /// Drops a closed process: its log, its files, its slot; counts as `Release` of its segments. Answer: `Done`.
-    Forget {
-        /// Names the answer.
-        req: u32,
-        /// The process.
-        slot: u32,
-    },
-    /// Ends the session: everything is killed and removed, the holder exits. Answer: `Done`, then end of file.
-    End {
-        /// Names the answer.
-        req: u32,
-    },
-    /// This server serves the files of a session without its holder: the holder may say `Archived`. Known to holders from [`ARCHIVES`]
-    /// on. No answer.
+    /// The server has no mapping of this segment. No answer.
+    Return { segment: u64 },
+    /// Removes a closed process: its log, its files and its slot. Counts as `Release` of its segments. Answer: `Done`.
+    Forget { req: u32, slot: u32 },
+    /// Ends the session: kills all processes, removes all files, and the holder exits. Answer: `Done`, then EOF.
+    End { req: u32 },
+    /// This server can serve the files of a session without a holder, so the holder may send `Archived`. No answer.
+    /// From [`ARCHIVES`] on.
     AllowArchive,
-    /// The server serves the files from now on. Answer: end of file, or `Staying` where the holder has become busy since it said
+    /// The server serves the files from now on. Answer: EOF, or `Staying` if the session has become busy since
     /// `Archived`.
     Leave,
 }
@@ -233,221 +188,203 @@ pub enum ToHolder<'a> {
 /// A process to start. All strings are bytes as the kernel takes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartSpec {
-    /// Program and arguments; the program is searched in the `PATH` of `env`.
+    /// Program and arguments. The program is searched in the `PATH` of `env`.
     pub argv: Vec<Vec<u8>>,
     /// Replaces `argv[0]` as the program sees it.
     pub arg0: Option<Vec<u8>>,
-    /// `NAME=VALUE`, the complete environment.
+    /// The complete environment, as `NAME=VALUE`.
     pub env: Vec<Vec<u8>>,
     /// Working directory, absolute.
     pub cwd: Vec<u8>,
-    /// Terminal of this size instead of pipes.
+    /// Size of a terminal to use instead of pipes.
     pub tty: Option<Size>,
-    /// Without a terminal: a writable stdin instead of the null device.
+    /// Without a terminal: whether stdin is a pipe. Otherwise it is `/dev/null`.
     pub pipe_stdin: bool,
     /// Kills the process this long after its start.
     pub timeout_ms: Option<u64>,
     /// Kills the process after this long without output.
     pub idle_timeout_ms: Option<u64>,
-    /// What happens when the log is full.
+    /// The policy for a full log.
     pub overflow: Overflow,
-    /// Bytes of memory segments before the child is not read any more (attached) or is spilled (detached).
+    /// Bytes of segments in memory before the child blocks (attached) or its output spills to disk (detached).
     pub cap_bytes: u64,
-    /// Opaque to the holder, given back in `Process` at adoption.
+    /// Opaque to the holder. Sent back in `Process` at adoption.
     pub meta: Vec<u8>,
 }
 
-/// What a full log does.
+/// The policy for a full log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
-    /// The child waits until a reader has taken something.
+    /// The child waits until a reader has taken events.
     #[default]
     Block,
-    /// The oldest segment is given up and counted.
+    /// The oldest segment is dropped and counted.
     DropOldest,
 }
 
-/// What a holder says to its server.
+/// A message from a holder to its server.
+///
+/// `req` identifies the request that is answered. `slot` identifies a process, and `segment` is the id of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromHolder {
-    /// The sender is the controller now. Descriptors: control memfd, eventfd.
+    /// The receiver is now the controller. Fds: control memfd, eventfd.
     Welcome {
-        /// Layout of the holder.
+        /// Feature level of the holder, for example [`ARCHIVES`].
         version: u32,
         /// The epoch of this controller.
         epoch: u64,
-        /// The time to live in force, [`TTL_NONE`] for ever.
+        /// The current time to live. [`TTL_NONE`]: no limit.
         ttl_ms: u64,
         /// How long the session has been detached.
         detached_ms: u64,
-        /// The opaque record given at creation.
+        /// The opaque record that the holder was created with.
         info: Vec<u8>,
     },
-    /// The secret was right but this connection may not control; it is closed after this.
+    /// The secret was right, but this connection may not become the controller. The holder closes it after this
+    /// message.
     Refused {
         /// Layout of the holder.
         version: u32,
-        /// Epoch of the last controller; a new one must be above it.
+        /// Epoch of the last controller. A new one must have a higher epoch.
         epoch: u64,
     },
-    /// At adoption: a process of the session. Descriptor: its pidfd if it is running and a real child.
+    /// At adoption: a process of the session. Fd: its pidfd, if it runs and is a real child.
     Process(Box<ProcessInfo>),
-    /// A segment of a log, in order. Descriptor: its memfd unless `on_disk`.
+    /// A segment of a log, in order. Fd: its memfd unless `on_disk`.
     Segment(SegmentInfo),
-    /// The adoption is complete; live messages follow.
+    /// The adoption is complete. Live messages follow.
     Ready,
-    /// The process runs. Descriptor: its pidfd if it is a real child.
+    /// The process runs. Fd: its pidfd, if it is a real child.
     Started {
-        /// The request.
         req: u32,
-        /// Its slot in the control page and name in later messages.
+        /// The slot in the control page. Identifies the process in later messages.
         slot: u32,
-        /// Process id.
         pid: u32,
     },
     /// The process could not be started.
     StartFailed {
-        /// The request.
         req: u32,
-        /// What failed.
+        /// Where the start failed.
         stage: Stage,
-        /// The system's error number, 0 where the input itself is at fault.
+        /// The errno, or 0 if the request itself is invalid.
         errno: i32,
-        /// The object: program, directory or resource, as bytes.
+        /// The object that failed: program, directory or resource, as bytes.
         detail: Vec<u8>,
     },
-    /// The part is in the kernel, or never will be.
+    /// The part has been written to the child's stdin, or never will be.
     Written {
-        /// The request.
         req: u32,
-        /// What became of it.
         status: WriteStatus,
-        /// Bytes of the whole write that have entered the child's stdin.
+        /// Bytes of the whole write that have been written to the child's stdin.
         done: u64,
     },
     /// The answer to every other request.
-    Done {
-        /// The request.
-        req: u32,
-        /// What became of it.
-        status: Status,
-    },
-    /// The segment is on disk now (file `disk_name(slot, segment)`); give its memory back with `Return`.
-    Spilled {
-        /// The process.
-        slot: u32,
-        /// The segment.
-        segment: u64,
-    },
-    /// The segment was given up by the overflow policy; give its memory back with `Return`.
-    Dropped {
-        /// The process.
-        slot: u32,
-        /// The segment.
-        segment: u64,
-    },
-    /// The memory of this segment was freed; a mapping that is kept for its reuse (`memfd_of`) has no use any more.
+    Done { req: u32, status: Status },
+    /// The segment is now on disk, in the file `disk_name(slot, segment)`. The server should send `Return` for its
+    /// memory.
+    Spilled { slot: u32, segment: u64 },
+    /// The overflow policy dropped the segment. The server should send `Return` for its memory.
+    Dropped { slot: u32, segment: u64 },
+    /// The memory of this segment has been freed. A mapping that the server keeps for reuse (`memfd_of`) is now
+    /// useless.
     Retired {
         /// The last segment in that memory.
         segment: u64,
     },
-    /// The session's time to live has passed; everything is killed and end of file follows.
+    /// The session's time to live has passed. The holder kills all processes, and EOF follows.
     Expired,
-    /// Every process has closed and every log is complete on disk: the holder ends when the server says `Leave`.
+    /// Every process has closed and every log is complete on disk. The holder exits when the server sends `Leave`.
     Archived,
-    /// The answer to a `Leave` that came too late: the holder goes on.
+    /// The answer to a `Leave` that came too late: the holder continues.
     Staying,
 }
 
 /// One process at adoption.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// Its slot.
     pub slot: u32,
-    /// Process id of the leader, also after its end.
+    /// Pid of the leader, also after its end.
     pub pid: u32,
-    /// Has a terminal.
+    /// The process has a terminal.
     pub tty: bool,
-    /// Stdin takes writes.
+    /// Stdin accepts writes.
     pub stdin_open: bool,
     /// The leader has not been reaped.
     pub running: bool,
-    /// Memory cap in force.
+    /// The current memory cap.
     pub cap_bytes: u64,
-    /// Overflow policy.
     pub overflow: Overflow,
-    /// The opaque record of its start.
+    /// The opaque record of the process's start.
     pub meta: Vec<u8>,
 }
 
 /// One segment of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// The process.
     pub slot: u32,
-    /// Its name, never used twice in a holder.
+    /// The segment's id. Never reused by a holder.
     pub id: u64,
-    /// Number of its first event.
+    /// Sequence number of the first event in it.
     pub base_seq: u64,
-    /// Output bytes before it.
+    /// Output bytes of the log before this segment.
     pub base_offset: u64,
-    /// It is a file in the session's directory, not memory.
+    /// The segment is a file in the session's directory, not in memory.
     pub on_disk: bool,
-    /// Nothing will be appended to it.
+    /// Nothing more will be appended.
     pub sealed: bool,
 }
 
 /// Where a start failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The request itself: no program, a NUL byte.
+    /// The request itself is invalid: no program, or a NUL byte.
     Input,
-    /// Slots, descriptors, memory, process limits.
+    /// No slot, fd or memory was left, or a process limit was reached.
     Resources,
-    /// The working directory.
+    /// The working directory could not be entered.
     Cwd,
     /// The program could not be executed.
     Exec,
-    /// The child could not be confined.
+    /// The sandbox could not be applied.
     Sandbox,
 }
 
-/// What became of a part of a write.
+/// The result of one part of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteStatus {
-    /// All of the part is in the kernel.
+    /// The whole part has been written to the child's stdin.
     Accepted,
-    /// There is no stdin, or no longer; `done` says how much of the write went in.
+    /// The process has no stdin, or it is closed. `done` says how much of the write went in.
     StdinClosed,
-    /// No such slot.
+    /// No process has this slot.
     UnknownProcess,
-    /// As `Accepted`, but the terminal dropped some of it: a line in canonical mode was too long.
+    /// Like `Accepted`, but the terminal dropped some bytes: a line in canonical mode was too long.
     Cut,
-    /// The key is known with another total or digest, or the part does not continue at `done`.
+    /// The key was used with another total or digest, or the part does not continue at `done`.
     Mismatch,
-    /// Another part is in hand already; send this one after its answer.
+    /// Another part is being written. Send this one after its answer.
     Busy,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done; for `Terminate`: it was running.
+    /// Success. For `Terminate`: the process was running.
     Ok,
     /// The process has exited.
     NotRunning,
-    /// The process has exited, and others that held its streams were killed.
+    /// The process has exited. Other processes that held its streams were killed.
     StreamsHeld,
-    /// No such slot.
+    /// No process has this slot.
     UnknownProcess,
-    /// `Resize` without a terminal.
+    /// `Resize` of a process without a terminal.
     NotATerminal,
-    /// `CloseStdin` where there is no stdin any more.
+    /// `CloseStdin` of a stdin that is already closed.
     StdinClosed,
-    /// `CloseStdin` on a terminal in raw mode: an EOF character would be data.
+    /// `CloseStdin` on a terminal in raw mode: an EOF character would be data there.
     RawMode,
-    /// `Forget` of a process that is not closed.
+    /// `Forget` of a process that has not closed.
     NotClosed,
-    /// The system refused, with this error number.
+    /// The kernel refused, with this errno.
     Failed(i32),
 }

@@ -1,7 +1,7 @@
-//! Layout of the control messages: encode and decode, nothing else.
+//! Encodes and decodes control messages.
 //!
-//! Knows bytes only; no socket, no descriptor. Every read is bounds-checked and every count is bounded by the bytes
-//! that are left, so that no input makes it panic or allocate more than the message is long (times a small constant).
+//! Every read is bounds-checked, and every count is bounded by the bytes that are left. So no input can cause a panic,
+//! or an allocation larger than the message (times a small constant).
 
 use exec_server_process::Size;
 
@@ -10,34 +10,34 @@ use super::{
     WriteStatus,
 };
 
-/// Why a message was not understood.
+/// Why a message could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Fewer bytes than its fields need.
+    /// The message has fewer bytes than its fields need.
     #[error("control message ends early")]
     Short,
-    /// More bytes than its fields need.
+    /// The message has more bytes than its fields need.
     #[error("control message has `{0}` bytes too many")]
     Trailing(usize),
-    /// A layout this build does not speak.
+    /// This build does not support the layout.
     #[error("control message has layout `{0}`")]
     Layout(u8),
-    /// No such message.
+    /// The kind of message is unknown.
     #[error("control message of kind `{0}`")]
     Kind(u8),
-    /// A field with a value outside its range.
+    /// The value of a field is outside its range.
     #[error("control message with bad value in `{0}`")]
     Value(&'static str),
 }
 
-/// Kind byte of a message whose body is in the memfd that comes with it.
+/// Kind byte of an envelope, whose message is in the memfd that comes with it.
 pub(super) const LARGE: u8 = 255;
 
 /// Bytes before the fields: layout and kind.
 pub(super) const HEADER: usize = 2;
 
 impl ToHolder<'_> {
-    /// Appends the message to `out`.
+    /// Appends the encoded message to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Out(out);
         match self {
@@ -75,7 +75,7 @@ impl ToHolder<'_> {
 }
 
 impl<'a> ToHolder<'a> {
-    /// Reads one whole message.
+    /// Decodes one complete message.
     pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
         let (kind, mut r) = In::open(message)?;
         let decoded = match kind {
@@ -124,7 +124,7 @@ impl<'a> ToHolder<'a> {
 }
 
 impl FromHolder {
-    /// Appends the message to `out`.
+    /// Appends the encoded message to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Out(out);
         match self {
@@ -153,7 +153,7 @@ impl FromHolder {
         };
     }
 
-    /// Reads one whole message.
+    /// Decodes one complete message.
     pub fn decode(message: &[u8]) -> Result<Self, DecodeError> {
         let (kind, mut r) = In::open(message)?;
         let decoded = match kind {
@@ -189,7 +189,7 @@ impl FromHolder {
     }
 }
 
-/// Writes fields; each call returns the writer, so that a message reads as its layout.
+/// Writes fields. Each method returns the writer, so that an encoder reads like the layout.
 struct Out<'a>(&'a mut Vec<u8>);
 
 impl Out<'_> {
@@ -227,7 +227,7 @@ impl Out<'_> {
         self.u8(u8::from(value.is_some())).u64(value.unwrap_or_default())
     }
 
-    /// A length that does not fit is written as the largest one: such a message is refused by `send` anyway.
+    /// Writes a count. One that does not fit is replaced by the largest value: `send` refuses such a message anyway.
     fn count(&mut self, count: usize) -> &mut Self {
         self.u32(u32::try_from(count).unwrap_or(u32::MAX))
     }
@@ -263,7 +263,7 @@ impl Out<'_> {
     }
 }
 
-/// Reads fields off the front of a message.
+/// Reads fields from the front of a message.
 struct In<'a>(&'a [u8]);
 
 impl<'a> In<'a> {
@@ -328,7 +328,7 @@ impl<'a> In<'a> {
 
     fn list(&mut self) -> Result<Vec<Vec<u8>>, DecodeError> {
         let count = usize::try_from(self.u32()?).map_err(|_| DecodeError::Short)?;
-        // Each item has a length of four bytes: a larger count is a lie, and must not size an allocation.
+        // Each item has a length field of four bytes. A larger count is invalid and must not size an allocation.
         if count > self.0.len() / 4 {
             return Err(DecodeError::Short);
         }

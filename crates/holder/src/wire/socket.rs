@@ -1,6 +1,6 @@
-//! Moves control messages and their descriptors over a `SOCK_SEQPACKET` socket.
+//! Sends and receives control messages and their fds over a `SOCK_SEQPACKET` socket.
 //!
-//! Knows the socket and the memfd of a large message, not what the messages mean. All calls are non-blocking.
+//! Handles the memfd of a large message, and does not interpret the messages. All calls are non-blocking.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,44 +16,48 @@ use rustix::net::{
 use super::codec::{HEADER, LARGE};
 use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder, VERSION};
 
-/// Bytes of the buffer that are received into: above [`MESSAGE_MAX`], so that a longer datagram shows as cut off.
+/// Number of bytes of the buffer that are used for a receive: above [`MESSAGE_MAX`], so that a longer datagram is
+/// reported as truncated.
 const RECEIVED_MAX: usize = 64 * 1024;
 
-/// Size of the receive buffer: above the allocator's threshold for pages of its own, so that only the pages that messages
-/// have touched cost memory.
+/// Size of the receive buffer: above the allocator's mmap threshold, so that the buffer is a mapping of its own, and
+/// only the pages that messages have touched cost memory.
 const BUFFER: usize = 256 * 1024;
 
 thread_local! {
-    /// Receives for every holder that a thread listens to: a server has many, and each one's messages are decoded before the next is asked for.
+    /// One receive buffer for all holders that a thread reads from. A server has many holders, and decodes each message
+    /// before it receives the next.
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One received datagram; its bytes are in the buffer that was passed, unless they came in a memfd.
+/// One received datagram. Its bytes are in the receive buffer of the caller, unless they came in a memfd.
 #[derive(Debug)]
 pub struct Datagram {
-    /// Descriptors that came with it.
+    /// The fds that came with the message.
     pub fds: Vec<OwnedFd>,
     len: usize,
     large: Option<Vec<u8>>,
 }
 
 impl Datagram {
-    /// The message; `buf` is the buffer that it was received with.
+    /// The bytes of the message. `buf` must be the buffer that the datagram was received with.
     pub fn bytes<'a>(&'a self, buf: &'a [u8]) -> &'a [u8] {
         self.large.as_deref().or_else(|| buf.get(..self.len)).unwrap_or_default()
     }
 }
 
-/// Sends one message to a holder. `WouldBlock` when the socket is full: nothing was sent.
+/// Sends one message to a holder. Fails with `WouldBlock`, and sends nothing, if the socket is full.
 pub fn send(socket: impl AsFd, message: &ToHolder<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut bytes = Vec::new();
     message.encode(&mut bytes);
     send_raw(socket, &bytes, fds)
 }
 
-/// Receives one message of a holder; `None` at end of file, `WouldBlock` when nothing is there, `InvalidData` (with a
-/// [`DecodeError`] inside) for what is no message, `EMFILE` when there is no room for its descriptors: it then stays and can
-/// be asked for again.
+/// Receives one message from a holder. Returns `None` at EOF.
+///
+/// Errors: `WouldBlock` if no message is pending, and `InvalidData` (with a [`DecodeError`] inside) for an invalid
+/// message. `EMFILE` if this process has no room for the message's fds; the message then stays in the socket and can be
+/// received later.
 pub fn recv(socket: impl AsFd) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
     RECEIVED.with_borrow_mut(|buf| {
         let Some(datagram) = recv_or_leave(socket.as_fd(), buf)? else { return Ok(None) };
@@ -79,18 +83,19 @@ pub fn send_raw(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io
     send_datagram(socket.as_fd(), &envelope, &all)
 }
 
-/// Receives one encoded message; `None` at end of file. `buf` is the receive buffer, kept from call to call.
+/// Receives one encoded message. Returns `None` at EOF. `buf` is the receive buffer, to be kept between calls.
 pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     recv_with(socket.as_fd(), buf, RecvFlags::empty())
 }
 
-/// Looks before it takes: the kernel drops the descriptors of a message for which a process has no room, and a log without its
-/// segments would be lost. What was looked at comes with descriptors of its own, so the taking needs none.
+/// Peeks at a message, and removes it from the socket only if its fds were received. If a process has no room for the
+/// fds of a message, the kernel drops them, and a log without its segments would be lost. A peek creates its own copies
+/// of the fds, so the second receive needs none.
 pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let looked = recv_with(socket, buf, RecvFlags::PEEK);
     let is_left = looked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
     if !is_left && !matches!(looked, Ok(None)) {
-        // What the message is too short for, and the descriptors, are let go with it.
+        // Discard the message: the peek has already copied its bytes and fds, so empty buffers are enough.
         let mut ancillary = RecvAncillaryBuffer::default();
         recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT)?;
     }
@@ -99,7 +104,7 @@ pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Re
 
 fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io::Result<Option<Datagram>> {
     if buf.len() < BUFFER {
-        // Zeroed by the allocator, not by us: see `BUFFER`.
+        // The allocator provides zeroed pages, so no page is touched here: see `BUFFER`.
         *buf = vec![0; BUFFER];
     }
     let Some(target) = buf.get_mut(..RECEIVED_MAX) else { return Ok(None) };
@@ -130,8 +135,8 @@ fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io:
     Ok(Some(Datagram { fds, len: received.bytes, large }))
 }
 
-/// Tries again where a call was interrupted, or the peer went with words of ours unread: the kernel says that once, before what the peer
-/// said last.
+/// Receives, and retries on EINTR and ECONNRESET. If the peer closed its socket without reading all of our messages,
+/// the kernel reports ECONNRESET once, before the peer's last messages.
 fn recvmsg(
     socket: BorrowedFd<'_>,
     into: &mut [IoSliceMut<'_>],
@@ -146,14 +151,14 @@ fn recvmsg(
     }
 }
 
-/// Whether the kernel was short of descriptors or memory, or has too many descriptors in flight: what failed may succeed later.
+/// Whether the kernel was short of fds or memory, or had too many fds in flight. The call may succeed later.
 pub fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))
 }
 
-/// Wraps a decode error for the callers that deal in `io::Error`.
+/// Wraps a decode error in an `io::Error`.
 pub(crate) fn invalid(error: DecodeError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
@@ -184,13 +189,13 @@ fn sealed_memfd(body: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The message in the memfd that came with its envelope.
+/// Reads the message from the memfd that came with its envelope.
 fn load_large(envelope: &[u8], fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     let len = envelope.get(HEADER..).and_then(|rest| <[u8; 8]>::try_from(rest).ok()).map(u64::from_le_bytes);
     let len = len.and_then(|len| usize::try_from(len).ok()).filter(|&len| len <= LARGE_MAX);
     let (Some(len), false) = (len, fds.is_empty()) else { return Err(invalid(DecodeError::Short)) };
     let body = fds.remove(0);
-    // Without these seals the sender could change or shrink the text while it is read.
+    // Without these seals, the sender could change or shrink the memfd while it is read.
     let needed = SealFlags::SHRINK | SealFlags::WRITE;
     if !rustix::fs::fcntl_get_seals(&body).is_ok_and(|seals| seals.contains(needed)) {
         return Err(invalid(DecodeError::Value("seals")));
@@ -204,7 +209,7 @@ fn load_large(envelope: &[u8], fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
             n => at += n,
         }
     }
-    // An envelope inside an envelope is refused by the decoder: its kind is no message.
+    // The decoder rejects a nested envelope, because its kind is not a message.
     Ok(message)
 }
 

@@ -1,6 +1,6 @@
-//! The numbers that stand for words on the control channel: stages, statuses, policies.
+//! The numeric codes of stages, statuses and policies in control messages.
 //!
-//! A number is never given a second meaning; an unknown one is an error, not a guess.
+//! A code is never reused for another meaning. Decoding an unknown code is an error.
 
 use super::{DecodeError, Overflow, Stage, Status, WriteStatus};
 
