@@ -1,4 +1,4 @@
-//! Params and results of `fs/*`: generations S and H and the additions. It must not know how a file is touched.
+//! Params and results of `fs/*`: generations S and H, and the additions of this server.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,45 +21,45 @@ mod tree;
 mod walk;
 mod watch;
 
-/// The sandbox of a request as it came; whoever enforces it reads it. What cannot be enforced is refused.
+/// The sandbox of a request, not yet decoded. The server decodes it when it applies the sandbox, and refuses one that it cannot enforce.
 pub type Sandbox = Option<Box<RawValue>>;
 
-/// A result, and the sandbox that it was got in.
+/// Result of the method, with the sandbox that confined the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "{R}"))]
 pub struct Told<R> {
-    /// What was asked for.
+    /// The result itself.
     #[serde(flatten)]
     pub result: R,
-    /// How the request was confined; there if, and only if, it had a `sandbox`.
+    /// How the request was confined. Present if and only if the request had a `sandbox`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<AppliedSandbox>,
 }
 
-/// A moment of a file's life, to the nanosecond.
+/// A point in time, as seconds and nanoseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Moment {
-    /// Whole seconds since 1970, negative before it.
+    /// Whole seconds since the Unix epoch. Negative before 1970.
     pub seconds: i64,
-    /// Nanoseconds after them, below 1,000,000,000.
+    /// Additional nanoseconds, less than 1,000,000,000.
     pub nanos: u32,
 }
 
-/// Some lines of a file.
+/// A range of lines of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Lines {
-    /// The first one, counted from 1.
+    /// Number of the first line, starting at 1.
     pub first: u64,
-    /// How many.
+    /// Number of lines.
     pub count: u64,
 }
 
-/// What an entry of a directory is, links not followed.
+/// Type of a directory entry. Symbolic links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -74,5 +74,5 @@ pub enum EntryKind {
     Other,
 }
 
-/// The word for `ifMatch` that asks for a file that is not there yet; no etag reads so.
+/// Value of `ifMatch` that requires that the file does not exist. No etag has this value.
 pub const ABSENT: &str = "absent";

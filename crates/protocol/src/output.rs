@@ -1,7 +1,7 @@
-//! Hand-written encoders for the byte path: output goes from the log to the send buffer with one copy, as base64.
+//! Hand-written encoders for process output. They write output from the log into the send buffer as base64, with one copy.
 //!
-//! They write exactly what serde would write for the types of [`process`] and [`command`]; tests hold them to it. It
-//! must not know logs or connections.
+//! They produce exactly what serde produces for the types of [`process`] and [`command`]; tests check this. The module does not depend on
+//! logs or connections.
 
 use std::io::Write;
 
@@ -11,12 +11,12 @@ use crate::{
     process::{self, Gap, ReadEnd},
 };
 
-/// The members that name a process in an event, escaped once and written many times.
+/// The JSON members that identify a process in an event. They are escaped once and written with every event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EscapedId(Box<[u8]>);
 
 impl EscapedId {
-    /// For events to the owner.
+    /// For events sent to the owner of the process.
     #[must_use]
     pub fn new(process: &ProcessId) -> Self {
         let mut text = b"\"processId\":".to_vec();
@@ -24,7 +24,7 @@ impl EscapedId {
         Self(text.into_boxed_slice())
     }
 
-    /// For events of a subscription, which may be to a process of another session.
+    /// For events of a subscription, which may be for a process of another session.
     #[must_use]
     pub fn with_session(process: &ProcessId, session: &SessionId) -> Self {
         let mut text = Self::new(process).0.into_vec();
@@ -34,25 +34,25 @@ impl EscapedId {
     }
 }
 
-/// One piece of output to tell.
+/// One chunk of output to encode.
 #[derive(Debug, Clone, Copy)]
 pub struct Output<'a> {
-    /// Its number.
+    /// Sequence number of the event.
     pub seq: u64,
-    /// Where the bytes came from.
+    /// The stream that the process wrote to.
     pub stream: process::Stream,
-    /// Output bytes before these.
+    /// Number of output bytes of this process before this chunk.
     pub offset: Option<u64>,
-    /// What is gone, on the first of the empty chunks that stand for it.
+    /// The lost events, on the first of the empty chunks that stand for them.
     pub gap: Option<Gap>,
-    /// The bytes.
+    /// The output bytes.
     pub bytes: &'a [u8],
 }
 
-/// Upper bound of the bytes that [`encode_output`] appends.
+/// Upper limit of the number of bytes that [`encode_output`] appends.
 #[must_use]
 pub fn output_len(id: &EscapedId, output: &Output<'_>) -> usize {
-    // Names, punctuation and five numbers of at most 20 digits take less than 256 bytes.
+    // Names, punctuation and five integers of at most 20 digits take less than 256 bytes.
     256 + id.0.len() + base64::encoded_len(output.bytes.len())
 }
 
@@ -74,7 +74,7 @@ pub fn encode_output(out: &mut Vec<u8>, id: &EscapedId, output: &Output<'_>) {
     out.extend_from_slice(b"}}");
 }
 
-/// Appends V0's notification `command/exec/outputDelta`.
+/// Appends the notification `command/exec/outputDelta` of V0.
 pub fn encode_output_delta(out: &mut Vec<u8>, id: &EscapedId, stream: command::Stream, bytes: &[u8]) {
     out.reserve(128 + id.0.len() + base64::encoded_len(bytes.len()));
     out.extend_from_slice(b"{\"method\":\"command/exec/outputDelta\",\"params\":{");
@@ -86,21 +86,20 @@ pub fn encode_output_delta(out: &mut Vec<u8>, id: &EscapedId, stream: command::S
     out.extend_from_slice(b"\"}}");
 }
 
-/// Writes the result of a `process/read` piece by piece, between [`crate::message::begin_result`] and
-/// [`crate::message::end_result`].
+/// Writes the result of `process/read` chunk by chunk. Call it between [`crate::message::begin_result`] and [`crate::message::end_result`].
 #[derive(Debug)]
 pub struct ReadEncoder {
     is_first: bool,
 }
 
 impl ReadEncoder {
-    /// Opens the result.
+    /// Writes the beginning of the result.
     pub fn begin(out: &mut Vec<u8>) -> Self {
         out.extend_from_slice(b"{\"chunks\":[");
         Self { is_first: true }
     }
 
-    /// Appends one piece of output.
+    /// Appends one chunk of output.
     pub fn push(&mut self, out: &mut Vec<u8>, seq: u64, stream: process::Stream, bytes: &[u8]) {
         if !std::mem::take(&mut self.is_first) {
             out.push(b',');
@@ -111,12 +110,12 @@ impl ReadEncoder {
         out.push(b'}');
     }
 
-    /// Appends the rest.
+    /// Appends the members after the chunks and closes the result.
     pub fn finish(self, out: &mut Vec<u8>, end: &ReadEnd) {
         out.extend_from_slice(b"],");
         let start = out.len();
         write_json(out, end);
-        // The end is an object of its own; its members go into the one that is open.
+        // `end` is encoded as an object. Remove its opening brace, so that its members join the object that is already open.
         out.remove(start);
     }
 }

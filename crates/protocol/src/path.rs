@@ -1,4 +1,4 @@
-//! Paths on the wire: a native absolute path or a `file:` URI. It must not touch the file system.
+//! Paths on the wire: a native absolute path or a `file:` URI. Resolving one does not access the file system.
 
 use std::{
     ffi::OsString,
@@ -16,37 +16,37 @@ use crate::failure::Kind;
 #[serde(transparent)]
 pub struct PathArg(String);
 
-/// How a path was written; results use the form of the request.
+/// How a path was written. Results use the form of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// A plain path, as in V0 and S.
+    /// A native path, as in V0 and S.
     Native,
     /// A `file:` URI, as in H.
     Uri,
 }
 
-/// Why a path names nothing here.
+/// Why a path is not valid on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Neither absolute nor a URI.
+    /// The path is neither absolute nor a `file:` URI.
     #[error("the path is not absolute")]
     Relative,
-    /// A NUL byte, plain or encoded.
+    /// The path contains a NUL byte, plain or percent-encoded.
     #[error("the path contains a NUL byte")]
     Nul,
-    /// A URI with a query or a fragment.
+    /// The URI has a query or a fragment.
     #[error("a `file:` URI has no query and no fragment")]
     QueryOrFragment,
-    /// A host or a drive: a path of another platform.
+    /// The URI has a host or a drive letter, so it is a path of another platform.
     #[error("the `file:` URI names a path that is foreign to this host")]
     Foreign,
-    /// Broken percent-encoding, a backslash, or no absolute path in it.
+    /// The URI has broken percent-encoding, contains a backslash, or has no absolute path.
     #[error("the `file:` URI is not well formed")]
     Malformed,
 }
 
 impl PathError {
-    /// The failure kind that goes with it.
+    /// The error kind that the server reports.
     #[must_use]
     pub const fn kind(self) -> Kind {
         match self {
@@ -57,25 +57,24 @@ impl PathError {
 }
 
 impl PathArg {
-    /// Keeps the text as it is.
+    /// Wraps the text. It is not checked before `resolve`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text as it travels.
+    /// The path as it was written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// How it is written.
+    /// How the path is written.
     #[must_use]
     pub fn form(&self) -> Form {
         if uri_rest(&self.0).is_some() { Form::Uri } else { Form::Native }
     }
 
-    /// The absolute path it names. A native path is taken as it is; of a URI the dot segments are removed, as its
-    /// own grammar asks.
+    /// The absolute path. A native path is used as it is. In a URI, percent-encoding is decoded and dot segments are removed.
     pub fn resolve(&self) -> Result<PathBuf, PathError> {
         match uri_rest(&self.0) {
             Some(rest) => resolve_uri(rest),
@@ -87,7 +86,7 @@ impl PathArg {
 }
 
 impl Form {
-    /// Writes an absolute path in this form; bytes that are not UTF-8 survive only in a URI.
+    /// Writes an absolute path in this form. Bytes that are not UTF-8 are preserved only in a URI.
     #[must_use]
     pub fn write(self, path: &Path) -> String {
         match self {
@@ -102,7 +101,7 @@ impl Form {
 pub fn to_uri(path: &Path) -> String {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let bytes = path.as_os_str().as_bytes();
-    // A first segment such as `C:` would read as a drive; with its colon encoded it reads as what it is.
+    // A first segment such as `C:` would be parsed as a drive letter. Encode its colon to prevent that.
     let colon = bytes.get(1..).is_some_and(is_drive_first).then_some(2);
     let mut uri = String::with_capacity(7 + bytes.len());
     uri.push_str("file://");
@@ -145,7 +144,7 @@ fn resolve_uri(rest: &str) -> Result<PathBuf, PathError> {
     if is_drive_first(inner.as_bytes()) {
         return Err(PathError::Foreign);
     }
-    // Decoded as a whole first: an encoded slash parts segments like any other, and what it leaves may be a dot segment.
+    // Decode everything before splitting into segments: an encoded slash separates segments too, and that can create a dot segment.
     let mut decoded = Vec::with_capacity(path.len());
     percent_decode(inner, &mut decoded)?;
     let mut resolved = Vec::with_capacity(path.len());
@@ -156,7 +155,7 @@ fn resolve_uri(rest: &str) -> Result<PathBuf, PathError> {
             let parent = resolved.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
             resolved.truncate(parent);
         }
-        // A final dot segment leaves the slash behind, as `/a/..` means `/`.
+        // A final dot segment leaves its slash: `/a/..` is `/`.
         if !is_dot || segments.peek().is_none() {
             resolved.push(b'/');
         }
@@ -167,7 +166,7 @@ fn resolve_uri(rest: &str) -> Result<PathBuf, PathError> {
     Ok(PathBuf::from(OsString::from_vec(resolved)))
 }
 
-/// Whether bytes begin with a segment like `C:` or `c|`.
+/// Whether the bytes begin with a segment like `C:` or `c|`.
 fn is_drive_first(bytes: &[u8]) -> bool {
     matches!(bytes, [letter, b':' | b'|', rest @ ..]
         if letter.is_ascii_alphabetic() && (rest.is_empty() || rest[0] == b'/'))

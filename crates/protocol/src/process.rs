@@ -1,5 +1,4 @@
-//! Params, results and notifications of `process/*`: generations S and H and the additions. It must not know how
-//! they are served.
+//! Params, results and notifications of `process/*`: generations S and H, and the additions of this server.
 
 use std::borrow::Cow;
 
@@ -17,32 +16,32 @@ mod events;
 mod start;
 mod stream;
 
-/// Params of the methods that need only the process.
+/// Params of the methods that only name a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal. Absent: the connection's own session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
 }
 
-/// Numbers that can no longer be read, both ends included.
+/// A range of events that can no longer be read, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Gap {
-    /// The first number that is gone.
+    /// Sequence number of the first lost event.
     pub from_seq: u64,
-    /// The last number that is gone.
+    /// Sequence number of the last lost event.
     pub to_seq: u64,
-    /// Output bytes that went with them.
+    /// Number of output bytes in the lost events.
     pub bytes: u64,
 }
 
-/// Where output came from.
+/// The stream that the process wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -51,12 +50,12 @@ pub enum Stream {
     Stdout,
     /// Standard error.
     Stderr,
-    /// A terminal.
+    /// The terminal, which combines standard output and standard error.
     Pty,
 }
 
 impl Stream {
-    /// The word on the wire.
+    /// The name of the stream on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -72,15 +71,15 @@ impl Stream {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Exit {
-    /// The exit status, or 128 + n after signal n.
+    /// Exit status, or 128 + n if signal n ended the process.
     pub exit_code: i32,
-    /// The name of the signal that ended it, for example `SIGKILL`.
+    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited.
     pub signal: Option<Cow<'static, str>>,
-    /// Why it ended.
+    /// Why the process ended.
     pub cause: Cause,
-    /// What it used.
+    /// Resources that the process used.
     pub usage: Usage,
-    /// Limits that it, or something that it started, has reached; left out where there is none.
+    /// Limits of the server that the process, or something that it started, has reached. Omitted if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits_hit: Vec<Limit>,
 }
@@ -90,42 +89,42 @@ pub struct Exit {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Cause {
-    /// By itself.
+    /// The process exited by itself.
     Exit,
-    /// By a signal that was not ours.
+    /// A signal ended the process, and the server did not send it for a timeout or for `process/terminate`.
     Signal,
-    /// By `timeoutMs`.
+    /// `timeoutMs` passed.
     Timeout,
-    /// By `idleTimeoutMs`.
+    /// `idleTimeoutMs` passed without output.
     IdleTimeout,
-    /// By `process/terminate`.
+    /// `process/terminate` ended the process.
     Terminated,
-    /// By the kernel, for want of memory.
+    /// The kernel killed the process because it ran out of memory.
     Oom,
-    /// With the program that held it; how it would have ended nobody knows.
+    /// The server's holder process died and its children died with it. The exit status is unknown; `exitCode` is -1.
     Lost,
 }
 
-/// A limit that this server sets on a process and all that it starts.
+/// A limit that the server sets on a process and everything that it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Limit {
-    /// The number of processes and threads: one more was refused.
+    /// Number of processes and threads. A fork or a new thread was refused.
     Pids,
-    /// Memory: one of them was killed for it.
+    /// Memory. One of the processes was killed.
     Memory,
 }
 
-/// What a process and its reaped children used.
+/// Resources used by a process and by its children that it has waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// Processor time in user mode, in milliseconds.
+    /// CPU time in user mode, in milliseconds.
     pub user_ms: u64,
-    /// Processor time in the kernel, in milliseconds.
+    /// CPU time in the kernel, in milliseconds.
     pub system_ms: u64,
-    /// Highest resident memory, in bytes.
+    /// Peak resident set size, in bytes.
     pub max_rss_bytes: u64,
 }

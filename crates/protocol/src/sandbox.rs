@@ -1,7 +1,7 @@
-//! The sandbox context that `process/start` and every `fs/*` method take. It must not know how a policy is enforced.
+//! The sandbox context that `process/start` and every `fs/*` method accept.
 //!
-//! Inside `permissions` names are in snake case, as the reference writes them; an older profile without a `type` is read too. More entries
-//! than [`limits::SANDBOX_ENTRIES`] are not read: whoever enforces them pays for each, at every request.
+//! Inside `permissions`, names are in snake case, as in the reference. The older profile without a `type` is accepted too. A profile with
+//! more entries than [`limits::SANDBOX_ENTRIES`] is refused, because the server has to process each entry for every request.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -11,80 +11,80 @@ use crate::{
     tolerant::{is_false, null_default},
 };
 
-/// What a request may touch, and against which directories its entries are read.
+/// The sandbox of a request: its policy, and the directories that the policy's entries refer to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxContext {
     /// The policy.
     pub permissions: Profile,
-    /// What relative patterns begin at; without `workspaceRoots` a native path is also the one project root.
+    /// Base directory of relative patterns. If `workspaceRoots` is absent and this is a native path, it is also the only project root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathArg>,
-    /// The project roots; an empty list means that there are none.
+    /// The project roots. An empty list means that there are none.
     #[serde(default, deserialize_with = "bounded_roots", skip_serializing_if = "Option::is_none")]
     pub workspace_roots: Option<Vec<PathArg>>,
-    /// Of another platform; ignored.
+    /// For another platform. Ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windows_sandbox_level: Option<String>,
-    /// Of another platform; ignored.
+    /// For another platform. Ignored.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub windows_sandbox_private_desktop: bool,
-    /// Of another platform; ignored.
+    /// For another platform. Ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windows_sandbox_proxy_settings_mode: Option<String>,
-    /// A choice between back ends of the reference; ignored.
+    /// Selects a back end of the reference. Ignored.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub use_legacy_landlock: bool,
 }
 
-/// Who confines, and how.
+/// A sandbox policy: which side enforces it, and what it allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Profile {
-    /// This server confines.
+    /// This server enforces the sandbox.
     Managed {
-        /// Which files may be read and written.
+        /// Access to files.
         file_system: FileSystem,
-        /// Whether sockets beyond this host's own may be used.
+        /// Access to the network.
         network: Network,
     },
-    /// Nobody confines.
+    /// No sandbox.
     Disabled,
-    /// Somebody else does; this server does nothing.
+    /// The caller provides the sandbox. This server does not confine anything.
     External {
-        /// What the other one allows.
+        /// The network access that the caller's sandbox allows.
         network: Network,
     },
 }
 
-/// Which files may be read and written.
+/// Access to files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileSystem {
-    /// Whatever the user may.
+    /// Everything that the user of the process may access.
     Unrestricted,
-    /// What the entries grant; of several that cover a path the longest decides.
+    /// Only what the entries grant. If several entries cover a path, the longest one decides.
     Restricted {
         /// Grants and denials.
         entries: Vec<Entry>,
-        /// How deep a pattern is searched below its fixed part, at least 1.
+        /// Maximum depth of a pattern search, counted from the end of the pattern's fixed part. At least 1.
         #[serde(skip_serializing_if = "Option::is_none")]
         glob_scan_max_depth: Option<usize>,
     },
 }
 
-/// Whether the network may be used.
+/// Access to the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// No connection to anybody.
+    /// No connections.
     #[default]
     Restricted,
-    /// As without a sandbox.
+    /// The same access as without a sandbox.
     Enabled,
 }
 
@@ -92,30 +92,30 @@ pub enum Network {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Entry {
-    /// What it is about, with everything below.
+    /// The path that the entry is about. The entry covers everything below it.
     pub path: EntryPath,
-    /// What is allowed there.
+    /// The access that the entry allows.
     pub access: Access,
-    /// `skip` leaves the entry out where the path does not exist.
+    /// `skip`: ignore the entry if the path does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_path_behavior: Option<String>,
 }
 
-/// What an entry allows.
+/// The access that an entry allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Reading and executing.
+    /// Read and execute.
     Read,
-    /// Reading, executing and writing.
+    /// Read, execute and write.
     Write,
-    /// Nothing.
+    /// No access. `none` is accepted as another name.
     #[serde(alias = "none")]
     Deny,
 }
 
-/// What an entry is about.
+/// The path that an entry is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -125,50 +125,51 @@ pub enum EntryPath {
         /// An absolute path or a `file:` URI.
         path: PathArg,
     },
-    /// Everything that a pattern names when the policy is applied.
+    /// All paths that match a pattern when the policy is applied.
     GlobPattern {
-        /// `*`, `?`, `[..]` within a name, `**` across names; relative to `cwd` unless it begins with a slash.
+        /// Glob pattern: `*`, `?` and `[..]` match within a name, `**` matches across directories. Relative to `cwd`, unless it begins with
+        /// a slash.
         pattern: String,
     },
-    /// A place with a name.
+    /// A predefined place.
     Special {
-        /// Which.
+        /// Which place.
         value: Special,
     },
 }
 
-/// A place with a name.
+/// A predefined place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Special {
-    /// `/`.
+    /// The root directory, `/`.
     Root,
-    /// What programs of the system need to run.
+    /// The directories that programs of the system need to run, such as `/usr`, `/etc` and `/lib`.
     Minimal,
-    /// The project roots.
+    /// The project roots: `workspaceRoots`, or `cwd`. `current_working_directory` is accepted as another name.
     #[serde(alias = "current_working_directory")]
     ProjectRoots {
-        /// A path below each of them.
+        /// A relative path that is appended to each project root.
         #[serde(skip_serializing_if = "Option::is_none")]
         subpath: Option<String>,
     },
-    /// The directory of `TMPDIR`.
+    /// The directory that the server's `TMPDIR` names.
     Tmpdir,
-    /// `/tmp`.
+    /// The directory `/tmp`.
     SlashTmp,
-    /// A place of a later generation: it grants nothing, and cannot be denied.
+    /// A place that a later generation may define. To grant access to it has no effect; to deny access to it is an error.
     Unknown {
-        /// Its name there.
+        /// Name of the place in that generation.
         #[serde(default, deserialize_with = "null_default")]
         path: String,
-        /// A path below it.
+        /// A relative path below the place.
         #[serde(skip_serializing_if = "Option::is_none")]
         subpath: Option<String>,
     },
 }
 
-/// The profile with its `type`, as it is written today.
+/// The current form of a profile, with a `type`.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Tagged {
@@ -177,7 +178,7 @@ enum Tagged {
     External { network: Network },
 }
 
-/// The older profile without a `type`: what it does not mention is not granted.
+/// The older form of a profile, without a `type`. It grants only what it mentions.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Untagged {
@@ -265,25 +266,26 @@ impl From<Untagged> for Profile {
     }
 }
 
-/// The sandbox that was applied to a request, as its result tells it.
+/// The sandbox that was applied to a request, as reported in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedSandbox {
-    /// How files are confined.
+    /// Confinement of files.
     pub file_system: AppliedFileSystem,
-    /// Whether the network can be used.
+    /// Access to the network.
     pub network: Network,
 }
 
-/// How files are confined.
+/// Confinement of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum AppliedFileSystem {
-    /// Not at all.
+    /// Not confined.
     Unrestricted,
-    /// By a view of the files in which the rest is missing or read-only; for a process also by rules that the kernel keeps for it.
+    /// Confined to a view of the file system in which everything that is not granted is missing or read-only. For a process, Landlock rules
+    /// apply too.
     View,
 }
 

@@ -1,8 +1,8 @@
-//! The budget scan: one pass over a message, without recursion, before anything is built from it.
+//! The budget scan: one non-recursive pass over a message before anything is built from it.
 //!
-//! It proves that the text is one JSON object within the bounds of depth and number of values and without duplicate
-//! keys at any level, and notes where the envelope's members are. It must not know what the members mean. Memory:
-//! one frame per open container and one entry per key of the open objects, both bounded by [`limits`].
+//! It verifies that the text is one JSON object within the limits of depth and number of values, without duplicate keys at any level. It
+//! records the positions of the envelope's members. Its memory is one frame per open container and one entry per key of the open objects;
+//! [`limits`] bounds both.
 
 use std::{collections::HashSet, hash::BuildHasher, hash::RandomState, ops::Range};
 
@@ -12,18 +12,18 @@ use text::{Key, Text};
 
 mod text;
 
-/// Objects up to this many keys are searched one by one; larger ones get an index.
+/// The keys of an object are compared one by one up to this number. A larger object gets a hash index.
 const LINEAR_KEYS: usize = 16;
-/// A key longer than this brings the index at once: comparing long keys one by one would be quadratic in bytes.
+/// A longer key creates the index immediately: comparing long keys one by one would be quadratic in bytes.
 const LINEAR_KEY_BYTES: usize = 256;
 
-/// Why a text is not a message; offsets are bytes.
+/// Why a text is not a valid message. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
-    /// Something that is not JSON.
+    /// The text is not JSON.
     #[error("invalid JSON at byte {at}")]
     Syntax {
-        /// Where it was noticed.
+        /// Position of the error.
         at: usize,
     },
     /// The text ends inside a value.
@@ -32,21 +32,21 @@ pub enum ScanError {
     /// The outermost value is not an object.
     #[error("the message is not a JSON object")]
     NotAnObject,
-    /// Containers nest too deep.
+    /// Arrays and objects nest too deep.
     #[error("the message nests deeper than {limit} levels", limit = limits::DEPTH)]
     Depth,
-    /// Too many values.
+    /// The message has too many values.
     #[error("the message has more than {limit} values", limit = limits::VALUES)]
     Values,
-    /// An object has a key twice.
+    /// An object has the same key twice.
     #[error("duplicate key at byte {at}")]
     DuplicateKey {
-        /// Where the second one is.
+        /// Position of the second key.
         at: usize,
     },
 }
 
-/// Where the members of the envelope are.
+/// Positions of the envelope's members in the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Members {
     pub(crate) id: Option<Range<usize>>,
@@ -82,15 +82,15 @@ pub(crate) fn scan(text: &str) -> Result<Members, ScanError> {
 
 struct Scan<'a> {
     text: Text<'a>,
-    /// The open containers, the innermost last.
+    /// The open containers, innermost last.
     frames: Vec<Frame>,
-    /// The keys of all open objects; each frame knows where its own begin.
+    /// The keys of all open objects. Each object frame knows where its own keys begin.
     keys: Vec<Key>,
     values: usize,
-    /// Made when the first index is, so that usual messages cost no random key.
+    /// Created with the first index, so that ordinary messages do not pay for a random hash key.
     hasher: Option<RandomState>,
     members: Members,
-    /// The key of the outermost object whose value is being scanned, and where the value begins.
+    /// The key of the outermost object whose value is being scanned, and the position where the value begins.
     member: Option<(Key, usize)>,
 }
 
@@ -99,7 +99,7 @@ enum Frame {
     Object { first_key: usize, index: Option<HashSet<u64>> },
 }
 
-/// What the innermost container expects after a value.
+/// The scanner's next step after a value.
 enum Next {
     Value,
     Finished,
@@ -118,7 +118,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Scans a scalar, an empty container or the opening of a container; true when a value must follow.
+    /// Scans a scalar, an empty container or the opening of a container. Returns true if another value must follow.
     fn value(&mut self) -> Result<bool, ScanError> {
         self.text.skip_space();
         self.values += 1;
@@ -165,7 +165,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Closes what ends here and stops before the next value.
+    /// Closes all containers that end here, and stops before the next value.
     fn after_value(&mut self) -> Result<Next, ScanError> {
         loop {
             self.note_member();
@@ -240,7 +240,7 @@ impl Scan<'_> {
         let hasher = self.hasher.get_or_insert_with(RandomState::new);
         let hash = self.text.hash_key(key, hasher.build_hasher());
         let is_new = index.as_mut().is_none_or(|index| index.insert(hash));
-        // Two keys with one hash are compared for real; with a random hash key that happens once, if ever.
+        // The index holds hashes only. On a hit, compare the keys: with a random hash key, a false hit is very unlikely.
         !is_new && seen.iter().any(same)
     }
 

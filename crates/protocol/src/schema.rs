@@ -1,4 +1,4 @@
-//! JSON Schema of the whole wire, from the types that serve it. It must not say anything the types do not.
+//! Generates the JSON Schema of all messages from the wire types. All descriptions in it are the doc comments of the types.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use crate::{
     process, session,
 };
 
-/// One document: envelope, methods with params and result, notifications, failure kinds. The same for every call.
+/// The whole schema as one document: envelope, methods with params and result, notifications and error kinds. The output is deterministic.
 #[must_use]
 pub fn schema() -> Value {
     let mut generator = SchemaSettings::draft2020_12().into_generator();
@@ -125,8 +125,8 @@ fn notification_schema(name: &str, generator: &mut SchemaGenerator) -> Option<Sc
     })
 }
 
-/// The schema of a type, its named parts left in the definitions. The type itself stands in place, since types of
-/// different modules share their short names.
+/// The schema of a type, with the types of its members in the shared definitions. The type itself is written in place, because types in
+/// different modules have the same short name.
 fn named<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = T::json_schema(generator);
     schema.insert("title".to_owned(), T::schema_name().into());

@@ -1,7 +1,7 @@
-//! Params and result of `session/end`. It must not know leases.
+//! Params and result of `session/end`.
 
-/// Params of `session/end`: the session of the connection is meant.
+/// Params of `session/end`, which are empty: it ends the session of this connection.
 pub type EndParams = crate::Empty;
 
-/// Result of `session/end`, sent when every process of the session is gone.
+/// Result of `session/end`, sent when all processes of the session are gone.
 pub type EndResult = crate::Empty;

@@ -1,8 +1,8 @@
-//! Names of signals. The numbers are Linux's on x86-64 and arm64, which agree. It must not know who is signalled.
+//! Signal names and numbers. The numbers are those of Linux on x86-64 and arm64, which agree.
 
 use std::borrow::Cow;
 
-/// POSIX name without `SIG`, and number; where one number has several names the first one is written.
+/// POSIX names without `SIG`, and their numbers. If a number has several names, `name` returns the first one.
 const SIGNALS: &[(&str, i32)] = &[
     ("HUP", 1),
     ("INT", 2),
@@ -40,15 +40,15 @@ const SIGNALS: &[(&str, i32)] = &[
     ("SYS", 31),
 ];
 
-/// The first realtime signal a program may use; libc keeps 32 and 33 for itself.
+/// The first realtime signal that a program may use. libc reserves 32 and 33.
 const RTMIN: i32 = 34;
 /// The last realtime signal.
 const RTMAX: i32 = 64;
 
-/// The number for `interrupt` or a POSIX name, with or without `SIG`, in any case; `RTMIN+n` and `RTMAX-n` too.
+/// Returns the number of a signal name: `interrupt`, a POSIX name with or without `SIG`, `RTMIN+n` or `RTMAX-n`, in upper or lower case.
 #[must_use]
 pub fn number(name: &str) -> Option<i32> {
-    // The longest name is far shorter; this keeps a huge input from being copied.
+    // All names are much shorter. The check avoids a copy of a very long input.
     if name.len() > 16 {
         return None;
     }
@@ -63,7 +63,7 @@ pub fn number(name: &str) -> Option<i32> {
     realtime(short)
 }
 
-/// The POSIX name of a number, for example `SIGKILL`; numbers without a name are written as digits.
+/// Returns the POSIX name of a signal number, for example `SIGKILL`. A number without a name is returned as digits.
 #[must_use]
 pub fn name(number: u8) -> Cow<'static, str> {
     let number = i32::from(number);

@@ -1,13 +1,13 @@
-//! Small pieces of tolerance that several params share. It must not know any method.
+//! Helpers for lenient decoding that several types share.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Params or a result without members: accepts missing, null and any object, is written as `{}`.
+/// Params or a result without members. Missing params, null and any object are accepted. Encoded as `{}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Empty {}
 
-/// Takes null for the default, as a missing key is; use it together with `#[serde(default)]`.
+/// Decodes null as the default value. Use it together with `#[serde(default)]`, which handles a missing key.
 pub(crate) fn null_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -16,7 +16,7 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Tells serde to leave a false flag out.
+/// For `skip_serializing_if`: omits a flag that is false.
 pub(crate) fn is_false(flag: &bool) -> bool {
     !*flag
 }

@@ -1,4 +1,4 @@
-//! Writing by blocks: `fs/create`, `fs/writeBlock`, `fs/commit`. It must not know temporary files.
+//! Writing a file in blocks: `fs/create`, `fs/writeBlock` and `fs/commit`.
 
 use std::borrow::Cow;
 
@@ -10,24 +10,24 @@ use crate::{
     tolerant::{is_false, null_default},
 };
 
-/// Params of `fs/create`: a draft of a file, which nobody sees before `fs/commit`.
+/// Params of `fs/create`, which begins a draft: a new version of a file that stays invisible until `fs/commit`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateParams {
-    /// The caller's name for the draft, 32 bytes at most; one space of names with `fs/open`.
+    /// Name of the draft, chosen by the client, at most 32 bytes. It must differ from the names of files opened with `fs/open`.
     pub handle_id: String,
-    /// The file that it becomes.
+    /// Path of the file that the draft becomes.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Keeps what was written when the handle goes without a commit: a later `fs/create` of the same path with the same word goes on with
-    /// it. 1 to 64 letters, digits, `-` and `_`.
+    /// Keep the written bytes if the handle ends without a commit. A later `fs/create` of the same path with the same `keep` continues the
+    /// draft. 1 to 64 letters, digits, `-` and `_`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<String>,
 }
@@ -37,9 +37,9 @@ pub struct CreateParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateResult {
-    /// The same name.
+    /// Name of the draft, as in the request.
     pub handle_id: String,
-    /// Bytes that the draft has already: what an earlier one with the same `keep` left, else 0.
+    /// Number of bytes that the draft already has: those of an earlier draft with the same `keep`, otherwise 0.
     pub size: u64,
 }
 
@@ -48,11 +48,11 @@ pub struct CreateResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteBlockParams<'a> {
-    /// The draft.
+    /// Name of the draft.
     pub handle_id: String,
-    /// Where the bytes go; what lies between is zeros.
+    /// Where to write the bytes. A gap between blocks reads as zeros.
     pub offset: u64,
-    /// Base64 of the bytes, 1 MiB of them at most.
+    /// Base64 of the bytes, at most 1 MiB of them.
     #[serde(borrow)]
     pub chunk: Cow<'a, str>,
 }
@@ -62,7 +62,7 @@ pub struct WriteBlockParams<'a> {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteBlockResult {
-    /// Bytes of the draft now.
+    /// Size of the draft after the write, in bytes.
     pub size: u64,
 }
 
@@ -71,21 +71,22 @@ pub struct WriteBlockResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CommitParams {
-    /// The draft. It is gone afterwards, whether the commit works or not, unless the answer is an `etagMismatch`.
+    /// Name of the draft. The commit ends the draft even if it fails, except with the error `etagMismatch` or in the middle of a write in
+    /// place.
     pub handle_id: String,
-    /// Commits only if the file is in this state (an etag), or not there (`absent`).
+    /// Commit only if the file has this etag, or with `absent` only if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub if_match: Option<String>,
-    /// Answers when the bytes and the name are on the disk.
+    /// Answer only when the bytes and the name are on the disk. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub fsync: bool,
-    /// Bytes of the whole file: cuts the draft, or fills it with a hole. Default what was written.
+    /// Size of the file in bytes. The draft is cut to it, or extended with a hole. Default: the size that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Permission bits, default those of the file that is replaced, or 0666 less the umask.
+    /// Permission bits. Default: those of the file that is replaced, or 0666 minus the umask for a new file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Time of modification, default now.
+    /// Modification time. Default: now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
 }

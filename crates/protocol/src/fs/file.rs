@@ -1,4 +1,4 @@
-//! Whole files: `fs/readFile`, `fs/writeFile`, `fs/getMetadata`, `fs/setMetadata`. It must not know how bytes reach a disk.
+//! Whole files: `fs/readFile`, `fs/writeFile`, `fs/getMetadata` and `fs/setMetadata`.
 
 use std::borrow::Cow;
 
@@ -16,40 +16,40 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadFileParams {
-    /// The file.
+    /// Path of the file.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Begins at this byte, default 0.
+    /// Byte offset to start at. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// Reads so many bytes at most, default all.
+    /// Maximum number of bytes to read. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub len: Option<u64>,
-    /// Reads these lines; not together with `offset` and `len`.
+    /// Read these lines. Not allowed together with `offset` or `len`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lines: Option<Lines>,
 }
 
-/// Result of `fs/readFile`. From the reference only `dataBase64`.
+/// Result of `fs/readFile`. The reference sends only `dataBase64`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadFileResult {
     /// Base64 of the bytes.
     pub data_base64: String,
-    /// Which state of the file was read; for `ifMatch`.
+    /// Etag of the file before it was read. Pass it as `ifMatch` of a later write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Bytes of the whole file.
+    /// Size of the whole file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Whether what was read reaches the end of the file.
+    /// Whether the bytes reach the end of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eof: Option<bool>,
 }
@@ -59,50 +59,50 @@ pub struct ReadFileResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteFileParams<'a> {
-    /// The file.
+    /// Path of the file.
     pub path: PathArg,
-    /// Base64 of the bytes.
+    /// Base64 of the bytes to write.
     #[serde(borrow)]
     pub data_base64: Cow<'a, str>,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Writes only if the file is in this state (an etag), or not there (`absent`).
+    /// Write only if the file has this etag, or with `absent` only if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub if_match: Option<String>,
-    /// Adds the bytes at the end, in place.
+    /// Append the bytes to the file, in place. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub append: bool,
-    /// Writes the bytes at this place and leaves the rest as it is, in place.
+    /// Write the bytes at this offset, in place, and leave the rest of the file as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// Answers when the bytes and the name are on the disk.
+    /// Answer only when the bytes and the name are on the disk. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub fsync: bool,
-    /// Permission bits, default those of the file that is replaced, or 0666 less the umask.
+    /// Permission bits. Default: those of the file that is replaced, or 0666 minus the umask for a new file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Time of modification, default now.
+    /// Modification time. Default: now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
 }
 
-/// Result of `fs/writeFile` and of `fs/commit`. From the reference an empty object.
+/// Result of `fs/writeFile` and of `fs/commit`. The reference sends an empty object.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteFileResult {
-    /// Whether nobody could see the file half written.
+    /// Whether the write was atomic, so that no reader could see a partly written file.
     #[serde(default)]
     pub atomic: bool,
-    /// The state that the file is in now; for the next `ifMatch`.
+    /// Etag of the file after the write. Pass it as `ifMatch` of the next write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Bytes of the whole file now.
+    /// Size of the whole file after the write, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
 }
@@ -112,102 +112,102 @@ pub struct WriteFileResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GetMetadataParams {
-    /// The file, directory or link.
+    /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Describes a link at the end of the path itself, in place of what it leads to.
+    /// If the path ends with a symbolic link, describe the link itself, not its target. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub of_link: bool,
-    /// Says whom it belongs to.
+    /// Include `owner` in the result. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub owners: bool,
 }
 
-/// Whom a file belongs to.
+/// Owner of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Owner {
-    /// The number of the user.
+    /// User id.
     pub uid: u32,
-    /// The number of the group.
+    /// Group id.
     pub gid: u32,
-    /// The user's name in the server's `/etc/passwd`.
+    /// Name of the user in the server's `/etc/passwd`, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// The group's name in the server's `/etc/group`.
+    /// Name of the group in the server's `/etc/group`, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
 
-/// Result of `fs/getMetadata`. S has the flags and times alone, H the size too.
+/// Result of `fs/getMetadata`. Generation S sends only the flags and the times, H also the size.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GetMetadataResult {
-    /// A directory, links followed.
+    /// Whether the path is a directory, after following links.
     pub is_directory: bool,
-    /// A regular file, links followed.
+    /// Whether the path is a regular file, after following links.
     pub is_file: bool,
-    /// The path itself is a link.
+    /// Whether the path itself is a symbolic link.
     pub is_symlink: bool,
-    /// Bytes.
+    /// Size in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Milliseconds since 1970; 0 where it is not known.
+    /// Creation time, in milliseconds since the Unix epoch. 0 if unknown.
     pub created_at_ms: i64,
-    /// Milliseconds since 1970; 0 where it is not known.
+    /// Modification time, in milliseconds since the Unix epoch. 0 if unknown.
     pub modified_at_ms: i64,
-    /// The state of the file; changes with its bytes.
+    /// Etag of a regular file. It changes whenever the bytes change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     /// Permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// The time of modification, exactly.
+    /// Modification time with nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
-    /// Names that the file has.
+    /// Number of hard links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<u64>,
-    /// Whom it belongs to; with `owners`.
+    /// Owner. Only present with `owners`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// Where the link leads, as it is written; with `ofLink`.
+    /// Target of the link, as stored in it. Only present with `ofLink`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,
-    /// Base64 of where the link leads, where that is not UTF-8.
+    /// Base64 of the link's target. Only present if the target is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target_base64: Option<String>,
 }
 
-/// Params of `fs/setMetadata`: what is left out stays.
+/// Params of `fs/setMetadata`. Members that are left out are not changed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SetMetadataParams {
-    /// The file, directory or link.
+    /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Changes a link at the end of the path itself; a link has a time, but no mode.
+    /// If the path ends with a symbolic link, change the link itself. A link has a modification time, but no mode. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub of_link: bool,
-    /// Permission bits.
+    /// New permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Time of modification.
+    /// New modification time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
 }

@@ -1,4 +1,4 @@
-//! Reading by blocks: `fs/open`, `fs/readBlock`, `fs/close`. It must not know descriptors.
+//! Reading a file in blocks: `fs/open`, `fs/readBlock` and `fs/close`.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,36 +14,36 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OpenParams {
-    /// The caller's name for the open file, 32 bytes at most.
+    /// Name of the open file, chosen by the client, at most 32 bytes.
     pub handle_id: String,
-    /// The file.
+    /// Path of the file.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
 }
 
-/// Result of `fs/open`. From the reference only `handleId`.
+/// Result of `fs/open`. The reference sends only `handleId`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OpenResult {
-    /// The same name.
+    /// Name of the open file, as in the request.
     pub handle_id: String,
-    /// Bytes of the file when it was opened.
+    /// Size of the file when it was opened, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// The state of the file when it was opened.
+    /// Etag of the file when it was opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     /// Permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Time of modification.
+    /// Modification time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
 }
@@ -53,13 +53,13 @@ pub struct OpenResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadBlockParams {
-    /// The open file.
+    /// Name of the open file.
     pub handle_id: String,
-    /// Where to begin.
+    /// Byte offset to start at.
     pub offset: u64,
-    /// How many bytes, from 1 to 1 MiB.
+    /// Number of bytes to read, from 1 to 1 MiB.
     pub len: u64,
-    /// Tells of a hole in place of its zeros.
+    /// Report a hole in the file instead of sending its zeros. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub holes: bool,
 }
@@ -71,9 +71,9 @@ pub struct ReadBlockParams {
 pub struct ReadBlockResult {
     /// Base64 of the bytes.
     pub chunk: String,
-    /// Fewer bytes than asked for are there.
+    /// The file ends before the requested number of bytes.
     pub eof: bool,
-    /// So many zeros lie at `offset` that no disk holds, and the chunk is empty; go on behind them.
+    /// Length of a hole at `offset`: this many zeros that are not stored on disk. `chunk` is then empty. Continue reading behind the hole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hole: Option<u64>,
 }
@@ -83,9 +83,9 @@ pub struct ReadBlockResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CloseParams {
-    /// The open file; one that is not open is no mistake.
+    /// Name of the open file, draft, search or watch. A name that is not in use is not an error.
     pub handle_id: String,
-    /// Of a draft with a `keep` also what was written so far goes.
+    /// Discard the written bytes of a draft that has `keep`. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub discard: bool,
 }

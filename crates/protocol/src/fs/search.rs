@@ -1,4 +1,4 @@
-//! `fs/search`, `fs/searchNext` and `fs/glob`: looking through a tree. It must not know how it is gone through.
+//! Searching a directory tree: `fs/search`, `fs/searchNext` and `fs/glob`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,54 +13,54 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchParams {
-    /// A directory, or one file.
+    /// A directory, or a single file.
     pub path: PathArg,
-    /// The regular expression, matched within lines.
+    /// The regular expression, in the syntax of Rust's `regex` crate. A match never spans lines.
     pub pattern: String,
-    /// The pattern is a plain text.
+    /// Treat the pattern as plain text. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub literal: bool,
-    /// Letters match in either case.
+    /// Ignore case. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub ignore_case: bool,
-    /// Only whole words match.
+    /// Match whole words only. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub word: bool,
-    /// Only files that one of these globs matches.
+    /// Search only files that match one of these globs. Empty: all files.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
-    /// What of the tree is looked at.
+    /// Options that `fs/search` and `fs/glob` share.
     #[serde(flatten)]
     pub scan: ScanParams,
-    /// Lines before a match that are told too, 100 at most.
+    /// Lines of context to return before each match, at most 100. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<u64>,
-    /// Lines after a match that are told too, 100 at most.
+    /// Lines of context to return after each match, at most 100. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// Matching lines in all, default 1000, 1,000,000 at most.
+    /// Maximum number of matching lines, at most 1,000,000. Default: 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_matches: Option<u64>,
-    /// Matching lines of one file, default all; what is left out so is no cut.
+    /// Maximum number of matching lines per file. Lines that are left out for it do not count as truncation. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_per_file: Option<u64>,
-    /// Bytes of a line that are told, default 1024, 65,536 at most.
+    /// Maximum bytes of a line to return, at most 65,536. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_line_bytes: Option<u64>,
-    /// Larger files are passed over and counted, default 1 GiB.
+    /// Larger files are skipped and counted. Default: 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
-    /// Tells the first page, and the others one by one to `fs/searchNext`; needs a `handleId`.
+    /// Return only the first page, and the others with `fs/searchNext`. Requires `handleId`. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub pages: bool,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
 }
 
 impl SearchParams {
-    /// Looks for a pattern with the defaults of everything else.
+    /// A search with the default of every option.
     pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
         Self {
             path,
@@ -83,36 +83,36 @@ impl SearchParams {
 }
 
 impl GlobParams {
-    /// Looks for a pattern with the defaults of everything else.
+    /// A glob with the default of every option.
     pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
         Self { path, pattern: pattern.into(), scan: ScanParams::default(), max_results: None, sandbox: None }
     }
 }
 
-/// What of a tree is looked at: the members that `fs/search` and `fs/glob` share.
+/// Options that `fs/search` and `fs/glob` share.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScanParams {
-    /// Neither files nor directories that one of these globs matches.
+    /// Skip files and directories that match one of these globs.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
-    /// Names that begin with a dot too.
+    /// Include names that begin with a dot. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub hidden: bool,
-    /// Heeds `.gitignore`, `.ignore` and `.git/info/exclude`, and passes over `.git`; default true.
+    /// Apply `.gitignore`, `.ignore` and `.git/info/exclude`, and skip `.git`. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ignore_rules: Option<bool>,
-    /// Levels below the beginning, default 64, 256 at most.
+    /// Maximum number of levels below `path`, at most 256. Default: 64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_depth: Option<u64>,
-    /// Entries of directories that are looked at, default and at most 1,000,000.
+    /// Maximum number of directory entries to examine, at most 1,000,000, which is also the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<u64>,
-    /// How long it may take, default 60,000, 600,000 at most.
+    /// Timeout in milliseconds, at most 600,000. Default: 60,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// The caller's name for it while it is under way, so that `fs/close` can call it off; 32 bytes at most.
+    /// Name of the search while it runs, chosen by the client, at most 32 bytes. `fs/close` with this name cancels it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handle_id: Option<String>,
 }
@@ -122,109 +122,109 @@ pub struct ScanParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchResult {
-    /// Lines that match and their neighbours, file by file in the order of their paths.
+    /// The matching lines and their context lines, ordered by path and line number.
     pub matches: Vec<SearchLine>,
-    /// There are no more pages, and `summary` is there.
+    /// There are no more pages. `summary` is then present.
     pub done: bool,
-    /// What it came to.
+    /// Summary of the whole search.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<SearchSummary>,
 }
 
-/// A line that matches, or one beside it.
+/// A matching line, or a context line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchLine {
-    /// The file.
+    /// Path of the file.
     pub path: PathArg,
-    /// The `file:` URI of the file, where `path` could not say it because it is not UTF-8.
+    /// `file:` URI of the file. Only present if the path is not UTF-8, so that `path` cannot represent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// The number of the line, from 1.
+    /// Line number, starting at 1.
     pub line: u64,
-    /// Bytes of the file before the line.
+    /// Number of bytes in the file before the line.
     pub offset: u64,
-    /// The line without its end; what is not UTF-8 in it is replaced.
+    /// The line without its line ending. Bytes that are not UTF-8 are replaced.
     pub text: String,
-    /// Base64 of the same bytes, where they are not UTF-8.
+    /// Base64 of the same bytes. Only present if they are not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_base64: Option<String>,
-    /// Where it matches, in bytes of the text as it is in the file: from, to. At most 64.
+    /// Ranges of the matches, as `[from, to]` in bytes of the line's text in the file. At most 64.
     #[serde(default)]
     pub spans: Vec<(u64, u64)>,
-    /// It is told only because it is beside a match.
+    /// This is a context line, which does not match itself.
     #[serde(default, skip_serializing_if = "is_false")]
     pub context: bool,
-    /// Bytes of the line in all, where `text` is not the whole of it.
+    /// Length of the whole line in bytes. Only present if `text` is only a part of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line_bytes: Option<u64>,
-    /// Bytes of the line before `text`, where there are any.
+    /// Number of bytes of the line before `text`. Only present if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped_bytes: Option<u64>,
 }
 
-/// What a search came to.
+/// Summary of a search.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchSummary {
-    /// Matching lines that were told, on all pages.
+    /// Number of matching lines returned, on all pages.
     pub matches: u64,
-    /// Files that hold them.
+    /// Number of files with matching lines.
     pub matched_files: u64,
-    /// Files that were read.
+    /// Number of files read.
     pub files: u64,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub bytes: u64,
-    /// Files that are no text: a NUL byte ended their search.
+    /// Number of binary files: their search ended at a NUL byte.
     pub binary: u64,
-    /// Files that are larger than `maxFileBytes`.
+    /// Number of files that were skipped because they are larger than `maxFileBytes`.
     pub large: u64,
-    /// Files whose search ended at a line of more than 8 MiB.
+    /// Number of files whose search ended at a line of more than 8 MiB.
     pub long_lines: u64,
-    /// What was gone through.
+    /// Summary of the directory scan.
     #[serde(flatten)]
     pub scan: ScanSummary,
 }
 
-/// What was gone through.
+/// Summary of a directory scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScanSummary {
-    /// Directories that were read.
+    /// Number of directories read.
     pub directories: u64,
-    /// Entries that were looked at, those included that a rule leaves out.
+    /// Number of entries examined, including those that a rule excludes.
     pub entries: u64,
-    /// FIFOs, sockets, devices, and directories of the kernel's own file systems, all of which are passed over.
+    /// Number of FIFOs, sockets, devices, and directories of the kernel's own file systems. All of them are skipped.
     pub special: u64,
-    /// There may be more than was told.
+    /// The result may be incomplete.
     pub truncated: bool,
-    /// Why.
+    /// The limits that made it incomplete.
     pub truncated_by: Vec<Cut>,
-    /// The first hundred that could not be looked at.
+    /// The first 100 entries that could not be examined.
     pub errors: Vec<WalkError>,
-    /// All that could not be looked at.
+    /// Number of all entries that could not be examined.
     pub error_count: u64,
 }
 
-/// A bound that was met.
+/// A limit that cut a search or a glob short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Cut {
-    /// It was called off by `fs/close`.
+    /// `fs/close` cancelled it.
     Cancelled,
-    /// `timeoutMs`.
+    /// `timeoutMs` passed.
     Time,
-    /// `maxDepth`.
+    /// `maxDepth` was reached.
     Depth,
-    /// `maxEntries`.
+    /// `maxEntries` was reached.
     Entries,
-    /// `maxMatches` or `maxResults`.
+    /// `maxMatches` or `maxResults` was reached.
     Results,
-    /// The bytes that results may have.
+    /// The results reached their maximum size in bytes.
     Bytes,
 }
 
@@ -233,7 +233,7 @@ pub enum Cut {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchNextParams {
-    /// The search.
+    /// Name of the search.
     pub handle_id: String,
 }
 
@@ -242,17 +242,17 @@ pub struct SearchNextParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GlobParams {
-    /// A directory.
+    /// Path of a directory.
     pub path: PathArg,
-    /// A glob over paths below it, such as `src/**/*.rs`.
+    /// A glob for paths below the directory, such as `src/**/*.rs`.
     pub pattern: String,
-    /// What of the tree is looked at.
+    /// Options that `fs/search` and `fs/glob` share.
     #[serde(flatten)]
     pub scan: ScanParams,
-    /// Paths that are told, default 1000, 50,000 at most.
+    /// Maximum number of paths to return, at most 50,000. Default: 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_results: Option<u64>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
@@ -263,9 +263,9 @@ pub struct GlobParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GlobResult {
-    /// What matches, in the order of paths.
+    /// The matching paths, in order.
     pub entries: Vec<GlobEntry>,
-    /// What was gone through.
+    /// Summary of the directory scan.
     pub summary: ScanSummary,
 }
 
@@ -274,16 +274,16 @@ pub struct GlobResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GlobEntry {
-    /// Where it is.
+    /// The path.
     pub path: PathArg,
-    /// The `file:` URI of the place, where `path` could not say it because it is not UTF-8.
+    /// `file:` URI of the path. Only present if the path is not UTF-8, so that `path` cannot represent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// What it is, links not followed.
+    /// Type of the entry. Symbolic links are not followed.
     pub kind: EntryKind,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it was changed last, in milliseconds since 1970.
+    /// Modification time, in milliseconds since the Unix epoch.
     pub modified_at_ms: i64,
 }
 

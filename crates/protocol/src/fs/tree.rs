@@ -1,5 +1,4 @@
-//! Directories and names: `fs/createDirectory`, `fs/readDirectory`, `fs/createSymlink`, `fs/remove`, `fs/copy`, `fs/canonicalize`. It
-//! must not know how a tree is walked.
+//! Directories and names: `fs/createDirectory`, `fs/readDirectory`, `fs/createSymlink`, `fs/remove`, `fs/copy` and `fs/canonicalize`.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,19 +14,19 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateDirectoryParams {
-    /// The directory.
+    /// Path of the directory.
     pub path: PathArg,
-    /// Makes parents too, and takes one that is there for done; default true.
+    /// Create missing parents too. A directory that already exists is then not an error. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Permission bits of the directory if it is made, whatever the umask; default 0777 less the umask.
+    /// Permission bits of a new directory, independent of the umask. Default: 0777 minus the umask.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
 }
@@ -40,21 +39,21 @@ pub type CreateDirectoryResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateSymlinkParams {
-    /// The link that is made.
+    /// Path of the new link.
     pub path: PathArg,
-    /// Where it leads, written into it as it is.
+    /// Target of the link, stored as it is.
     #[serde(default, deserialize_with = "null_default")]
     pub target: String,
-    /// Base64 of where it leads, in place of `target`, where that is not UTF-8.
+    /// Base64 of the target. Use it in place of `target` if the target is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_base64: Option<String>,
-    /// Replaces a file or a link of this name, in one step; never a directory.
+    /// Replace an existing file or link of this name atomically. A directory is never replaced. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub replace: bool,
-    /// Whether links in the path before its end are followed, default true.
+    /// Whether to follow symbolic links in the path before its last component. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
@@ -68,23 +67,23 @@ pub type CreateSymlinkResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadDirectoryParams {
-    /// The directory.
+    /// Path of the directory.
     pub path: PathArg,
-    /// Whether links in the path are followed, default true.
+    /// Whether to follow symbolic links in the path. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
-    /// Lists every entry, broken links and special files too, sorted by name, each with `kind` and what else is known of it.
+    /// List every entry, including broken links and special files, sorted by name, with `kind` and the other details. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub details: bool,
-    /// With `details`: says whom each entry belongs to.
+    /// With `details`: include `owner` of each entry. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub owners: bool,
-    /// With `details`: only names after this one, in the order of their bytes; base64. For the next part of a directory that is too large
-    /// for one answer.
+    /// With `details`: base64 of a name. Only names after it are listed, in byte order. It gets the next part of a directory that is too
+    /// large for one answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_base64: Option<String>,
 }
@@ -94,9 +93,9 @@ pub struct ReadDirectoryParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadDirectoryResult {
-    /// What is in it, without `.` and `..`.
+    /// The entries, without `.` and `..`.
     pub entries: Vec<DirectoryEntry>,
-    /// With `details`: there are more; ask again with the last name as `afterBase64`.
+    /// With `details`: there are more entries. Ask again with the last name as `afterBase64`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub truncated: bool,
 }
@@ -106,58 +105,58 @@ pub struct ReadDirectoryResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DirectoryEntry {
-    /// Its name; what is not UTF-8 in it is replaced.
+    /// Name of the entry. Bytes that are not UTF-8 are replaced.
     pub file_name: String,
-    /// A directory, links followed.
+    /// Whether the entry is a directory, after following links.
     pub is_directory: bool,
-    /// A regular file, links followed.
+    /// Whether the entry is a regular file, after following links.
     pub is_file: bool,
-    /// A symbolic link itself; servers of older generations leave it out.
+    /// Whether the entry itself is a symbolic link. Servers of older generations omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub is_symlink: Option<bool>,
-    /// Base64 of the name, where it is not UTF-8.
+    /// Base64 of the name. Only present if the name is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_name_base64: Option<String>,
-    /// What it is itself; this and all below with `details`.
+    /// Type of the entry, links not followed. This member and all below are only present with `details`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<EntryKind>,
-    /// Bytes.
+    /// Size in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Time of modification.
+    /// Modification time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<Moment>,
-    /// Whom it belongs to; with `owners`.
+    /// Owner. Only present with `owners`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// Where a link leads, as it is written.
+    /// Target of a symbolic link, as stored in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,
-    /// Base64 of where a link leads, where that is not UTF-8.
+    /// Base64 of the link's target. Only present if the target is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target_base64: Option<String>,
 }
 
-/// Params of `fs/remove`. A link at the end of the path is removed itself.
+/// Params of `fs/remove`. If the path ends with a symbolic link, the link itself is removed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RemoveParams {
-    /// The file, link or directory.
+    /// Path of the file, link or directory.
     pub path: PathArg,
-    /// Removes what is in a directory too, default true.
+    /// Remove the content of a directory too. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
-    /// Takes one that is not there for done, default true.
+    /// A path that does not exist is not an error. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
-    /// Whether links in the path before its end are followed, default true.
+    /// Whether to follow symbolic links in the path before its last component. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
@@ -171,13 +170,13 @@ pub type RemoveResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CopyParams {
-    /// What is copied; a link is copied itself.
+    /// Path of the file, link or directory to copy. A symbolic link itself is copied, not its target.
     pub source_path: PathArg,
-    /// What it becomes.
+    /// Path of the copy.
     pub destination_path: PathArg,
-    /// Whether a directory may be copied.
+    /// Allow the source to be a directory.
     pub recursive: bool,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
@@ -191,9 +190,9 @@ pub type CopyResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CanonicalizeParams {
-    /// The path; it must exist.
+    /// The path to resolve. It must exist.
     pub path: PathArg,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
@@ -204,6 +203,6 @@ pub struct CanonicalizeParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CanonicalizeResult {
-    /// The same place without links, in the form of the request; a `file:` URI where it is not UTF-8.
+    /// The path without symbolic links, in the form of the request. A `file:` URI if it is not UTF-8.
     pub path: PathArg,
 }

@@ -1,4 +1,4 @@
-//! `fs/walk`: a bounded look at a tree. It must not know how it is walked.
+//! Listing a directory tree with limits: `fs/walk`.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,30 +10,30 @@ use crate::{path::PathArg, tolerant::null_default};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkParams {
-    /// Where to begin.
+    /// Path of the directory to start at.
     pub path: PathArg,
-    /// How far to go.
+    /// Limits and options of the walk.
     pub options: WalkOptions,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
 }
 
-/// How far a walk goes.
+/// Limits and options of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkOptions {
-    /// Levels below the beginning, 64 at most.
+    /// Maximum number of levels below `path`, at most 64.
     pub max_depth: u64,
-    /// Directories that are looked into, the beginning counted, 10,000 at most.
+    /// Maximum number of directories to read, including `path`, at most 10,000.
     pub max_directories: u64,
-    /// Entries that are listed, 50,000 at most.
+    /// Maximum number of entries to examine, at most 50,000.
     pub max_entries: u64,
-    /// Whether links to directories are followed.
+    /// Whether to follow symbolic links to directories.
     pub follow_directory_symlinks: bool,
-    /// Whether directories whose name begins with a dot are listed but not looked into.
+    /// List directories whose name begins with a dot, but do not read them. Default: false.
     #[serde(default, deserialize_with = "null_default")]
     pub prune_hidden_directories: bool,
 }
@@ -43,46 +43,46 @@ pub struct WalkOptions {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkResult {
-    /// What was found, level by level, sorted by name in each directory.
+    /// The entries found, level by level, sorted by name within each directory.
     pub entries: Vec<WalkEntry>,
-    /// What could not be looked at.
+    /// The entries that could not be examined.
     pub errors: Vec<WalkError>,
-    /// Whether a bound cut the walk.
+    /// Whether a limit cut the walk short.
     pub truncated: bool,
 }
 
-/// Something that was found.
+/// One entry found by a walk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkEntry {
-    /// Where it is.
+    /// Path of the entry.
     pub path: PathArg,
-    /// What it is.
+    /// Type of the entry.
     pub kind: WalkKind,
 }
 
-/// What a walk lists.
+/// Type of an entry that a walk lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WalkKind {
-    /// A directory, or a link to one that is followed.
+    /// A directory, or a symbolic link to a directory that is followed.
     Directory,
     /// A regular file.
     File,
 }
 
-/// Something that could not be looked at.
+/// An entry that could not be examined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkError {
-    /// Where it is.
+    /// Path of the entry.
     pub path: PathArg,
-    /// What happened.
+    /// The reason, as text for people.
     pub message: String,
-    /// The `file:` URI of the place, where `path` could not say it because it is not UTF-8.
+    /// `file:` URI of the entry. Only present if the path is not UTF-8, so that `path` cannot represent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `fs/watch` and `fs/watchNext`: what changes below a directory. It must not know who tells of it.
+//! Watching for changes below a directory: `fs/watch` and `fs/watchNext`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,30 +13,30 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchParams {
-    /// The caller's name for the watch, 32 bytes at most.
+    /// Name of the watch, chosen by the client, at most 32 bytes.
     pub handle_id: String,
-    /// A directory, or one file.
+    /// A directory, or a single file.
     pub path: PathArg,
-    /// Directories below it too, default true.
+    /// Watch the directories below it too. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
-    /// Names that begin with a dot too, and what is below them; default true.
+    /// Include names that begin with a dot, and everything below them. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden: Option<bool>,
-    /// Neither what one of these globs matches nor what is below it.
+    /// Exclude paths that match one of these globs, and everything below them.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
-    /// Directories that are watched, default 8192, 65,536 at most.
+    /// Maximum number of directories to watch, at most 65,536. Default: 8192.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_directories: Option<u64>,
-    /// The reference's sandbox.
+    /// The sandbox of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub sandbox: Sandbox,
 }
 
 impl WatchParams {
-    /// Watches with the defaults of everything else.
+    /// A watch with the default of every option.
     pub fn new(path: PathArg, handle_id: impl Into<String>) -> Self {
         Self {
             handle_id: handle_id.into(),
@@ -55,11 +55,11 @@ impl WatchParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchResult {
-    /// The same name.
+    /// Name of the watch, as in the request.
     pub handle_id: String,
-    /// Directories that are watched.
+    /// Number of directories that are watched.
     pub directories: u64,
-    /// Directories that are not, because of a bound, of this server or of its host.
+    /// Number of directories that are not watched, because of a limit of this server or of its host.
     pub unwatched: u64,
 }
 
@@ -68,15 +68,15 @@ pub struct WatchResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchNextParams {
-    /// The watch.
+    /// Name of the watch.
     pub handle_id: String,
-    /// How long to wait for a change, default 0.
+    /// How many milliseconds to wait for the first change. Default: 0.
     #[serde(default, deserialize_with = "null_default")]
     pub wait_ms: u64,
-    /// How long to gather after the first change, default 50, 10,000 at most.
+    /// How many milliseconds to collect more changes after the first one, at most 10,000. Default: 50.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settle_ms: Option<u64>,
-    /// Changes in one answer, default and at most 4096.
+    /// Maximum number of changes in the result, at most 4096, which is also the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_changes: Option<u64>,
 }
@@ -86,45 +86,45 @@ pub struct WatchNextParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchNextResult {
-    /// What changed since it was told last, each path once, in the order of paths.
+    /// The changes since the last result, each path once, in the order of paths.
     pub changes: Vec<WatchChange>,
-    /// Changes were lost: look at everything.
+    /// Changes were lost. The client must examine everything again.
     pub overflow: bool,
-    /// More wait.
+    /// More changes are ready. Ask again at once.
     pub more: bool,
-    /// Directories that are not watched, because of a bound, of this server or of its host.
+    /// Number of directories that are not watched, because of a limit of this server or of its host.
     pub unwatched: u64,
-    /// Why nothing more will come; null while something may.
+    /// Why the watch has ended. Null while it is active.
     pub ended: Option<WatchEnd>,
 }
 
-/// What happened to one path.
+/// A change of one path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchChange {
-    /// Where.
+    /// The path that changed.
     pub path: PathArg,
-    /// The `file:` URI of the place, where `path` could not say it because it is not UTF-8.
+    /// `file:` URI of the path. Only present if the path is not UTF-8, so that `path` cannot represent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// What.
+    /// The kind of change.
     pub change: ChangeKind,
-    /// It is, or was, a directory.
+    /// Whether the path is, or was, a directory.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_directory: bool,
 }
 
-/// What happened.
+/// The kind of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ChangeKind {
-    /// It is there now, new or in the place of what was there before.
+    /// The path exists now. It is new, or it replaced something else.
     Created,
-    /// Its content or its attributes are others.
+    /// The content or the attributes changed.
     Modified,
-    /// It is there no more.
+    /// The path does not exist any longer.
     Removed,
 }
 
@@ -133,8 +133,8 @@ pub enum ChangeKind {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WatchEnd {
-    /// What was watched was removed, moved or unmounted.
+    /// The watched directory or file was removed, moved or unmounted.
     RootRemoved,
-    /// The host tells nothing more.
+    /// The host does not report changes any longer.
     Failed,
 }

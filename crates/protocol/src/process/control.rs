@@ -1,4 +1,4 @@
-//! Steering and looking: `process/signal`, `resize`, `terminate`, `list`, `forget`. It must not know who obeys.
+//! Controlling and listing processes: `process/signal`, `process/resize`, `process/terminate`, `process/list` and `process/forget`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +13,13 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SignalParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// `interrupt`, or a POSIX name with or without `SIG`, in any case.
+    /// Signal to send: `interrupt`, or a POSIX name with or without `SIG`, in upper or lower case. `RTMIN+n` and `RTMAX-n` are accepted
+    /// too.
     pub signal: String,
 }
 
@@ -30,14 +31,14 @@ pub type SignalResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResizeParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Lines.
+    /// Number of rows.
     pub rows: u16,
-    /// Columns.
+    /// Number of columns.
     pub cols: u16,
 }
 
@@ -49,12 +50,12 @@ pub type ResizeResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Milliseconds between SIGTERM and SIGKILL; absent kills at once.
+    /// Milliseconds between SIGTERM and SIGKILL. Absent: SIGKILL is sent at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
 }
@@ -64,9 +65,9 @@ pub struct TerminateParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateResult {
-    /// Whether the process ran when the request came.
+    /// Whether the process was running when the request arrived.
     pub running: bool,
-    /// The process had ended, but something held its streams open and was killed.
+    /// The process had already exited, but other processes held its output streams open. They were killed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub streams_held: bool,
 }
@@ -76,26 +77,26 @@ pub struct TerminateResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ListParams {
-    /// How far to look.
+    /// Which sessions to list. Default: `session`.
     #[serde(default, deserialize_with = "null_default")]
     pub scope: Scope,
-    /// Goes on behind the page that had this as its `nextCursor`.
+    /// The `nextCursor` of the previous page. The result then continues after that page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
-    /// Processes in the answer at most, 1 or more; without it as many as fit one answer.
+    /// Maximum number of processes in the result, at least 1. Absent: as many as fit into one answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
-/// How far `process/list` looks.
+/// Which sessions `process/list` includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Scope {
-    /// The session of the connection.
+    /// Only the session of this connection.
     #[default]
     Session,
-    /// Every session of the same principal.
+    /// All sessions of the same principal.
     All,
 }
 
@@ -106,75 +107,76 @@ pub enum Scope {
 pub struct ListResult {
     /// The processes, oldest first.
     pub processes: Vec<ProcessInfo>,
-    /// There are more: ask again with this as `cursor`.
+    /// Present if there are more processes. Pass it as `cursor` to get the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
-    /// Sessions whose processes are not listed, because their holders have not answered since the server was restarted.
+    /// Sessions whose processes are missing from the list: since the server restarted, their holder process has not answered. Omitted if
+    /// there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adopting: Vec<AdoptingSession>,
 }
 
-/// A session whose holder has not answered since the server was restarted.
+/// A session that the server is still adopting: its holder process has not answered since the server restarted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AdoptingSession {
-    /// The session.
+    /// Name of the session.
     pub session_id: SessionId,
-    /// How long the server has waited for its holder.
+    /// Milliseconds for which the server has been waiting for the holder process.
     pub waiting_ms: u64,
 }
 
-/// One process in a `process/list`.
+/// One process in the result of `process/list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessInfo {
-    /// Its name.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session.
+    /// Session of the process.
     pub session_id: SessionId,
-    /// Its number at the operating system; null while it is being started.
+    /// PID that the operating system assigned. Null while the process is being started.
     pub pid: Option<u32>,
-    /// Program and arguments, or their beginning.
+    /// Program and arguments. A long list is cut; see `argvBytes`.
     pub argv: Vec<String>,
-    /// Bytes of program and arguments, where `argv` has only their beginning.
+    /// Present if `argv` was cut: the number of bytes of the complete program and arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv_bytes: Option<u64>,
-    /// Working directory, a native path.
+    /// Working directory, as a native path.
     pub cwd: String,
-    /// Whether it runs on a terminal.
+    /// Whether the process runs on a terminal.
     pub tty: bool,
-    /// When it was started, in milliseconds since 1970.
+    /// Start time, in milliseconds since the Unix epoch.
     pub started_at_ms: u64,
-    /// Whether it ended.
+    /// Whether the process has exited.
     pub exited: bool,
-    /// How it ended; null while it runs.
+    /// How the process ended. Null while it runs.
     pub exit: Option<Exit>,
-    /// Whether it ended and all of its output is in the log.
+    /// Whether the process has exited and all of its output is in the log.
     pub closed: bool,
-    /// The next number its log will give.
+    /// The sequence number that the next event will get.
     pub next_seq: u64,
-    /// Output bytes written so far.
+    /// Output bytes that the process has written so far.
     pub output_bytes: u64,
     /// Output bytes that can still be read.
     pub retained_bytes: u64,
-    /// Output bytes dropped by `dropOldest`.
+    /// Output bytes that were dropped by `dropOldest` or freed for readers that follow.
     pub dropped_bytes: u64,
-    /// Why the process waits for its output to be taken; null when it does not.
+    /// Why the process is blocked until its output is taken. Null if it is not blocked.
     pub blocked: Option<Blocked>,
 }
 
-/// Why a process waits for its output to be taken.
+/// Why a process is blocked until its output is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Blocked {
-    /// Its log in memory is full.
+    /// The log in memory is full.
     MemoryCap,
-    /// Its log on disk is full.
+    /// The log on disk has reached its quota.
     Quota,
-    /// The disk is full or fails.
+    /// The disk is full, or writing to it fails.
     DiskFull,
 }
 

@@ -1,4 +1,4 @@
-//! Notifications about processes, both ways. It must not know when they are sent.
+//! Notifications about processes, in both directions.
 
 use std::borrow::Cow;
 
@@ -12,22 +12,21 @@ use crate::{ProcessId, SessionId};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OutputParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where the event comes from a subscription.
+    /// Session of the process. Only present if the event comes from a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The event's number.
+    /// Sequence number of the event.
     pub seq: u64,
-    /// Where the bytes came from.
+    /// The stream that the process wrote to.
     pub stream: Stream,
-    /// Base64 of the bytes.
+    /// Base64 of at most 64 KiB of output.
     pub chunk: String,
-    /// Output bytes before these.
+    /// Number of output bytes of this process before this chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// What is gone, on the first of the empty chunks that stand for it; clients that announced `gap` get
-    /// `process/gap` instead.
+    /// The lost events, on the first of the empty chunks that stand for them. Clients that announced `gap` get `process/gap` instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
 }
@@ -37,90 +36,91 @@ pub struct OutputParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExitedParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where the event comes from a subscription.
+    /// Session of the process. Only present if the event comes from a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The event's number.
+    /// Sequence number of the event.
     pub seq: u64,
-    /// The exit status, or 128 + n after signal n.
+    /// Exit status, or 128 + n if signal n ended the process.
     pub exit_code: i32,
-    /// Always false from this server; older peers leave it out.
+    /// Whether the sandbox is the likely reason for the failure of the process. It is a hint, not a proof. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_denied: Option<bool>,
-    /// The name of the signal that ended it, for example `SIGKILL`.
+    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited.
     pub signal: Option<Cow<'static, str>>,
-    /// Why it ended; older peers leave it out.
+    /// Why the process ended. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// What it used; older peers leave it out.
+    /// Resources that the process used. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// Limits that it, or something that it started, has reached; left out where there is none.
+    /// Limits of the server that the process, or something that it started, has reached. Omitted if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits_hit: Vec<Limit>,
 }
 
-/// Params of the notification `process/closed`, the last one of a process.
+/// Params of the notification `process/closed`, which is the last event of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClosedParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where the event comes from a subscription.
+    /// Session of the process. Only present if the event comes from a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The event's number.
+    /// Sequence number of the event.
     pub seq: u64,
-    /// Output bytes in all; older peers leave it out.
+    /// Total output bytes that the process wrote. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Output bytes dropped by `dropOldest`; older peers leave it out.
+    /// Output bytes that were dropped by `dropOldest` or freed for readers that follow. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_bytes: Option<u64>,
 }
 
-/// Params of the notification `process/gap`.
+/// Params of the notification `process/gap`, sent in place of events that can no longer be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GapParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where the event comes from a subscription.
+    /// Session of the process. Only present if the event comes from a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// What is gone.
+    /// The lost events.
     #[serde(flatten)]
     pub gap: Gap,
 }
 
-/// Params of the notification `process/channel`: the number of a process in the frames of the dialect `binary`, on this connection.
+/// Params of the notification `process/channel`: the channel number of a process in the frames of the dialect `binary`, on this connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ChannelParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where its events come from a subscription.
+    /// Session of the process. Only present if its events come from a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The number.
+    /// The channel number.
     pub channel: u32,
 }
 
-/// Params of the notification `process/ack` from a client: everything up to `seq` is taken.
+/// Params of the notification `process/ack` from a client: the client has consumed every event up to `seq`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AckParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session, where the event came from a subscription; only the owner's word counts.
+    /// Session of the process, if the events come from a subscription. Output is kept and freed only by the acknowledgements of the owner
+    /// and of subscribers with `hold`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The highest number that is taken, with all below it.
+    /// The highest sequence number that the client has consumed. It includes all lower ones.
     pub seq: u64,
 }

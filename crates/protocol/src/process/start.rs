@@ -1,4 +1,4 @@
-//! Params and result of `process/start`. It must not know how a process is started.
+//! Params and result of `process/start`.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -17,72 +17,74 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StartParams {
-    /// The caller's name for the process.
+    /// Name of the process, chosen by the client.
     pub process_id: ProcessId,
-    /// Program and arguments; the program is looked up in the child's PATH.
+    /// Program and arguments. A program without a slash is searched in the `PATH` of the child.
     pub argv: Vec<String>,
-    /// Working directory; absent means the caller's first root, else the server's own directory.
+    /// Working directory. Absent: the first root of the caller's token, else the server's own working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathArg>,
-    /// The whole environment, or with `envPolicy` what is laid over it. Without both, the child inherits the server's core variables.
+    /// The complete environment; with `envPolicy`, variables that override the result of the policy. Without `env` and `envPolicy`, the
+    /// process inherits the core variables of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
-    /// How the environment is made from the server's; absent, and with `env` present, nothing is inherited.
+    /// How to build the environment from the server's. Absent: if `env` is present, nothing is inherited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_policy: Option<EnvPolicy>,
-    /// Runs on a terminal.
+    /// Run the process on a terminal.
     #[serde(default, deserialize_with = "null_default")]
     pub tty: bool,
-    /// Keeps a writable stdin without a terminal.
+    /// Give the process a writable stdin without a terminal. Otherwise its stdin is `/dev/null`.
     #[serde(default, deserialize_with = "null_default")]
     pub pipe_stdin: bool,
-    /// Override of `argv[0]`.
+    /// The value that the program sees as `argv[0]`, if it differs from the program's path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// First size of the terminal, default 24 by 80.
+    /// Initial size of the terminal. Default: 24 rows, 80 columns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// TERM for a process on a terminal; `env` wins.
+    /// Value of `TERM` for a process on a terminal. A `TERM` in `env` takes precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub term: Option<String>,
-    /// Ends the process after so many milliseconds.
+    /// Kill the process and everything it started after this many milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// Ends the process after so many milliseconds without output.
+    /// Kill the process and everything it started after this many milliseconds without output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_ms: Option<u64>,
-    /// What happens when output is not taken, default `block`.
+    /// Behavior when output is not taken and the log is full. Default: `block`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
-    /// Forgets the process once it has ended and no reader needs its log any more.
+    /// Forget the process automatically when it has closed and no reader needs its log.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub auto_forget: bool,
-    /// What the process may touch; a policy that cannot be enforced is refused.
+    /// The sandbox of the process. A policy that cannot be enforced is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
-    /// The reference's network confinement; refused.
+    /// Network confinement of the reference. Refused if true.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub enforce_managed_network: bool,
-    /// Ports of the reference's proxy; means nothing without the confinement.
+    /// Proxy ports of the reference. Ignored: they have no meaning without that confinement.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub managed_network: Option<Box<RawValue>>,
-    /// The reference's proxy; refused.
+    /// Network proxy of the reference. Refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub network_proxy: Option<Box<RawValue>>,
-    /// The reference's cached shell state. Refused where `envPolicy` would filter what the shell's profile exports; otherwise the
-    /// plain command runs, as in the reference when the state cannot be captured.
+    /// Cached shell state of the reference. This server does not capture shell state and runs the plain command, like the reference when it
+    /// cannot capture the state. The start is refused if `envPolicy` filters variables, because the shell's profile could export them
+    /// again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shell_snapshot: Option<ShellSnapshot>,
 }
 
-/// Params of the reference's cached shell state.
+/// Cached shell state of the reference.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShellSnapshot {
-    /// Whom the state belongs to.
+    /// The scope that the state belongs to.
     pub scope_id: String,
     /// The shell whose profile is captured.
     pub shell: SnapshotShell,
@@ -93,14 +95,14 @@ pub struct ShellSnapshot {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotShell {
-    /// Its name; `bash`, `zsh` and `sh` have such a state.
+    /// Name of the shell. The reference captures the state of `bash`, `zsh` and `sh`.
     pub name: String,
-    /// Its program.
+    /// Path of the executable.
     pub path: String,
 }
 
 impl ShellSnapshot {
-    /// Whether the reference would run this command with the state: `[path, "-lc", script, …]` of a shell that it knows.
+    /// Whether the reference would run this command with the captured state: `[path, "-lc", script, …]` with a shell that it supports.
     #[must_use]
     pub fn applies_to(&self, argv: &[String]) -> bool {
         matches!(self.shell.name.as_str(), "bash" | "zsh" | "sh")
@@ -110,31 +112,31 @@ impl ShellSnapshot {
     }
 }
 
-/// How a child's environment is made from the server's; every member is required.
+/// How the environment of a process is built from the server's. Every member is required.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EnvPolicy {
-    /// Which variables of the server are taken.
+    /// Which variables of the server are inherited.
     pub inherit: Inherit,
-    /// Keeps names that look like secrets.
+    /// Keep variables whose names look like secrets (`*KEY*`, `*SECRET*`, `*TOKEN*`).
     pub ignore_default_excludes: bool,
     /// Patterns of names to drop.
     pub exclude: Vec<String>,
-    /// Variables to set after the dropping.
+    /// Variables to set after names were dropped.
     pub set: BTreeMap<String, String>,
-    /// When not empty: patterns of the only names to keep.
+    /// If not empty: patterns of the only names to keep.
     pub include_only: Vec<String>,
 }
 
 impl EnvPolicy {
-    /// Whether it keeps variables away from the child by their names.
+    /// Whether the policy removes variables by their names.
     #[must_use]
     pub fn filters(&self) -> bool {
         !self.ignore_default_excludes || !self.exclude.is_empty() || !self.include_only.is_empty()
     }
 
-    /// The platform's short list, without names that look like secrets: what a start gets that says nothing about its environment.
+    /// Inherits the core variables, without names that look like secrets. A start without `env` and `envPolicy` gets this policy.
     pub fn core() -> Self {
         Self {
             inherit: Inherit::Core,
@@ -146,20 +148,20 @@ impl EnvPolicy {
     }
 }
 
-/// Which variables of the server a child inherits.
+/// Which variables of the server a process inherits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Inherit {
-    /// All of them.
+    /// All variables.
     All,
-    /// The platform's short list.
+    /// The core variables: `PATH`, `SHELL`, `TMPDIR`, `TEMP`, `TMP`, `HOME`, `LANG`, `LC_ALL`, `LC_CTYPE`, `LOGNAME` and `USER`.
     Core,
-    /// None.
+    /// No variables.
     None,
 }
 
-/// The short list that [`Inherit::Core`] stands for.
+/// The variables that [`Inherit::Core`] stands for.
 pub const CORE_VARIABLES: [&str; 11] =
     ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
 
@@ -168,21 +170,21 @@ pub const CORE_VARIABLES: [&str; 11] =
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Size {
-    /// Lines.
+    /// Number of rows.
     pub rows: u16,
-    /// Columns.
+    /// Number of columns.
     pub cols: u16,
 }
 
-/// What happens when output is not taken and the log is full.
+/// Behavior when output is not taken and the log is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Overflow {
-    /// The process waits.
+    /// The process blocks until output is taken.
     #[default]
     Block,
-    /// The oldest output is dropped, counted and told as a gap.
+    /// The oldest output is dropped, counted and reported as a gap.
     DropOldest,
 }
 
@@ -191,21 +193,21 @@ pub enum Overflow {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StartResult {
-    /// The caller's name for the process.
+    /// Name of the process, as in the request.
     pub process_id: ProcessId,
-    /// `none` or `linuxSeccomp`; null or absent means the peer did not say.
+    /// `none` or `linuxSeccomp`. Some servers of the reference omit it or send null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<Cow<'static, str>>,
-    /// The sandbox that was applied, where one was.
+    /// The sandbox that was applied. Absent if the process is not confined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<AppliedSandbox>,
-    /// The process id of the operating system.
+    /// PID that the operating system assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
 impl StartResult {
-    /// The answer to a start that went well.
+    /// The result for a process that started successfully.
     #[must_use]
     pub fn started(process_id: ProcessId, pid: u32, sandbox: Option<AppliedSandbox>) -> Self {
         let sandbox_type = if sandbox.is_some() { "linuxSeccomp" } else { "none" };

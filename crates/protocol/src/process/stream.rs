@@ -1,5 +1,5 @@
-//! Output and input of processes by request: `process/read`, `write`, `closeStdin`, `subscribe`, `unsubscribe`. It
-//! must not know logs or pipes.
+//! Reading and writing the streams of a process: `process/read`, `process/write`, `process/closeStdin`, `process/subscribe` and
+//! `process/unsubscribe`.
 
 use std::borrow::Cow;
 
@@ -16,21 +16,22 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Only what comes after this number, default 0.
+    /// Return only events after this sequence number. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_seq: Option<u64>,
-    /// Stops at so many raw bytes, but returns one chunk at least.
+    /// Stop before the result exceeds this many raw bytes. At least one chunk is returned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// Waits so long for something to return, default 0.
+    /// How many milliseconds to wait if there is nothing to return. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
-    /// Where a reader that follows began: it has taken everything after this number up to `afterSeq`.
+    /// For a reader that follows a process of another session: the sequence number where it began. The server then treats everything after
+    /// it, up to `afterSeq`, as taken by this reader.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_seq: Option<u64>,
 }
@@ -42,48 +43,49 @@ pub struct ReadParams {
 pub struct ReadResult {
     /// The output, in order.
     pub chunks: Vec<ReadChunk>,
-    /// What follows the output.
+    /// The other members of the result.
     #[serde(flatten)]
     pub end: ReadEnd,
 }
 
-/// One piece of output in a `process/read`.
+/// One chunk of output in the result of `process/read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadChunk {
-    /// Its number.
+    /// Sequence number of the event.
     pub seq: u64,
-    /// Where the bytes came from.
+    /// The stream that the process wrote to.
     pub stream: Stream,
-    /// Base64 of the bytes.
+    /// Base64 of the output bytes.
     pub chunk: String,
 }
 
-/// Everything in the result of `process/read` but the output.
+/// All members of the result of `process/read` except the output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadEnd {
-    /// `afterSeq` of the next read, plus one.
+    /// Where to continue: pass `nextSeq - 1` as `afterSeq` of the next read.
     pub next_seq: u64,
-    /// Whether the process ended.
+    /// Whether the process has exited.
     pub exited: bool,
-    /// The exit status, or 128 + n after signal n.
+    /// Exit status, or 128 + n if signal n ended the process. Null while it runs.
     pub exit_code: Option<i32>,
-    /// Whether the process ended and all of its output is in the log.
+    /// Whether the process has exited and all of its output is in the log.
     pub closed: bool,
-    /// Always null from a server.
+    /// Null, except when the server's holder process was lost. Then a text that says whether all output was preserved.
     pub failure: Option<String>,
-    /// Always false from this server.
+    /// Whether the sandbox is the likely reason for the failure of the process. It is a hint, not a proof. False until the process has
+    /// ended.
     #[serde(default)]
     pub sandbox_denied: bool,
-    /// The lowest number that can still be read; 0 from a peer that did not say.
+    /// The lowest sequence number that can still be read. 0 if the server did not send it.
     #[serde(default)]
     pub first_seq: u64,
-    /// What was asked for and is gone.
+    /// Requested events that can no longer be read.
     pub gap: Option<Gap>,
-    /// Why the process waits for its output to be taken; absent while it does not.
+    /// Why the process is blocked until its output is taken. Absent if it is not blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
 }
@@ -93,15 +95,15 @@ pub struct ReadEnd {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteParams<'a> {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Another session of the same principal.
+    /// The session of the process, if it is another session of the same principal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Base64 of the bytes, decoded by the one who writes them.
+    /// Base64 of the bytes to write to stdin.
     #[serde(borrow)]
     pub chunk: Cow<'a, str>,
-    /// With it the write happens exactly once, however often it is sent; not empty.
+    /// Id of the write, not empty. With it the bytes are written exactly once, however often the client sends the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_id: Option<String>,
 }
@@ -111,25 +113,25 @@ pub struct WriteParams<'a> {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteResult {
-    /// What became of the bytes.
+    /// Outcome of the write.
     pub status: WriteStatus,
-    /// The terminal dropped some of them: it keeps 4095 bytes of a line in canonical mode.
+    /// The terminal dropped some of the bytes: in canonical mode it keeps only 4095 bytes of a line.
     #[serde(default, skip_serializing_if = "is_false")]
     pub line_cut: bool,
 }
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WriteStatus {
-    /// All bytes are in the process's stdin.
+    /// All bytes have entered the stdin of the process.
     Accepted,
-    /// No such process.
+    /// The process does not exist.
     UnknownProcess,
-    /// The process has no stdin, or closed it.
+    /// The process has no stdin, closed it, or ended before all bytes were written.
     StdinClosed,
-    /// The process is being started.
+    /// The process is being started. This server never sends it: it waits for the start.
     Starting,
 }
 
@@ -141,22 +143,22 @@ pub type CloseStdinParams = ProcessParams;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CloseStdinResult {
-    /// What became of the request.
+    /// Outcome of the request.
     pub status: CloseStdinStatus,
 }
 
-/// What became of a request to close stdin.
+/// Outcome of a request to close stdin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum CloseStdinStatus {
     /// The pipe is closed, or the terminal got its end-of-file character.
     Accepted,
-    /// The terminal is in raw mode, where the character would be data; nothing was sent.
+    /// The terminal is not in canonical mode, where the end-of-file character would be ordinary data. Nothing was sent.
     RawMode,
-    /// There is no stdin, or it was closed before.
+    /// The process has no stdin, or it is already closed.
     StdinClosed,
-    /// No such process.
+    /// The process does not exist.
     UnknownProcess,
     /// The process is being started.
     Starting,
@@ -167,18 +169,19 @@ pub enum CloseStdinStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SubscribeParams {
-    /// The process.
+    /// Name of the process.
     pub process_id: ProcessId,
-    /// Its session; absent means the connection's own.
+    /// The session of the process. Absent: the connection's own session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Only what comes after this number, default 0.
+    /// Push only events after this sequence number. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_seq: Option<u64>,
-    /// Keeps the log until this reader has it too.
+    /// Keep output until this connection has acknowledged it too. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub hold: bool,
-    /// With `hold`, where a reader that comes back began; default `afterSeq`.
+    /// With `hold`: the sequence number where a reader that resumes had begun. Events after it count as taken only once this connection
+    /// acknowledges them. Default: `afterSeq`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_seq: Option<u64>,
 }
@@ -188,9 +191,9 @@ pub struct SubscribeParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SubscribeResult {
-    /// The lowest number that can still be read.
+    /// The lowest sequence number that can still be read.
     pub first_seq: u64,
-    /// The next number the log will give.
+    /// The sequence number that the next event will get.
     pub next_seq: u64,
 }
 

@@ -1,17 +1,16 @@
-//! Tokens of JSON: strings, numbers, literals, space; and keys compared as they read after unescaping. It must not
-//! know objects or arrays.
+//! JSON tokens: strings, numbers, literals and whitespace. Keys are compared by their unescaped text. Does not depend on objects or arrays.
 
 use std::hash::Hasher;
 
 use super::ScanError;
 
-/// A text and a place in it.
+/// The text of a message and a position in it.
 pub(super) struct Text<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// The inside of a string, without its quotes.
+/// The content of a string without its quotes, as positions in the text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key {
     start: usize,
@@ -20,7 +19,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Length as written, in bytes.
+    /// Length as written, escapes included, in bytes.
     pub(super) fn len(self) -> usize {
         self.end - self.start
     }
@@ -99,7 +98,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Scans a string from its opening quote past its closing one.
+    /// Scans a string, from its opening quote to behind its closing quote.
     pub(super) fn string(&mut self) -> Result<Key, ScanError> {
         self.at += 1;
         let start = self.at;
@@ -132,7 +131,7 @@ impl<'a> Text<'a> {
             }
             Some(b'u') => {
                 let unit = self.hex4()?;
-                // A pair of surrogates is one character; half a pair is none, and no string of ours can hold it.
+                // A surrogate pair encodes one character. A lone surrogate is invalid, because a Rust string cannot hold it.
                 match unit {
                     0xD800..=0xDBFF => {
                         self.literal(b"\\")?;
@@ -154,7 +153,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Reads `uXXXX`.
+    /// Reads the four digits of `\uXXXX`. The position is on the `u`.
     fn hex4(&mut self) -> Result<u32, ScanError> {
         self.at += 1;
         let mut unit = 0;
@@ -169,18 +168,19 @@ impl<'a> Text<'a> {
         Ok(unit)
     }
 
-    /// Whether two keys read the same.
+    /// Whether two keys are equal after unescaping.
     pub(super) fn same_key(&self, a: Key, b: Key) -> bool {
         let (a_text, b_text) = (self.inside(a), self.inside(b));
         if a.escaped || b.escaped { Unescaped::new(a_text).eq(Unescaped::new(b_text)) } else { a_text == b_text }
     }
 
-    /// Whether a key reads as `name`.
+    /// Whether a key, after unescaping, equals `name`.
     pub(super) fn is_key(&self, key: Key, name: &str) -> bool {
         if key.escaped { Unescaped::new(self.inside(key)).eq(name.chars()) } else { self.inside(key) == name }
     }
 
-    /// Hashes what a key reads as; the same for every spelling, since both paths feed equal pieces.
+    /// Hashes the unescaped text of a key. All spellings of a key get the same hash, because both branches pass pieces of equal size to the
+    /// hasher.
     pub(super) fn hash_key(&self, key: Key, mut hasher: impl Hasher) -> u64 {
         const PIECE: usize = 64;
         let inside = self.inside(key);
@@ -217,7 +217,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The characters of a valid string's inside, escapes resolved.
+/// Iterator over the characters of a valid string's content, with escapes resolved.
 struct Unescaped<'a> {
     chars: std::str::Chars<'a>,
 }
@@ -262,7 +262,7 @@ impl Iterator for Unescaped<'_> {
     }
 }
 
-/// Length of the prefix without quote, backslash and control characters, eight bytes at a time.
+/// Length of the prefix without quotes, backslashes and control characters. Checks eight bytes at a time.
 fn plain_prefix(bytes: &[u8]) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
@@ -272,7 +272,7 @@ fn plain_prefix(bytes: &[u8]) -> usize {
         let control = word.wrapping_sub(ONES * 0x20) & !word;
         let quote = (word ^ (ONES * u64::from(b'"'))).wrapping_sub(ONES);
         let backslash = (word ^ (ONES * u64::from(b'\\'))).wrapping_sub(ONES);
-        // A borrow can mark a byte above a real match wrongly, never one below it, so the lowest mark is right.
+        // A borrow can set a wrong mark above a real match, but never below it. So the lowest mark is always correct.
         let quote = quote & !(word ^ (ONES * u64::from(b'"')));
         let backslash = backslash & !(word ^ (ONES * u64::from(b'\\')));
         let marks = (control | quote | backslash) & HIGHS;
