@@ -1,4 +1,4 @@
-//! A word to an operation under way that nobody waits for it any more.
+//! A flag that cancels a running operation whose result is no longer needed.
 
 use std::sync::{
     Arc,
@@ -7,29 +7,27 @@ use std::sync::{
 
 use crate::Trouble;
 
-/// Shared by an operation and whoever may call it off. Cheap to clone.
+/// Shared by an operation and by the callers that may cancel it. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// One that nobody has called off yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Calls the operation off. It ends at the next place where that leaves nothing half done.
+    /// Requests cancellation. The operation ends at the next point where it leaves nothing half done.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was called off.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// An error if it was called off.
+    /// Returns `Trouble::Cancelled` if the operation was cancelled.
     pub fn check(&self) -> Result<(), Trouble> {
         if self.is_cancelled() { Err(Trouble::Cancelled) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, and the few kinds of it that callers tell apart. Must not know codes of any wire.
+//! Errors of file operations, and the kinds that callers distinguish. Error codes of the wire protocol are mapped elsewhere.
 
 use std::{
     fmt, io,
@@ -7,117 +7,101 @@ use std::{
 
 use rustix::io::Errno;
 
-/// What an operation returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An operation that failed: what was tried, on what, and why it did not work.
+/// A failed operation: the action, the path and the reason.
 #[derive(Debug)]
 pub struct Error {
-    /// What was tried, for example `read`.
+    /// The action that failed, for example `read`.
     pub action: &'static str,
-    /// On what.
     pub path: PathBuf,
-    /// What went wrong.
     pub trouble: Trouble,
 }
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{0}")]
     Os(io::Error),
     /// The path leads out of the view.
     #[error("it is not beneath one of the permitted directories")]
     OutsideView,
-    /// A file of the program that serves the request.
+    /// The object belongs to the server itself: the view's guard protects it.
     #[error("it belongs to the server, and only the owner of the server may use it")]
     Protected,
-    /// A link where none is followed.
+    /// The path contains a symbolic link, and the request does not follow links.
     #[error("the path contains a symbolic link, and none is followed")]
     Symlink,
-    /// Something that has no bytes of its own.
+    /// The object is not a regular file.
     #[error("it is {0}, not a regular file")]
     NotRegular(&'static str),
-    /// More bytes than one call takes.
+    /// The file has more bytes than one call returns.
     #[error("it has more than {most} bytes; {advice}")]
     TooLarge {
-        /// The bound.
         most: u64,
-        /// What to do instead.
+        /// Advice for the caller.
         advice: &'static str,
     },
-    /// More entries than one call takes.
+    /// The directory or tree has more entries than one call handles.
     #[error("it has more than {most} entries; {advice}")]
     TooMany {
-        /// The bound.
         most: usize,
-        /// What to do instead.
+        /// Advice for the caller.
         advice: &'static str,
     },
-    /// The file is not in the state that the caller expects.
+    /// The file does not have the etag that the caller expects.
     #[error("it is not in the expected state: {0}")]
     EtagMismatch(&'static str),
-    /// Somebody else is at it.
+    /// Another process or thread is using the file.
     #[error("{0}")]
     Busy(&'static str),
-    /// The caller asked for something that makes no sense.
+    /// The request is not valid for this file.
     #[error("{0}")]
     InvalidInput(&'static str),
-    /// The same, in words that callers compare: nothing is put before them.
+    /// Like `InvalidInput`, but clients compare the exact text, so it is printed without action and path.
     #[error("{0}")]
     Literal(&'static str),
-    /// Neither the system nor this crate can do it.
+    /// The operating system or this crate does not support it.
     #[error("{0}")]
     Unsupported(&'static str),
-    /// The caller has called it off.
     #[error("it was called off")]
     Cancelled,
 }
 
-/// The kinds of failure that callers tell apart.
+/// Kinds of errors that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// There is no such file.
     NotFound,
-    /// The system does not permit it.
     PermissionDenied,
-    /// The request makes no sense for this file.
+    /// The request is not valid for this file.
     InvalidInput,
-    /// The path leads out of the view, or to what its guard protects.
+    /// The path leads out of the view, or to an object that its guard protects.
     OutsideView,
-    /// A link where none is followed.
+    /// The path contains a symbolic link, and the request does not follow links.
     Symlink,
-    /// A FIFO, a socket, a device or a file of `/proc`.
+    /// Not a regular file, or a file of `/proc`.
     NotRegular,
-    /// More bytes than one call takes.
+    /// The file has more bytes than one call returns.
     TooLarge,
-    /// More entries than one call takes.
+    /// The directory or tree has more entries than one call handles.
     TooMany,
-    /// Not in the expected state.
     EtagMismatch,
-    /// Somebody else is at it.
+    /// Another process or thread is using the file.
     Busy,
-    /// Something of this name is there.
     AlreadyExists,
-    /// A directory where a file is needed.
     IsADirectory,
-    /// A file where a directory is needed.
     NotADirectory,
-    /// The directory has entries.
     DirectoryNotEmpty,
-    /// No room on the disk, or a quota is used up.
+    /// The disk is full, or a quota is exceeded.
     StorageFull,
-    /// It cannot be done here.
     Unsupported,
-    /// It was called off.
     Cancelled,
-    /// Anything else; the text says what.
+    /// Any other error. Its text has the reason.
     Other,
 }
 
 impl Error {
-    /// Which kind of failure it is.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.trouble.kind()
@@ -136,7 +120,6 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Trouble {
-    /// Which kind of failure it is.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -154,12 +137,12 @@ impl Trouble {
         }
     }
 
-    /// The same with what was tried and on what.
+    /// Adds the action and the path.
     pub(crate) fn on(self, action: &'static str, path: &Path) -> Error {
         Error { action, path: path.to_owned(), trouble: self }
     }
 
-    /// Whether the system's answer was this.
+    /// Whether the system call failed with this errno.
     pub(crate) fn is(&self, errno: Errno) -> bool {
         matches!(self, Self::Os(error) if error.raw_os_error() == Some(errno.raw_os_error()))
     }
@@ -192,9 +175,8 @@ fn os_kind(error: &io::Error) -> Kind {
     }
 }
 
-/// Adds to a bare trouble what was tried and on what.
+/// Adds the action and the path to a `Trouble`.
 pub(crate) trait On<T> {
-    /// Names the operation.
     fn on(self, action: &'static str, path: &Path) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Finds the names below a directory that match a pattern. Looks at names only: no file is opened.
+//! Finds the paths below a directory that match a pattern. It examines names only and opens no files.
 
 use std::{
     ops::ControlFlow,
@@ -18,45 +18,37 @@ use crate::{
     stop::Stop,
 };
 
-/// What one result costs beside its path, of the bytes that results may have.
+/// Bytes that a result counts in addition to its path, towards `max_result_bytes`.
 const RESULT_OVERHEAD: usize = 64;
 
-/// A name that matches.
+/// A path that matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
-    /// Where it is.
     pub path: PathBuf,
-    /// What it is.
     pub kind: EntryKind,
-    /// Its length in bytes.
     pub size: u64,
-    /// When it was changed last, in milliseconds since 1970.
+    /// Modification time, in milliseconds since the Unix epoch.
     pub modified_ms: i64,
 }
 
-/// How much is told.
+/// Limits of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Names in all.
     pub max_results: usize,
-    /// Bytes of all results.
     pub max_result_bytes: usize,
 }
 
-/// What is looked for, where, and how much of it is told.
+/// The parameters of a glob.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// A directory.
     pub path: &'a Path,
-    /// Which paths below it.
     pub pattern: &'a PathPattern,
-    /// What of the tree is looked at.
+    /// Which part of the tree to scan.
     pub filter: &'a Filter,
-    /// How much is told.
     pub bounds: Bounds,
 }
 
-/// Goes through a directory, and tells what matches in the order of names.
+/// Scans a directory and returns the matching paths in the order of names.
 pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named>, Seen)> {
     let Request { path, pattern, filter, bounds } = request;
     let (root, kind) = scan::open_root(view, path).on("look into", path)?;
@@ -87,7 +79,7 @@ pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named
     Ok((found, seen))
 }
 
-/// None: it is gone, or only stands for what is hidden.
+/// `None` if the entry no longer exists, or if it is only a cover over a hidden file.
 fn describe(view: &View, entry: &Entry<'_>, root: &Path) -> Option<Named> {
     let stat =
         statat(entry.parent, entry.name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(|stat| !view.is_cover(stat.st_dev))?;

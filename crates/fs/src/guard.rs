@@ -1,21 +1,21 @@
-//! Objects that a view refuses wherever a path finds them: the files of the program that serves the request.
+//! Protects certain objects from access through a view, for example the files of the server itself.
 //!
-//! The view asks its [`Guard`] about every object that it opens, by device and inode. A symbolic link, a bind mount or a hard link is a second
-//! path to the same object and is refused like the first. Names of files that do not exist yet are refused in their directory.
-//! This module must not know which objects these are.
+//! The view asks its [`Guard`] about every object that it opens, by device and inode. A symbolic link, a bind mount or a hard link is
+//! another path to the same object, so it is refused as well. The name of a protected file that does not exist yet is refused in its
+//! directory. The implementor of the trait decides which objects are protected.
 
 use std::{ffi::OsStr, fmt};
 
 use crate::Stat;
 
-/// Says which objects nobody may touch through a view.
+/// Decides which objects must not be accessed through a view.
 pub trait Guard: Send + Sync + fmt::Debug {
     /// Whether this object must not be opened, described, changed or removed.
     fn protects(&self, object: &Stat) -> bool;
 
-    /// Whether this name in a directory must not be created, replaced or removed, whether or not something has it now.
+    /// Whether this name in a directory must not be created, replaced or removed, even if it does not exist now.
     fn protects_name(&self, directory: &Stat, name: &OsStr) -> bool;
 
-    /// Whether this directory leads to something protected, so that it must not be removed.
+    /// Whether this directory is on the path to a protected object and therefore must not be removed.
     fn keeps(&self, directory: &Stat) -> bool;
 }

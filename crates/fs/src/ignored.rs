@@ -1,7 +1,7 @@
-//! Ignore rules: `.ignore` and `.gitignore` of each directory, and `.git/info/exclude` of a repository. Nothing of the user's own
-//! configuration is read.
+//! Ignore rules: `.ignore` and `.gitignore` of each directory, and `.git/info/exclude` of a repository. The user's own git configuration is
+//! not read.
 //!
-//! Rules are looked up from the deepest directory to the highest; the first that says something decides.
+//! Rules are checked from the deepest directory upwards. The first rule that matches a path decides.
 
 use std::{
     fs::File,
@@ -16,26 +16,27 @@ use ignore::{
 };
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
 
-/// Bytes of one file of rules that are read; what is beyond is not heard. Git's own largest collection has a tenth of it.
+/// Maximum bytes read from one rule file; the rest of the file is ignored. The largest rule file that git itself ships has a tenth of this
+/// size.
 const RULE_FILE_BYTES: u64 = 256 << 10;
 
-/// The most directories above a root that are asked for their rules.
+/// Maximum number of directories above a root whose rules are read.
 const PARENTS: usize = 64;
 
-/// The rules of one directory, the stronger first.
+/// The rules of one directory, highest precedence first.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     sets: Vec<Gitignore>,
 }
 
 impl Rules {
-    /// Reads the rules of a directory, open as `dir` and named by `path`. What cannot be read says nothing.
+    /// Reads the rules of the directory `dir`, whose path is `path`. A rule file that cannot be read is ignored.
     pub(crate) fn of(dir: BorrowedFd<'_>, path: &Path) -> Self {
         let names = [".ignore", ".gitignore", ".git/info/exclude"];
         Self { sets: names.iter().filter_map(|name| read(dir, name, path)).collect() }
     }
 
-    /// The rules of the directories above `root`, up to the top of its repository; none outside of one.
+    /// The rules of the directories above `root`, up to the top of its git repository. Empty if `root` is not in a repository.
     pub(crate) fn above(root: &Path) -> Vec<Self> {
         let mut rules = Vec::new();
         for parent in root.ancestors().take(PARENTS) {
@@ -51,7 +52,7 @@ impl Rules {
         Vec::new()
     }
 
-    /// What they say of a path: ignored or not; none where they say nothing.
+    /// Whether these rules ignore a path. `None` if no rule matches.
     pub(crate) fn decide(&self, path: &Path, is_directory: bool) -> Option<bool> {
         self.sets.iter().find_map(|set| match set.matched(path, is_directory) {
             Match::None => None,
@@ -61,7 +62,7 @@ impl Rules {
     }
 }
 
-/// What the rules of many directories say together, given from the highest to the deepest.
+/// Whether the rules of several directories together ignore a path. The iterator goes from the highest directory to the deepest.
 pub(crate) fn is_ignored<'a>(
     rules: impl DoubleEndedIterator<Item = &'a Rules>,
     path: &Path,
@@ -85,7 +86,7 @@ fn read(dir: BorrowedFd<'_>, name: &str, root: &Path) -> Option<Gitignore> {
     }
     let mut builder = GitignoreBuilder::new(root);
     for line in bytes.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
-        // A line that is no rule says nothing, as for git.
+        // A line that is not a valid rule is ignored, as git does.
         builder.add_line(None, line.trim_end_matches('\r')).ok();
     }
     builder.build().ok().filter(|rules| !rules.is_empty())

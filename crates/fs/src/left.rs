@@ -1,11 +1,11 @@
-//! What a writer that was killed left under a hidden name, and how it is known that nobody is at it any more.
+//! Cleans up temporary files that a killed writer left under a hidden name. A lock shows whether a writer is still active.
 //!
 //! ```text
-//! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel gives up the lock
+//! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel releases the lock
 //! clearer:  open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
 //! ```
-//! Nothing is removed but what has one of the names that this crate makes up, belongs to this user and is locked by nobody. A link
-//! cannot be locked; whoever makes one expects that it is taken away, and makes it again.
+//! A file is removed only if it has one of the names that this crate generates, belongs to this user and is not locked. A symbolic link cannot
+//! be locked, so a link may be removed while its writer is active. The writer of a link must expect this and create the link again.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -24,13 +24,13 @@ use crate::{
     target::scratch_kind,
 };
 
-/// Says of a file that its writer lives. `false` if somebody else is at it.
+/// Locks a file to show that its writer is active. Returns false if another process holds the lock.
 pub(crate) fn hold(file: &File) -> bool {
-    // Where there are no locks nothing is ever taken for abandoned either.
+    // If the file system has no locks, `clear` cannot lock a file either, so it never treats one as abandoned.
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
-/// Takes a hidden name away that nobody is at, whichever it is: the caller knows that it is one of ours. Whether it is free now.
+/// Removes a hidden name that no writer holds. The caller knows that this crate generated the name. Returns whether the name is free now.
 pub(crate) fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
     match try_clear(dir, name) {
         Ok(is_free) => is_free,
@@ -45,7 +45,7 @@ fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
     }
     let _held = match seen.kind {
         Type::Symlink => None,
-        // With a second name it is somebody's.
+        // A file with a second hard link is still in use.
         Type::File if seen.links == 1 => {
             let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let open = |access| rustix::fs::openat(dir, name, access | flags, Mode::empty());
@@ -55,7 +55,7 @@ fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
         }
         Type::File | Type::Directory | Type::Fifo | Type::Socket | Type::Device => return Ok(false),
     };
-    // Under the lock: the name may be another writer's by now, and then that one is locked, not this one.
+    // Check again under the lock: another writer may have taken the name. Then its file is the one to lock, not ours.
     let now = Stat::entry(dir, name)?;
     if (now.device, now.inode, now.kind) != (seen.device, seen.inode, seen.kind) {
         return Ok(false);
@@ -64,7 +64,7 @@ fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-/// Removes what killed writers left in a directory for the moment before a rename; parts that are kept stay. How many there were.
+/// Removes temporary files and links that killed writers left in a directory. Kept parts (`.part`) stay. Returns the number removed.
 pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<u64> {
     let sweep = || -> Result<u64, Trouble> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
@@ -124,7 +124,7 @@ mod tests {
         for name in foreign {
             fs::write(path.join(name), name).expect("write");
         }
-        // A directory, a file where a link would be, a link where a file would be, and a file that has another name too.
+        // A directory, a file with the name of a link, a link with the name of a file, and a file with a second hard link.
         fs::create_dir(path.join(".exec-server-1111111111111111.tmp")).expect("make a directory");
         fs::write(path.join(".exec-server-1111111111111111-link.tmp"), "").expect("write");
         symlink("x", path.join(".exec-server-2222222222222222.tmp")).expect("link");

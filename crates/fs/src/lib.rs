@@ -1,15 +1,16 @@
-//! Operations on the files of this machine: read, write, list, walk, copy, remove, search, watch, each as one blocking call.
+//! File operations on this machine: read, write, list, walk, copy, remove, search and watch. Each is one blocking call.
 //!
-//! The crate owns how a path is resolved and how bytes reach a file. It knows nothing of the wire, of sessions or of a
-//! runtime; who calls it decides on which thread, so that a thread that has confined itself can call it too.
+//! This crate decides how a path is resolved and how bytes are written to a file. It does not depend on the wire protocol, on sessions or
+//! on an async runtime. The caller chooses the thread, so a thread that has confined itself can call it too.
 //!
-//! - A [`View`] says where paths may lead: anywhere, or only beneath some directories. Every operation resolves through it,
-//!   in the kernel and in one step: nothing is looked at first and opened by name afterwards.
-//! - A view may have a [`Guard`], which refuses some objects by device and inode, whatever path leads to them.
-//! - Files are opened without waiting, and only regular ones: a FIFO, a device or a file of `/proc` is an error at once.
-//! - A file is written beside its place and renamed into it, so that nobody sees half of it and a full disk costs nothing.
-//! - Every operation is bounded, and looks at its [`Cancel`] in every loop.
-//! - Every failure is an [`Error`]: what was tried, on what, and what went wrong, with a [`Kind`] to branch on.
+//! - A [`View`] restricts where paths may lead: anywhere, or only beneath certain directories. Every operation resolves its path through
+//!   the view, in the kernel and in one step. No operation checks a path and then opens it by name.
+//! - A view may have a [`Guard`], which refuses certain objects by device and inode, independent of the path that leads to them.
+//! - Files are opened without blocking, and only regular files are opened. A FIFO, a device or a file of `/proc` is an error at once.
+//! - A file is written under a temporary name or without a name and then renamed into place. No reader sees a partly written file, and a
+//!   full disk leaves the old file intact.
+//! - Every operation has limits, and checks its [`Cancel`] in every loop.
+//! - Every failure is an [`Error`]: the action, the path and the reason, with a [`Kind`] to branch on.
 
 pub mod glob;
 pub mod scan;

@@ -1,7 +1,7 @@
-//! Work on one thing, in order, by one thread at a time.
+//! A job queue that one thread at a time works off in order.
 //!
-//! Threads that all want the same draft would only wait for each other, and wake each other for every block. So whoever comes
-//! leaves his job in the line, and the one thread that is at it does that job too.
+//! Threads that all need the same draft would only wait for each other, and wake each other for every block. Instead, a caller adds its job
+//! to the queue, and the thread that is already working runs it too.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A line of jobs. Bounded by those who add to it.
+/// A queue of jobs. It is unbounded; the callers limit how much they add.
 #[derive(Default)]
 pub struct Line {
     state: Mutex<State>,
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Line {
-    /// Adds a job at the end. True where no thread is at the line: the caller then has [`Line::work`] called on one.
+    /// Adds a job at the end. Returns true if no thread is working on the queue: the caller must then let one call [`Line::work`].
     #[must_use]
     pub fn add(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.state();
@@ -32,7 +32,8 @@ impl Line {
         !std::mem::replace(&mut state.is_worked_on, true)
     }
 
-    /// Does what is in the line until nothing is left. A job that panics takes the others with it: each is dropped undone.
+    /// Runs all jobs in the queue, including those added in the meantime, and returns when it is empty. If a job panics, the jobs behind it are
+    /// dropped without being run.
     pub fn work(&self) {
         let leave = Leave(self);
         while let Some(job) = self.next() {
@@ -59,12 +60,13 @@ impl fmt::Debug for Line {
     }
 }
 
-/// The line is left before its end.
+/// Empties the queue if a job panics, so that the next `add` starts with a clean state.
 struct Leave<'a>(&'a Line);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         let left = std::mem::take(&mut *self.0.state());
+        // Drop the jobs after the lock is released: dropping a job runs code of its owner.
         drop(left);
     }
 }

@@ -1,4 +1,4 @@
-//! When long work ends before it is done: it was called off, or its time is over. Whoever works asks often; whoever waits says so once.
+//! Early end of long operations: by cancellation or by a deadline. The working thread polls `check`; another thread may cancel.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Cancel;
 
-/// A [`Cancel`] and a time. Cheap to clone.
+/// A [`Cancel`] and an optional deadline. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     cancel: Cancel,
-    /// Monotonic nanoseconds; none where only a cancel ends it.
+    /// Monotonic nanoseconds. `None`: no deadline.
     deadline_ns: Option<u64>,
 }
 
@@ -20,41 +20,40 @@ impl From<Cancel> for Stop {
     }
 }
 
-/// Why work ended early.
+/// Why an operation ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It was called off.
     Cancelled,
-    /// Its time is over.
+    /// The deadline has passed.
     Time,
 }
 
 impl Stop {
-    /// Work that may take as long as it likes, and can be called off.
+    /// Without a deadline.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Work that may take this long from now on.
+    /// With a deadline after `limit`, counted from now.
     #[must_use]
     pub fn within(limit: Duration) -> Self {
         Self::new().or_after(limit)
     }
 
-    /// The same, and ends when this long from now on is over.
+    /// Sets the deadline to `limit` from now. The operation can still be cancelled.
     #[must_use]
     pub fn or_after(self, limit: Duration) -> Self {
         let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         Self { deadline_ns: Some(now_ns().saturating_add(ns)), ..self }
     }
 
-    /// Calls it off. It ends at its next look.
+    /// Requests cancellation. The operation ends at its next `check`.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// Whether it is time to end; none means go on.
+    /// Returns why the operation must end, or `None` to continue.
     #[must_use]
     pub fn check(&self) -> Option<Stopped> {
         if self.cancel.is_cancelled() {
@@ -64,7 +63,7 @@ impl Stop {
     }
 }
 
-/// Monotonic nanoseconds; not the clock of the wall.
+/// Monotonic clock, in nanoseconds. Changes of the wall clock do not affect it.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

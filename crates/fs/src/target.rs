@@ -1,7 +1,7 @@
-//! Where bytes are going: the directory and the name that a path comes to, and what is there now.
+//! The target of a write: the directory and the name that a path resolves to, and the file that exists there now.
 //!
-//! Links are followed here, one by one, because a file is replaced by a rename in the directory that it is really in. What is held
-//! is the descriptor of that directory: whoever swaps a component afterwards changes nothing.
+//! Links are followed here one by one, because a file is replaced by a rename in the directory that really contains it. A `Target` holds
+//! the fd of that directory, so a later swap of a path component has no effect.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -24,17 +24,18 @@ use crate::{
     view::{LINKS, link_leads_to, mount_of},
 };
 
-/// Locks for names. Two writers of one name share one; so do, rarely, two of different names, which costs them a wait.
+/// Locks for names. All writers of one name share a lock. Two different names rarely share one too; then one writer waits for the other.
 static NAMES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// The same for files: two names of one file have two locks of the kind above. Taken after that of a name, never before.
+/// Locks for files. Two names of the same file have two locks in `NAMES`, so the file needs its own. Lock order: the name first, then the
+/// file.
 static FILES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// How every hidden name begins, and how those end that files and links have before they replace something.
+/// Prefix of every hidden name, and the suffixes of files and links before they replace something.
 const PREFIX: &str = ".exec-server-";
 pub(crate) const FILE_END: &str = ".tmp";
 pub(crate) const LINK_END: &str = "-link.tmp";
-/// How those end that bytes have which are kept for whoever goes on.
+/// Suffix of a file with the bytes of a kept draft, which a later draft can continue.
 const PART_END: &str = ".part";
 
 /// A name in a directory.
@@ -43,21 +44,21 @@ pub(crate) struct Target {
     pub(crate) dir: OwnedFd,
     pub(crate) name: OsString,
     identity: (u64, u64),
-    /// What must not be written, also when the name comes to mean it later.
+    /// Refuses protected files. It is checked again at every access, because the name may later refer to another file.
     guard: Option<Arc<dyn Guard>>,
 }
 
-/// A file that is there already, open for writing.
+/// An existing file, open for writing.
 #[derive(Debug)]
 pub(crate) struct Existing {
     pub(crate) file: File,
     pub(crate) stat: Stat,
-    /// A program that runs cannot be written, but it can be replaced.
+    /// The file is a running program (ETXTBSY). It cannot be written, but it can be replaced.
     pub(crate) is_busy: bool,
 }
 
 impl Target {
-    /// Finds the directory and the name that a path comes to.
+    /// Resolves a path to its directory and name.
     pub(crate) fn find(view: &View, path: &Path, links: Links) -> Result<Self, Trouble> {
         let mut path = PathBuf::from(path);
         for _ in 0..LINKS {
@@ -71,7 +72,7 @@ impl Target {
                     }
                     match rustix::fs::readlinkat(&target.dir, &target.name, Vec::new()) {
                         Ok(text) => path = link_leads_to(target.dir.as_fd(), text.as_bytes())?,
-                        // It was swapped meanwhile; looked at again, it is what it is.
+                        // The link was swapped in the meantime. Look at the name again.
                         Err(Errno::INVAL | Errno::NOENT) => {}
                         Err(errno) => return Err(errno.into()),
                     }
@@ -82,7 +83,7 @@ impl Target {
         Err(Errno::LOOP.into())
     }
 
-    /// What has this name now; links are not followed.
+    /// The object with this name now. Links are not followed.
     pub(crate) fn stat(&self) -> Result<Option<Stat>, Trouble> {
         match Stat::entry(self.dir.as_fd(), &self.name) {
             Ok(stat) => Ok(Some(stat)),
@@ -91,7 +92,7 @@ impl Target {
         }
     }
 
-    /// The file of this name, if there is one, open for writing; asking for that is how the system says whether it may be written.
+    /// Opens the existing file of this name for writing. The open itself checks whether the file may be written.
     pub(crate) fn existing(&self) -> Result<Option<Existing>, Trouble> {
         let Some(seen) = self.stat()? else { return Ok(None) };
         let protects = |stat: &Stat| self.guard.as_ref().is_some_and(|guard| guard.protects(stat));
@@ -116,16 +117,16 @@ impl Target {
         let fd = match opened {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            // A link where a file was: somebody swapped it, and it is not followed.
+            // The file was replaced by a link in the meantime. The link is not followed.
             Err(Errno::LOOP) => return Err(Trouble::Symlink),
             Err(errno) => return Err(errno.into()),
         };
         if is_busy && mount_of(fd.as_fd())? != mount_of(self.dir.as_fd())? {
-            // It could only be replaced, and with its name would go the mount by which a sandbox keeps it as it is.
+            // A running program can only be replaced, and a rename would also remove the mount that a sandbox placed over the name.
             return Err(Errno::TXTBSY.into());
         }
         let stat = Stat::of(fd.as_fd())?;
-        // What was opened counts: the name may mean another file than a moment ago.
+        // Check again on the opened file: the name may have changed since the first check.
         if protects(&stat) {
             return Err(Trouble::Protected);
         }
@@ -134,27 +135,26 @@ impl Target {
         Ok(Some(Existing { file: File::from(fd), stat, is_busy }))
     }
 
-    /// Keeps every other writer of this program from this name until it is dropped.
+    /// Excludes all other writers of this name in this process until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
         lock_of(&NAMES, (self.identity, &self.name))
     }
 
-    /// The name beside this one that bytes have for a moment before they replace it. Always the same, so that whoever writes this
-    /// name again finds what a killed writer left.
+    /// The hidden name of the new file just before it replaces this one. It is deterministic, so that the next writer of the same name
+    /// finds and removes what a killed writer left.
     pub(crate) fn scratch_name(&self) -> OsString {
         format!("{PREFIX}{:016x}{FILE_END}", hash(&self.name)).into()
     }
 
-    /// A name that nobody has, where the usual one is in use.
+    /// A random hidden name, for when the usual one is in use.
     pub(crate) fn random_name(end: &str) -> Result<OsString, Trouble> {
         let mut random = [0_u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         Ok(format!("{PREFIX}{:016x}{end}", u64::from_le_bytes(random)).into())
     }
 
-    /// The name beside this one under which unfinished bytes are kept. A machine that went down without a word may have lost
-    /// bytes that it had taken, and shows zeros in their place: what was kept before its start has another name, and is not
-    /// gone on with.
+    /// The hidden name under which the bytes of a draft are kept. After a crash of the machine, bytes that were written may be missing and
+    /// read as zeros. The name therefore depends on the boot id: bytes kept before the last boot have another name and are not continued.
     pub(crate) fn kept_name(&self, keep: &str) -> OsString {
         static BOOT: LazyLock<Vec<u8>> =
             LazyLock::new(|| std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
@@ -163,7 +163,7 @@ impl Target {
         format!("{}{:016x}{PART_END}", self.kept_prefix(), hasher.finish()).into()
     }
 
-    /// Whether a name is one under which unfinished bytes of this file are kept, under whatever word.
+    /// Whether a name is one under which a draft of this file is kept, with any `keep` word.
     pub(crate) fn is_kept_name(&self, name: &OsStr) -> bool {
         is_part(name) && name.as_encoded_bytes().starts_with(self.kept_prefix().as_bytes())
     }
@@ -173,14 +173,14 @@ impl Target {
     }
 }
 
-/// Whether a name has exactly the form that this crate gives to what is unfinished: whatever else begins alike is somebody's own.
+/// Whether a name has exactly the form that this crate gives to unfinished files. Other names with the same prefix belong to the user.
 #[must_use]
 pub(crate) fn is_unfinished(name: &OsStr) -> bool {
     scratch_kind(name).is_some() || is_part(name)
 }
 
 impl Existing {
-    /// Keeps everybody else of this program from writing this file in place, by whatever name, until it is dropped.
+    /// Excludes all other in-place writers of this file in this process, by any of its names, until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
         lock_of(&FILES, (self.stat.device, self.stat.inode))
     }
@@ -190,16 +190,16 @@ fn lock_of(locks: &'static [Mutex<()>; 64], key: impl Hash) -> MutexGuard<'stati
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     let at = usize::try_from(hasher.finish() % locks.len() as u64).unwrap_or(0);
-    // Nothing is guarded but the order of writers.
+    // A poisoned lock is fine: it guards no data, only the order of writers.
     locks[at].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name beside `name` that a link has for a moment before it replaces it.
+/// The hidden name of a link just before it replaces `name`.
 pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
     format!("{PREFIX}{:016x}{LINK_END}", hash(name)).into()
 }
 
-/// What has a hidden name for a moment, by that name; `None` for names of others, and for parts, which are meant to stay.
+/// The type of a temporary object, by its hidden name. `None` for all other names, including kept parts, which must stay.
 pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
     let end = behind_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
     match end {
@@ -209,14 +209,14 @@ pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
     }
 }
 
-/// Whether a name is one under which unfinished bytes are kept, of whatever file.
+/// Whether a name is one under which a draft of any file is kept.
 fn is_part(name: &OsStr) -> bool {
     let rest = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes());
     let word = rest.and_then(behind_number).and_then(|rest| rest.strip_prefix(b"-"));
     word.and_then(behind_number) == Some(PART_END.as_bytes())
 }
 
-/// What stands behind a number as these names have it.
+/// The rest of `text` after a number of 16 hexadecimal digits.
 fn behind_number(text: &[u8]) -> Option<&[u8]> {
     let (number, rest) = text.split_at_checked(16)?;
     number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(rest)
@@ -228,14 +228,14 @@ fn hash(name: &OsStr) -> u64 {
     hasher.finish()
 }
 
-/// Compares what is there with the state that a writer expects.
+/// Checks that the existing file has the etag that the writer expects.
 pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>) -> Result<(), Trouble> {
     match (existing, expected) {
         (_, None) | (None, Some(ABSENT)) => Ok(()),
         (Some(_), Some(ABSENT)) => Err(Trouble::EtagMismatch("it exists")),
         (None, Some(_)) => Err(Trouble::EtagMismatch("it does not exist any more")),
         (Some(existing), Some(etag)) => {
-            // Looked at again: the caller may have opened it before it had the lock.
+            // Stat again: the caller may have opened the file before it took the lock.
             if metadata::matches(&existing.file, &Stat::of(existing.file.as_fd())?, etag)? {
                 Ok(())
             } else {

@@ -1,15 +1,14 @@
-//! Where paths lead: the one place that turns a path into a descriptor.
+//! Path resolution: the one place that turns a path into a file descriptor.
 //!
-//! A [`View`] is everything, or what lies beneath some directories. Resolving is one `openat2` from the descriptor of such a
-//! directory with `RESOLVE_BENEATH`: the kernel itself refuses whatever would leave it, also while somebody swaps a
-//! component. Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. Where the kernel has no `openat2` a restricted view opens
-//! nothing.
+//! A [`View`] covers everything, or what lies beneath certain root directories. To resolve a path, it makes one `openat2` call from the fd
+//! of a root with `RESOLVE_BENEATH`: the kernel refuses any path that would leave the root, even if a component is swapped during the call.
+//! Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, a restricted view opens nothing.
 //!
-//! An absolute link that leads back beneath a root is refused by `RESOLVE_BENEATH`, too. There the kernel is asked where the path
-//! leads, and that answer is opened beneath its root without following any link: the answer is a hint, never a permission.
+//! `RESOLVE_BENEATH` also refuses an absolute symbolic link that leads back beneath a root. In that case the view asks the kernel where the
+//! path leads, and opens that result beneath its root without following any link. The result is only a hint; it never grants access.
 //!
-//! A view may be of another [`Tree`] than this process's own: then every path begins at the root of that tree, absolute links too
-//! (`RESOLVE_IN_ROOT`), and roots are directories in it.
+//! A view may belong to another [`Tree`] than that of this process. Then every path starts at the root of that tree, including absolute
+//! links (`RESOLVE_IN_ROOT`), and the view's roots are directories in it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -28,40 +27,41 @@ use rustix::{
 
 use crate::{Guard, Stat, Trouble, Type};
 
-/// How often the kernel is asked again that could not tell for sure because something was renamed meanwhile.
+/// How often to retry `openat2` after EAGAIN, which the kernel returns if a concurrent rename made the result uncertain.
 const RACES: usize = 1024;
 
-/// Links that are followed in one path before it counts as a loop; the kernel's own bound.
+/// Maximum number of links followed in one path. The kernel has the same limit.
 pub(crate) const LINKS: usize = 40;
 
-/// Whether links in a path are followed.
+/// Whether symbolic links in a path are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// As the kernel does.
+    /// Follow links, as the kernel does.
     Follow,
-    /// Any link anywhere in the path is an error.
+    /// A link anywhere in the path is an error.
     Refuse,
 }
 
-/// Where paths may lead.
+/// The part of the file system that paths may lead to.
 #[derive(Debug, Default)]
 pub struct View {
-    /// Another tree than this process's own, in which every path begins and ends.
+    /// A file tree other than that of this process. Every path starts and ends in it.
     tree: Option<Arc<Tree>>,
-    /// `None` means anywhere.
+    /// `None`: no restriction.
     roots: Option<Vec<Root>>,
-    /// What is refused wherever it is found.
+    /// Refuses certain objects, by any path that leads to them.
     guard: Option<Arc<dyn Guard>>,
 }
 
-/// A tree of files that somebody else has put together, such as that of a sandbox.
+/// A file tree prepared by the caller, for example the mounts of a sandbox.
 #[derive(Debug)]
 pub struct Tree {
-    /// Its root. Paths are resolved in it as if nothing else were there.
+    /// Root directory. Paths cannot lead out of it.
     pub root: OwnedFd,
-    /// File systems (`st_dev`) that only cover what is hidden, or hold the way to what is not: nothing in them is shown.
+    /// File systems (`st_dev`) that only cover hidden files, or only hold the directories on the way to visible ones. Nothing in them is
+    /// visible.
     pub covers: Vec<u64>,
-    /// What must not come into being, without links.
+    /// Paths, with links resolved, that must not be created.
     pub absent: Vec<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ struct Root {
     dir: OwnedFd,
 }
 
-/// A path on its way into the kernel.
+/// The arguments of an `openat2` call.
 struct Way<'a> {
     from: BorrowedFd<'a>,
     rest: PathBuf,
@@ -80,24 +80,24 @@ struct Way<'a> {
 }
 
 impl View {
-    /// Everything that this process may touch.
+    /// Everything that this process may access.
     #[must_use]
     pub fn everything() -> Self {
         Self::default()
     }
 
-    /// Everything that a tree shows.
+    /// Everything that is visible in a tree.
     #[must_use]
     pub fn of(tree: Arc<Tree>) -> Self {
         Self { tree: Some(tree), ..Self::default() }
     }
 
-    /// Only what lies beneath these directories. One that cannot be opened permits nothing.
+    /// Only what lies beneath these directories. A directory that cannot be opened grants no access.
     pub fn beneath<P: AsRef<Path>>(roots: impl IntoIterator<Item = P>) -> Self {
         Self::everything().narrowed(roots)
     }
 
-    /// Only what lies beneath these directories of it. One that cannot be opened permits nothing.
+    /// Restricts this view to what lies beneath these directories. A directory that cannot be opened grants no access.
     #[must_use]
     pub fn narrowed<P: AsRef<Path>>(self, roots: impl IntoIterator<Item = P>) -> Self {
         let open = |given: &Path| -> Option<Root> {
@@ -113,18 +113,18 @@ impl View {
         Self { roots, ..self }
     }
 
-    /// The same without what a guard protects.
+    /// Excludes the objects that a guard protects.
     #[must_use]
     pub fn guarded(self, guard: Option<Arc<dyn Guard>>) -> Self {
         Self { guard, ..self }
     }
 
-    /// What its guard is, for what outlives the view.
+    /// The guard, for objects that outlive the view.
     pub(crate) fn guard(&self) -> Option<&Arc<dyn Guard>> {
         self.guard.as_ref()
     }
 
-    /// Refuses an object that the guard protects. Code that goes from descriptor to descriptor calls it for each object that it opens.
+    /// Returns an error if the guard protects the object. Code that walks from fd to fd must call this for every object it opens.
     pub(crate) fn admit(&self, fd: BorrowedFd<'_>) -> Result<(), Trouble> {
         match &self.guard {
             Some(guard) if guard.protects(&Stat::of(fd)?) => Err(Trouble::Protected),
@@ -132,13 +132,13 @@ impl View {
         }
     }
 
-    /// Whether paths may lead anywhere.
+    /// Whether the view has no restriction.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.roots.is_none() && self.tree.is_none()
     }
 
-    /// A path as it stands, in the tree or in this process's own.
+    /// Resolves a path without roots: in the tree, or in the file system of this process.
     fn anywhere(&self, path: &Path) -> Way<'_> {
         let (from, resolve) = match &self.tree {
             None => (CWD, ResolveFlags::NO_MAGICLINKS),
@@ -147,7 +147,7 @@ impl View {
         Way { from, rest: path.to_owned(), resolve }
     }
 
-    /// Nothing of what covers something else, or only holds the way to it, is shown.
+    /// Returns an error if the object is on a cover file system, which must stay invisible.
     fn shown(&self, fd: OwnedFd) -> Result<OwnedFd, Trouble> {
         match &self.tree {
             Some(tree) if tree.covers.contains(&rustix::fs::fstat(&fd)?.st_dev) => Err(Trouble::OutsideView),
@@ -155,12 +155,12 @@ impl View {
         }
     }
 
-    /// Whether a file system only covers what is hidden: who goes from descriptor to descriptor asks for each that he enters.
+    /// Whether a file system only covers hidden files. Code that walks from fd to fd must check every directory that it enters.
     pub(crate) fn is_cover(&self, device: u64) -> bool {
         self.tree.as_ref().is_some_and(|tree| tree.covers.contains(&device))
     }
 
-    /// Opens a path. The flags are the caller's; `CLOEXEC` is always among them.
+    /// Opens a path with the given flags. `CLOEXEC` is always added.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
         let fd = self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))?;
         self.admit(fd.as_fd())?;
@@ -174,12 +174,12 @@ impl View {
         }
     }
 
-    /// A descriptor that stands for a path and opens nothing.
+    /// Opens a path with `O_PATH`: the fd identifies the object without opening it.
     pub fn locate(&self, path: &Path, links: Links) -> Result<OwnedFd, Trouble> {
         self.open(path, links, OFlags::PATH, Mode::empty())
     }
 
-    /// The directory that a path's last part is in, and that part. The part itself is not looked at.
+    /// The parent directory of a path, and the last component. The last component itself is not resolved.
     pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), Trouble> {
         let name = match path.components().next_back() {
             Some(Component::Normal(name)) => name,
@@ -188,7 +188,7 @@ impl View {
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
         let dir = self.open_even_cover(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
-        // A file that is shown alone lies in a directory that is not.
+        // A single visible file may lie in a directory that is itself invisible.
         let dir = if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.shown(dir)? };
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
             let whole = real_path(dir.as_fd())?.join(name);
@@ -205,9 +205,10 @@ impl View {
         Ok((dir, name))
     }
 
-    /// Refuses to remove or replace a name. In a tree: one on which something is mounted, which is there to keep what lies beneath as it is.
-    /// Whoever is in the tree is refused by the kernel; we are not in it, and would take the mount away with the name. On a name that
-    /// is not there lies none. With a guard: what that protects, and directories that lead to it.
+    /// Returns an error if a name must not be removed or replaced. In a tree, that is a name with a mount on it, which keeps the object
+    /// beneath as it is. The kernel refuses this to processes inside the tree. We are outside of it, so an unlink would remove the mount
+    /// together with the name. A name that does not exist has no mount. With a guard, it is a protected object, or a directory on the path
+    /// to one.
     pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
         if let Some(guard) = &self.guard {
             let is_kept = match Stat::entry(dir, name) {
@@ -229,7 +230,7 @@ impl View {
         }
     }
 
-    /// Whether a name in a directory is that of something shown, or of a link that may lead to it.
+    /// Whether a name in a directory is visible, or is a link that may lead to something visible.
     fn is_shown_in(&self, dir: BorrowedFd<'_>, name: &OsStr) -> bool {
         let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return false };
         !self.is_cover(stat.st_dev) || FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
@@ -239,19 +240,19 @@ impl View {
         let way = self.way(path, links)?;
         open_along(&way, flags, mode).map_err(|errno| match (errno, links) {
             (Errno::LOOP, Links::Refuse) => Trouble::Symlink,
-            // Without `openat2` only what nobody restricts can still be opened.
+            // Without `openat2`, only an unrestricted view can open paths.
             (Errno::NOSYS, _) => Trouble::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
             (errno, _) => errno.into(),
         })
     }
 
-    /// Asks where the path leads and opens that, link by link refused, beneath the root that it lies in.
+    /// Asks the kernel where the path leads, and opens that result beneath its root without following any link.
     fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
         if links == Links::Refuse {
             return Err(Trouble::OutsideView);
         }
         let anywhere = self.anywhere(path);
-        // What lies outside is nobody's business here, not even whether it exists.
+        // Report the same error for every path outside, so that the caller does not learn whether the file exists.
         let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| Trouble::OutsideView)?;
         let real = real_path(hint.as_fd()).map_err(|_| Trouble::OutsideView)?;
         drop(hint);
@@ -282,7 +283,7 @@ impl View {
                 return Ok(Way { from: root.dir.as_fd(), rest, resolve });
             }
         }
-        // Perhaps by a link that leads in from outside; the hint will tell.
+        // The path may contain a link that leads from outside into a root. EXDEV makes the caller try `open_by_hint`.
         if links == Links::Follow { Err(Errno::XDEV.into()) } else { Err(Trouble::OutsideView) }
     }
 }
@@ -301,25 +302,25 @@ fn open_along(way: &Way<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno
     Err(Errno::AGAIN)
 }
 
-/// The path of what a descriptor stands for, links resolved, as the kernel knows it now.
+/// The current path of an open object, with links resolved, as the kernel reports it.
 pub(crate) fn real_path(fd: BorrowedFd<'_>) -> Result<PathBuf, Trouble> {
     let target = rustix::fs::readlinkat(CWD, proc_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
 
-/// A name for a descriptor that the kernel takes where it wants a path. It is this thread's own table: a confined thread may
-/// not share the process's.
+/// A path that refers to an fd, for system calls that need a path. It uses the fd table of this thread, because a confined thread may not
+/// share the table of the process.
 pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", fd.as_raw_fd())
 }
 
-/// The path that a link's text leads to, seen from the directory that the link is in.
+/// The path that a link's text leads to, relative to the directory of the link.
 pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, Trouble> {
     let target = Path::new(OsStr::from_bytes(target));
     if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }
 }
 
-/// The mount that something lies on.
+/// The id of the mount that an object lies on.
 pub(crate) fn mount_of(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     mount(fd, OsStr::new(""), AtFlags::EMPTY_PATH)
 }

@@ -1,4 +1,4 @@
-//! The decoder: classification, bounds, and agreement with serde_json on what is JSON.
+//! Tests of the decoder: classification of messages, limits, and agreement with serde_json on which texts are JSON.
 
 #![allow(clippy::disallowed_methods, reason = "the bounds are also bounds in time, which is measured here")]
 
@@ -12,7 +12,7 @@ use exec_server_protocol::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// One line that says what a message is.
+/// A one-line description of a message, or of the error.
 fn describe(text: &[u8]) -> String {
     match decode(text) {
         Ok(Incoming::Request { id, method, params, .. }) => {
@@ -119,14 +119,14 @@ fn depth_is_bounded_where_it_says() {
     let Ok(Incoming::Notification { params: Some(params), .. }) = decode(deepest.as_bytes()) else {
         panic!("127 levels of params are allowed");
     };
-    // The typed decoder goes as deep.
+    // The typed decoder accepts the same depth.
     serde_json::from_str::<Value>(params.get()).unwrap();
     assert_eq!(decode(nested(128).as_bytes()).err(), Some(ScanError::Depth.into()));
 }
 
 #[test]
 fn values_are_bounded_where_it_says() {
-    // The object, the method, the array and its items count.
+    // The object, the method, the array and each of its items count as one value.
     let items = |count: usize| format!(r#"{{"method":"a","params":[0{}]}}"#, ",0".repeat(count - 1));
     assert!(decode(items(262_141).as_bytes()).is_ok());
     assert_eq!(decode(items(262_142).as_bytes()).err(), Some(ScanError::Values.into()));
@@ -219,7 +219,7 @@ proptest! {
     fn anything_like_json_is_judged_as_serde_json_does(inside in r#"([\[\]{}:,"\\u0-9a-f .eE+\-]|true|null|"a":|\\n){0,24}"#) {
         let text = format!(r#"{{"method":"a","params":{inside}}}"#);
         let serde = serde_json::from_str::<Value>(&text);
-        // Numbers beyond a float are JSON all the same, and duplicate keys are none of serde's worries.
+        // Skip two cases where serde_json decides differently: numbers too large for a float, and duplicate keys.
         let beyond = serde.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
         let bounds = matches!(decode(text.as_bytes()), Err(DecodeError::Scan(ScanError::DuplicateKey { .. })));
         prop_assume!(!beyond && !bounds);

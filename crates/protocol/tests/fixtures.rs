@@ -1,7 +1,7 @@
-//! Golden messages of every generation, each read as its type and written again.
+//! Golden messages of every generation. Each one is decoded as its type and encoded again.
 //!
-//! A file is named `GENERATION.METHOD.WHAT.json`. Messages of the reference may lack members that we write, and may
-//! have nulls that we leave out; messages of our own are written exactly as they were read.
+//! A file is named `GENERATION.METHOD.WHAT.json`. Messages of the reference may lack members that we encode, and may contain nulls that we
+//! omit. Our own messages must be encoded exactly as they were read.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -116,7 +116,7 @@ fn write_again(fixture: &Fixture) -> Vec<u8> {
     out
 }
 
-/// Reads as `T` and writes again.
+/// Decodes as `T` and encodes again.
 fn through<'a, T: Deserialize<'a> + Serialize>(fixture: &Fixture, params: Option<&'a RawValue>) -> Box<RawValue> {
     let value: T = message::params(params).unwrap_or_else(|error| panic!("{}: {error}", fixture.name()));
     serde_json::value::to_raw_value(&value).expect("wire types are JSON")
@@ -221,7 +221,7 @@ fn typed(fixture: &Fixture, params: Option<&RawValue>) -> Box<RawValue> {
     }
 }
 
-/// Where something of `read` is not in `again`; a null and a false may be left out.
+/// The path of the first member of `read` that is missing or different in `again`. A null or a false may be missing.
 fn lost(read: &Value, again: &Value, place: &str) -> Option<String> {
     match (read, again) {
         (Value::Object(read), Value::Object(again)) => read.iter().find_map(|(key, value)| {

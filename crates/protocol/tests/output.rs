@@ -1,4 +1,4 @@
-//! The hand-written encoders write what serde writes; base64 is the `base64` crate's.
+//! The hand-written encoders produce the same bytes as serde, and the base64 codec agrees with the `base64` crate.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use exec_server_protocol::{
