@@ -1,10 +1,10 @@
-//! `edit_file`: replaces a text in a file, so that neither a text that is not unique nor a second writer spoils it.
+//! `edit_file`: replaces a text in a file. Protects against texts that are not unique and against concurrent writers.
 //!
 //! ```text
-//!  read (with its state) ──▶ find ──▶ write, if the file is still in that state ──changed──▶ read again, a few times
+//!  read (with its etag) ──▶ find ──▶ write, if the file still has that etag ──changed──▶ read again, a few times
 //! ```
 //!
-//! Must not guess: what is not found exactly is told with what comes near it.
+//! The tool never guesses. If the text is not found exactly, the error says where a similar text is.
 
 use std::{path::Path, sync::Arc};
 
@@ -17,27 +17,27 @@ use serde::{Deserialize, Serialize};
 use super::{Call, Failure, Reply, files, or_default};
 use crate::serve::limits;
 
-/// How often the file may be changed by somebody else between our reading and writing.
+/// How often the edit is retried if another writer changes the file between our read and write.
 const ATTEMPTS: usize = 5;
 
-/// Bytes of a file in which something is looked for that only comes near.
+/// The largest file in which a similar text is searched.
 const NEAR_BYTES: usize = 1 << 20;
 
-/// Places that are named where there are several.
+/// How many lines the error names if the text occurs several times.
 const NAMED: usize = 10;
 
 /// Arguments of `edit_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Arguments {
-    /// The file; relative to the server's own directory.
+    /// The file to edit. A relative path starts at the server's base directory.
     path: String,
-    /// The text to be replaced, exactly as it is in the file.
+    /// The text to replace, exactly as it is in the file.
     #[schemars(length(min = 1))]
     old: String,
-    /// What stands in its place.
+    /// The replacement text.
     new: String,
-    /// Replaces every place where `old` is, in place of the only one.
+    /// Replaces all occurrences of `old`. Otherwise `old` must occur exactly once.
     #[serde(default, deserialize_with = "or_default")]
     replace_all: bool,
 }
@@ -45,17 +45,16 @@ pub(super) struct Arguments {
 /// Result of `edit_file`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Edited {
-    /// The file, absolute.
+    /// The absolute path of the file.
     path: String,
-    /// How many places were replaced.
+    /// How many occurrences were replaced.
     replacements: u64,
-    /// The number of the line where the first one begins.
+    /// The line number where the first replacement begins.
     first_line: u64,
-    /// Bytes that the file has now.
+    /// The size of the file after the edit, in bytes.
     bytes: u64,
 }
 
-/// Edits a file.
 pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
     if arguments.old.is_empty() {
         return Err(Failure::new("`old` is empty; to make a file or write all of it, use write_file"));
@@ -77,12 +76,12 @@ pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply,
     Err(Failure::new(text))
 }
 
-/// Reads, replaces and writes once; nothing where somebody else was faster.
+/// Reads, replaces and writes once. Returns `None` if another writer changed the file in between.
 async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Result<Option<Edited>, Failure> {
     let changing = async {
         let (bytes, state) = files::part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
         let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
-        // Megabytes are gone through more than once: others wait for nothing meanwhile.
+        // This passes over megabytes several times, so keep it off the async threads.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
         let changed = changed.map_err(|error| Failure::new(format!("the edit failed: {error}")))??;
         Ok((changed, state))
@@ -106,7 +105,7 @@ async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Re
     .await
 }
 
-/// What becomes of a file.
+/// The new content of a file.
 #[derive(Debug)]
 struct Changed {
     bytes: Vec<u8>,
@@ -114,7 +113,7 @@ struct Changed {
     first_line: u64,
 }
 
-/// Finds and replaces. Blocks for as long as the file is large.
+/// Finds and replaces the text. Blocks for a time proportional to the file size.
 fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, Failure> {
     let too_large = |what: &str| {
         let (path, most) = (path.display(), limits::EDITED_BYTES);
@@ -128,12 +127,12 @@ fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, F
     let Some(first) = old.find(bytes) else {
         return Err(Failure::new(not_found(bytes, &arguments.old, path)));
     };
-    // Counted, not kept: there may be as many places as bytes.
+    // Only count them: there may be as many occurrences as bytes.
     let places = old.find_iter(bytes).count();
     if places > 1 && !arguments.replace_all {
         return Err(Failure::new(several(bytes, &old, places, path)));
     }
-    // Before any of it is made: a few bytes of arguments can ask for more memory than there is.
+    // Check the size before allocating: small arguments can request more memory than there is.
     let kept = bytes.len() - places * old.needle().len();
     let size = places.checked_mul(new.len()).and_then(|added| added.checked_add(kept));
     let size = size.filter(|size| *size as u64 <= limits::EDITED_BYTES).ok_or_else(|| too_large("would have"))?;
@@ -141,7 +140,7 @@ fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, F
     Ok(Changed { bytes: replaced, replacements: places as u64, first_line: line_at(bytes, first) })
 }
 
-/// The bytes with every place of a text replaced; there will be so many.
+/// Replaces all occurrences. `size` is the length of the result.
 fn replace(bytes: &[u8], old: &Finder<'_>, new: &[u8], size: usize) -> Vec<u8> {
     let mut replaced = Vec::with_capacity(size);
     let mut at = 0;
@@ -154,7 +153,7 @@ fn replace(bytes: &[u8], old: &Finder<'_>, new: &[u8], size: usize) -> Vec<u8> {
     replaced
 }
 
-/// The number of the line that a byte is in.
+/// The line number of a byte offset.
 fn line_at(bytes: &[u8], at: usize) -> u64 {
     1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count() as u64
 }
@@ -171,7 +170,7 @@ fn several(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String
     )
 }
 
-/// Why a text may not be there, by what comes near it.
+/// The error text if `old` is not found: explains why by looking for a similar text.
 fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
     let begin = format!("`old` is not in `{}`", path.display());
     let crlf = old.replace("\r\n", "\n").replace('\n', "\r\n");
@@ -187,25 +186,25 @@ fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
     }
 }
 
-/// The line where the same words are, whatever the blanks between them. In large files it is not looked for.
+/// The line where the same words occur with different whitespace. Not searched in large files.
 fn near(bytes: &[u8], old: &str) -> Option<u64> {
     if bytes.len() > NEAR_BYTES || old.len() > NEAR_BYTES {
         return None;
     }
     let wanted = words(old.trim());
     let is_one = wanted.trim_matches('\n').lines().count() == 1;
-    // Of one line a part will do.
+    // A single line may match a part of a line.
     let wanted = if is_one { wanted.trim_matches('\n') } else { &wanted };
     if wanted.trim().is_empty() {
         return None;
     }
     let text = words(&String::from_utf8_lossy(bytes));
     let at = Finder::new(wanted).find(text.as_bytes())?;
-    // Each line has its line end in front of it here.
+    // In `text`, each line is preceded by its line feed.
     Some(line_at(text.as_bytes(), at + 1) - 1)
 }
 
-/// Lines without the blanks that do not matter, a line end in front of each and behind the last.
+/// Normalizes whitespace: single spaces between words, a line feed before each line and after the last.
 fn words(text: &str) -> String {
     let mut words = String::from("\n");
     for line in text.lines() {

@@ -1,5 +1,4 @@
-//! Files and directories: `read_file`, `write_file`, `list_directory`.
-//! Must not judge paths: the executor does, within the root where there is one.
+//! Files and directories: `read_file`, `write_file`, `list_directory`. The executor checks all paths, within the root if there is one.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -26,25 +25,25 @@ use crate::serve::{
     text::{cut_line, is_binary, lossy},
 };
 
-/// Lines of one answer where nothing is said.
+/// The default number of lines in one answer.
 const LINES: u64 = 2000;
 
-/// Read first, whatever is asked for from the first line on: it tells whether a file is text, and holds most files.
+/// How much is read first when the read starts at line 1. It shows whether the file is text, and it covers most files completely.
 const FIRST_BYTES: u64 = 1 << 20;
 
-/// Entries of a directory in one answer where nothing is said.
+/// The default number of directory entries in one answer.
 const ENTRIES: u64 = 1000;
 
 /// Arguments of `read_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReadArguments {
-    /// The file; relative to the server's own directory.
+    /// The file to read. A relative path starts at the server's base directory.
     path: String,
-    /// The first line, counted from 1; default 1.
+    /// The first line to return, starting at 1; default 1.
     #[schemars(range(min = 1))]
     offset: Option<u64>,
-    /// How many lines, default 2000.
+    /// The maximum number of lines, default 2000.
     #[schemars(range(min = 1, max = 20_000))]
     limit: Option<u64>,
 }
@@ -52,24 +51,23 @@ pub(super) struct ReadArguments {
 /// Result of `read_file`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Read {
-    /// The file, absolute.
+    /// The absolute path of the file.
     path: String,
-    /// The number of the first line.
+    /// The number of the first returned line.
     first_line: u64,
-    /// How many lines there are in `content`.
+    /// The number of lines in `content`.
     lines: u64,
-    /// The lines, as they are in the file but for those that were cut.
+    /// The lines, unchanged except for those that were cut.
     content: String,
-    /// Bytes of the whole file.
+    /// The size of the whole file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
-    /// Whether the file goes on behind these lines.
+    /// Whether the file has more lines after these.
     more: bool,
-    /// Lines that were too long and are cut.
+    /// How many lines were cut because they are too long.
     cut_lines: u64,
 }
 
-/// Reads lines of a file.
 pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
     let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
     let limit = within("limit", arguments.limit, LINES, (1, limits::LINES))?;
@@ -99,7 +97,7 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
     Ok(Reply::new(read.text(taken.is_crlf, taken.is_replaced), &read))
 }
 
-/// Bytes that begin with the first line, the size of the file, and whether they reach its end.
+/// Returns bytes that begin with line `first`, the size of the file, and whether the bytes reach its end.
 async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(Bytes, Option<u64>, bool), Failure> {
     if first == 1 {
         let (bytes, result) = part(call, path, Some(FIRST_BYTES), None).await?;
@@ -112,7 +110,7 @@ async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(
     let (bytes, result) = part(call, path, None, Some(Lines { first, count: limit })).await?;
     match result.eof {
         Some(at_end) => Ok((bytes, result.size, at_end)),
-        // A server that knows no lines has sent all of them.
+        // A server without support for `lines` has sent the whole file.
         None => {
             let size = bytes.len() as u64;
             let skipped =
@@ -123,7 +121,7 @@ async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(
     }
 }
 
-/// A part of a file as the executor tells it.
+/// Reads a part of a file from the executor.
 pub(super) async fn part(
     call: &Call<'_>,
     path: &Path,
@@ -146,7 +144,7 @@ pub(super) async fn part(
     Ok((Bytes::from(bytes), result))
 }
 
-/// Why a file was not read, with what to do instead.
+/// The error for a failed read, with advice for the model.
 fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
     let (shown, reason) = (path.display().to_string(), error.to_string());
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
@@ -163,7 +161,7 @@ fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
     Failure::new(format!("{text}{advice}"))
 }
 
-/// Lines that fit an answer.
+/// The lines that fit into an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Taken {
     content: String,
@@ -224,26 +222,25 @@ impl Read {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WriteArguments {
-    /// The file; relative to the server's own directory.
+    /// The file to write. A relative path starts at the server's base directory.
     path: String,
-    /// All of its content.
+    /// The complete content of the file.
     content: String,
 }
 
 /// Result of `write_file`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Written {
-    /// The file, absolute.
+    /// The absolute path of the file.
     path: String,
-    /// Bytes that it has now.
+    /// The size of the file in bytes.
     bytes: u64,
-    /// Whether it was not there before.
+    /// Whether the file did not exist before.
     created: bool,
-    /// Whether nobody could see it half written.
+    /// Whether the file was replaced in one step, so that no reader could see a partial file.
     atomic: bool,
 }
 
-/// Writes a file.
 pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
     let path = call.server.place.path(&arguments.path);
     let bytes = Bytes::from(arguments.content);
@@ -283,42 +280,41 @@ async fn make_parents(files: &Remote, path: &Path) -> Result<(), Failure> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListArguments {
-    /// The directory; relative to the server's own, which is the default.
+    /// The directory to list. A relative path starts at the server's base directory, which is the default.
     path: Option<String>,
-    /// How many entries, default 1000.
+    /// The maximum number of entries, default 1000.
     #[schemars(range(min = 1, max = 10_000))]
     limit: Option<u64>,
-    /// Only entries with names after this one: the last name of the answer before.
+    /// Returns only entries with names after this one. To continue, give the last name of the previous answer.
     after: Option<String>,
 }
 
 /// Result of `list_directory`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Listing {
-    /// The directory, absolute.
+    /// The absolute path of the directory.
     path: String,
-    /// Its entries, in the order of their names.
+    /// The entries, sorted by name.
     entries: Vec<Row>,
-    /// Whether there are more behind the last one.
+    /// Whether there are more entries after the last one.
     more: bool,
 }
 
-/// One entry.
+/// A directory entry.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Row {
-    /// Its name.
+    /// The name of the entry.
     name: String,
     /// `file`, `directory`, `symlink` or `other`.
     kind: &'static str,
-    /// Bytes of a file.
+    /// The size of a file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
-    /// Where a link points.
+    /// The target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
 }
 
-/// Lists a directory.
 pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Reply, Failure> {
     let limit = within("limit", arguments.limit, ENTRIES, (1, limits::ENTRIES))?;
     let path = call.server.place.path(arguments.path.as_deref().unwrap_or("."));
@@ -343,7 +339,7 @@ async fn page(files: &Remote, path: &Path, after: Option<OsString>) -> Result<(V
             };
             Ok((entries.into_iter().map(row).collect(), more))
         }
-        // An older server tells less.
+        // An older server: use the method that returns less information.
         Err(error) if error.kind == ErrorKind::Unsupported => {
             let mut all = files.read_directory(path).await?;
             all.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));

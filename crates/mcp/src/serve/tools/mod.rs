@@ -1,10 +1,8 @@
-//! What a session offers: one table of tools with their words and schemas, and the way from a name to its file.
+//! The tools of a session: a table with their descriptions and schemas, and the dispatch from a tool's name to its function.
 //!
-//! A tool takes arguments of its own type and ends in a [`Reply`] or a [`Failure`]; both are results of the call, the second with `isError`
-//! and a text that says what to do next. `run` runs commands, `processes` has what outlives a call, in a `table`, `files` and `edit` the files,
-//! `search` the trees.
-//!
-//! Must not know transports.
+//! A tool takes its own argument type and returns a [`Reply`] or a [`Failure`]. Both are results of the call. A failure has `isError` and a
+//! text that says what to do next. `run` runs commands, `processes` handles processes that outlive a call and keeps them in a `table`,
+//! `files` and `edit` work on files, and `search` searches directory trees.
 
 mod edit;
 mod files;
@@ -30,35 +28,35 @@ pub(super) use table::Table;
 
 use super::{Server, executors::Owned, limits, said};
 
-/// How long a change of a file may take: links are cut and come back within less.
+/// Time limit for a change of a file. A cut link is usually back sooner.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a change that is called off may take to end in order; less than what the end of the server leaves to calls.
+/// How long a cancelled change may take to complete. Shorter than the time that calls have when the server ends.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
-/// One call, and everything that it may touch.
+/// One call and its context.
 pub(super) struct Call<'a> {
     pub(super) server: &'a Server,
-    /// Where its processes run.
+    /// The executor session for processes.
     pub(super) executor: &'a Owned,
     pub(super) table: &'a Table,
     pub(super) context: &'a RequestContext<RoleServer>,
-    /// Whether there is a session that processes can belong to.
+    /// Whether there is a session that can own processes.
     pub(super) has_session: bool,
 }
 
 impl Call<'_> {
-    /// Returns when nobody waits for the answer any more: the client called it off, or the server ends.
+    /// Resolves when the answer is not needed: the client cancelled the call, or the server ends. Returns the reason.
     async fn called_off(&self) -> &'static str {
         let mut ending = self.server.ending.subscribe();
-        // Both are cancel safe.
+        // Both arms are cancel safe.
         tokio::select! {
             () = self.context.ct.cancelled() => "the call was cancelled",
             () = said(&mut ending) => "the server is shutting down",
         }
     }
 
-    /// Does what changes nothing, and may be dropped when nobody waits for it any more.
+    /// Runs an operation that changes nothing. It is dropped if the call is cancelled.
     async fn unless_called_off<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         tokio::select! {
             done = doing => done,
@@ -66,7 +64,7 @@ impl Call<'_> {
         }
     }
 
-    /// Does what changes something: called off, it still has a moment to end in order, and it has not for ever.
+    /// Runs an operation that changes something. After a cancellation it still gets a short time to complete. Its total time is limited.
     async fn settled<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let over = async {
             tokio::select! {
@@ -86,7 +84,7 @@ impl Call<'_> {
     }
 }
 
-/// What a tool answers: a text for the model, and the same as data.
+/// The answer of a tool: a text for the model, and the same as structured data.
 #[derive(Debug)]
 pub(super) struct Reply {
     text: String,
@@ -96,18 +94,18 @@ pub(super) struct Reply {
 
 impl Reply {
     fn new(text: impl Into<String>, data: &impl Serialize) -> Self {
-        // Our own types are objects with names that are texts: nothing in them can fail.
+        // Cannot fail: our result types are structs, and the keys of their maps are strings.
         let data = serde_json::to_value(data).expect("a result is JSON");
         Self { text: text.into(), data, is_error: false }
     }
 
-    /// The same, perhaps as something that did not do what was asked.
+    /// Marks the reply as an error if the tool did not do what was requested.
     fn failed_if(self, is_error: bool) -> Self {
         Self { is_error, ..self }
     }
 }
 
-/// Why a tool could not do it, in words that a model can act on.
+/// Why a tool failed, in words that a model can act on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Failure(String);
 
@@ -153,7 +151,7 @@ impl From<fs::Error> for Failure {
     }
 }
 
-/// A command: one text for the shell, or a program and its arguments.
+/// A command: one string for the shell, or a program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
 #[schemars(untagged, inline)]
 enum Command {
@@ -179,7 +177,7 @@ impl<'de> Deserialize<'de> for Command {
 }
 
 impl Command {
-    /// What is started for it.
+    /// The argument vector to start.
     fn argv(self, shell: &str) -> Result<Vec<String>, Failure> {
         let argv = match self {
             Self::Shell(text) if text.trim().is_empty() => return Err(Failure::new("`command` is empty")),
@@ -197,7 +195,7 @@ impl Command {
         Ok(argv)
     }
 
-    /// As it is shown in a list.
+    /// The command as shown in a list.
     fn show(&self) -> String {
         let text = match self {
             Self::Shell(text) => text.clone(),
@@ -207,12 +205,12 @@ impl Command {
     }
 }
 
-/// Models say `null` for what they leave out.
+/// Treats `null` like an absent value, because models write `null` for what they leave out.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A number within its bounds, or the default.
+/// Returns the value or its default, or fails if it is out of range.
 fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, Failure> {
     match value.unwrap_or(default) {
         value if value >= least && value <= most => Ok(value),
@@ -220,20 +218,20 @@ fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64
     }
 }
 
-/// What a tool may do to the world; hints for whoever asks the user.
+/// How a tool affects its environment. Becomes annotations, which help clients to decide whether to ask the user.
 #[derive(Clone, Copy)]
 enum Effect {
-    /// It changes nothing.
+    /// Changes nothing.
     Reads,
-    /// It changes something, which a second time would not.
+    /// Changes something. A second identical call has no further effect.
     Sets,
-    /// It changes something each time.
+    /// Changes something with each call.
     Changes,
-    /// It may do whatever a program can.
+    /// Can do anything that a program can do.
     Anything,
 }
 
-/// One row of the table.
+/// One tool.
 struct Row {
     name: &'static str,
     title: &'static str,
@@ -351,22 +349,22 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Tools that only read, but only of processes.
+/// Tools that only read, but are useless without processes.
 const OF_PROCESSES: [&str; 2] = ["read_output", "list_processes"];
 
-/// The tools of a server.
+/// The tools that a server offers.
 pub(super) fn offered(read_only: bool) -> Vec<Tool> {
     let is_offered =
         |row: &&Row| !read_only || (matches!(row.effect, Effect::Reads) && !OF_PROCESSES.contains(&row.name));
     ROWS.iter().filter(is_offered).map(tool).collect()
 }
 
-/// Whether there is such a tool, offered or not.
+/// Whether a tool exists, even if it is not offered.
 pub(super) fn exists(name: &str) -> bool {
     ROWS.iter().any(|row| row.name == name)
 }
 
-/// Calls a tool that was offered.
+/// Calls an offered tool.
 pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject) -> CallToolResult {
     let done = match name {
         "run_command" => with(arguments, |arguments| run::run(call, arguments)).await,
@@ -393,7 +391,7 @@ pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject)
     }
 }
 
-/// Reads the arguments and calls the tool. Wrong ones are told to the model, which has written them.
+/// Parses the arguments and calls the tool. Parse errors are results, not protocol errors, so that the model sees and corrects them.
 async fn with<A: DeserializeOwned, F: Future<Output = Result<Reply, Failure>>>(
     arguments: JsonObject,
     tool: impl FnOnce(A) -> F,
@@ -418,7 +416,7 @@ fn tool(row: &Row) -> Tool {
         .with_annotations(hints)
 }
 
-/// The schema of a type, without references and without formats that only we know: some clients read neither.
+/// The schema of a type, without references and without non-standard formats, because some clients understand neither.
 fn schema<T: JsonSchema>() -> Arc<JsonObject> {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
@@ -427,7 +425,7 @@ fn schema<T: JsonSchema>() -> Arc<JsonObject> {
         Value::Object(mut object) => {
             object.remove("title");
             object.remove("description");
-            // A struct without fields has none, and some clients take only schemas that say so.
+            // A struct without fields has no `properties`, but some clients require the key.
             object.entry("properties").or_insert_with(|| Value::Object(JsonObject::new()));
             Arc::new(object)
         }

@@ -1,10 +1,9 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
-//! A session has one [`Table`] of those that it started, under short names of its own; nobody else's can be named. What is not read stays at the
-//! executor, up to its bound, and then the oldest goes: a server that nobody listens to must not stand still. The table is bounded, too;
-//! the oldest process that has ended makes room.
-//!
-//! Must not end a process that nobody asked to end; the end of the session does.
+//! Each session has one [`Table`] with the processes that it started, under short ids. A session cannot address the processes of another
+//! one. Unread output stays on the executor up to its limit, then the oldest output is dropped, so that a process whose output is not read
+//! does not block. The table is limited too: the oldest ended process makes room for a new one. Processes end only on request or with the
+//! session.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,33 +28,33 @@ use crate::serve::{
     text::{lossy, torn_end},
 };
 
-/// Bytes of output in one answer where nothing is said.
+/// The default number of output bytes in one answer.
 const READ_BYTES: u64 = 64 << 10;
 
-/// How long a write waits for a process that does not read.
+/// How long a write waits for a process that does not read its stdin.
 const WRITE_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the executor may take to forget one that has ended.
+/// Time limit for the executor to forget an ended process.
 const FORGET_WITHIN: Duration = Duration::from_secs(2);
 
-/// Between SIGTERM and SIGKILL where nothing is said, in milliseconds.
+/// The default time between SIGTERM and SIGKILL, in milliseconds.
 const GRACE_MS: u64 = 5_000;
 
-/// The longest grace.
+/// The longest grace period, in milliseconds.
 const GRACE_MS_MAX: u64 = 600_000;
 
 /// Arguments of `start_process`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StartArguments {
-    /// One text for the shell, or the program and its arguments as an array.
+    /// One string for the shell, or an array of the program and its arguments.
     command: Command,
-    /// The directory it runs in; relative to the server's own directory, which is the default.
+    /// The working directory. A relative path starts at the server's base directory, which is the default.
     cwd: Option<String>,
-    /// Variables of its environment, besides those it inherits.
+    /// Environment variables to set in addition to the inherited ones.
     #[serde(default, deserialize_with = "or_default")]
     env: BTreeMap<String, String>,
-    /// Gives it a terminal of 24 lines and 80 columns, for programs that ask for one; then standard error is part of its output.
+    /// Gives the process a terminal of 24 lines and 80 columns, for interactive programs. Standard error is then part of its output.
     #[serde(default, deserialize_with = "or_default")]
     tty: bool,
 }
@@ -63,14 +62,13 @@ pub(super) struct StartArguments {
 /// Result of `start_process`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Started {
-    /// Its name for the other tools.
+    /// The id of the process for the other tools.
     process_id: String,
-    /// Its number at the operating system.
+    /// The process id of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
 }
 
-/// Starts a process.
 pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<Reply, Failure> {
     if !call.has_session {
         let text = "a process needs a session to belong to: begin one with `initialize`, or use run_command";
@@ -95,7 +93,7 @@ pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<
         let (_, process) = call.executor.begin(start).await?;
         Ok::<_, Failure>((process, room))
     };
-    // The start is dropped only to call it off.
+    // Dropping the future cancels the start.
     let (process, room) = tokio::select! {
         started = starting => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
@@ -107,9 +105,9 @@ pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<
     Ok(Reply::new(text, &Started { process_id, pid }))
 }
 
-/// Takes a place; the oldest one that has ended goes where the table is full.
+/// Reserves a slot. If the table is full, removes the oldest ended process.
 async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Failure> {
-    // Each round but the last takes one out of a table that is bounded, or finds that another call has.
+    // Terminates: each round but the last removes an entry from a bounded table, or finds that another call has removed it.
     loop {
         if let Some(room) = table.reserve() {
             return Ok(room);
@@ -122,7 +120,7 @@ async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Fa
             return Err(Failure::new(text));
         };
         table.remove(number);
-        // It is forgotten with the session at the latest.
+        // Ignore a failure: the process is forgotten with the session at the latest.
         time::timeout(FORGET_WITHIN, entry.process.forget()).await.ok();
     }
 }
@@ -131,14 +129,14 @@ async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Fa
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReadArguments {
-    /// The process, as start_process named it.
+    /// The id of the process, as returned by start_process.
     process_id: String,
-    /// Only what comes after this cursor; 0 is from the beginning. Default: after what was read last.
+    /// Returns only output after this cursor; 0 means from the beginning. Default: continue after the last read.
     after: Option<u64>,
-    /// Waits so many milliseconds for something new, default 0.
+    /// Waits up to this many milliseconds for new output, default 0.
     #[schemars(range(min = 0, max = 300_000))]
     wait_ms: Option<u64>,
-    /// Returns so many bytes at most, default 65536; a piece that was written at once, of up to 65536 bytes, is not cut.
+    /// The maximum number of bytes, default 65536. A single chunk of up to 65536 bytes is never split.
     #[schemars(range(min = 1, max = 1_048_576))]
     max_bytes: Option<u64>,
 }
@@ -146,18 +144,18 @@ pub(super) struct ReadArguments {
 /// Result of `read_output`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Heard {
-    /// What it wrote, in order.
+    /// The output, in order.
     output: Vec<Piece>,
-    /// Where this answer ends: `after` of a read that goes on from here.
+    /// The end of this answer. Give it as `after` to continue from here.
     cursor: u64,
-    /// Bytes before this output that are no longer kept; with an `after` of one's own other than 0, so many at most.
+    /// How many bytes before this output are no longer kept. An upper bound if `after` was given and is not 0.
     gap_bytes: u64,
-    /// Whether it has ended, and all that was written before is read.
+    /// Whether the process has ended and all output from before its end has been read.
     exited: bool,
     /// The exit code, or 128 + n after signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// Whether nothing more can come: it has ended, and so has everything that could write for it.
+    /// Whether no more output can follow: the process and all processes that could write to its streams have ended.
     closed: bool,
 }
 
@@ -166,17 +164,16 @@ pub(super) struct Heard {
 struct Piece {
     /// `stdout`, `stderr`, or `pty` for a terminal.
     stream: &'static str,
-    /// What was written.
+    /// The text that was written.
     text: String,
 }
 
-/// Reads what a process wrote.
 pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
     let wait = within("wait_ms", arguments.wait_ms, 0, (0, limits::WAIT_MS))?;
     let most = within("max_bytes", arguments.max_bytes, READ_BYTES, (1, limits::OUTPUT_BYTES))?;
     let (number, entry) = call.table.find(&arguments.process_id)?;
     let after = arguments.after.unwrap_or(entry.cursor);
-    // Both are cancel safe: a read takes nothing away.
+    // Both arms are cancel safe: a read consumes nothing.
     let (read, more) = tokio::select! {
         read = fetch(&entry.process, after, most, Duration::from_millis(wait)) => read?,
         why = call.called_off() => return Err(Failure::new(why)),
@@ -185,21 +182,21 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
         return Err(Failure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
-    // Where it goes on from what was read last, so do characters.
+    // If this read continues after the last one, an incomplete character continues too.
     let goes_on = after == entry.cursor;
     let (mut heard, torn) = hear(read, after, goes_on.then_some(entry.torn), more);
     if more {
         (heard.exited, heard.closed, heard.exit_code) = (false, false, None);
     }
     if goes_on {
-        // The executor counts what is gone from the beginning on.
+        // The executor counts lost bytes from the beginning of the output.
         heard.gap_bytes = heard.gap_bytes.saturating_sub(entry.position);
         call.table.advance(number, heard.cursor, entry.position + heard.gap_bytes + bytes, torn);
     }
     Ok(Reply::new(heard.text(&arguments.process_id), &heard))
 }
 
-/// One answer of the executor, and whether it has more output behind it. An end that is told beside output may lie far behind that.
+/// Reads from the executor, and checks whether more output follows. The answer may report an exit although more output comes before it.
 async fn fetch(
     process: &Process,
     after: u64,
@@ -214,8 +211,9 @@ async fn fetch(
     Ok((read, !behind.chunks.is_empty()))
 }
 
-/// One answer of the executor; what follows each other on one stream is one text. A character that is torn by the end of a piece goes to the
-/// next one of its stream, here or in the next answer: `torn` is what the answer before has left, absent where there was none.
+/// Converts an answer of the executor. Consecutive chunks of one stream become one text. If a chunk ends within a character, its incomplete
+/// bytes are moved to the next chunk of the same stream, in this answer or the next one. `torn` has the incomplete bytes of the previous
+/// answer, or is `None` if this read does not continue it.
 fn hear(read: Read, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn) {
     let holds_back = torn.is_some() && (more || !read.closed);
     let mut torn = torn.unwrap_or_default();
@@ -237,7 +235,7 @@ fn hear(read: Read, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn)
         }
     }
     if !holds_back {
-        // Nothing will complete it.
+        // No more bytes will complete these characters.
         joined.append(&mut torn);
     }
     let pieces = joined.iter().filter(|(_, bytes)| !bytes.is_empty());
@@ -283,12 +281,12 @@ fn code(code: Option<i32>) -> String {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WriteArguments {
-    /// The process, as start_process named it.
+    /// The id of the process, as returned by start_process.
     process_id: String,
-    /// What to write; a line with its line end. On a terminal, control characters are keys: \u0003 is Ctrl-C.
+    /// The text to write. End each line with a line feed. On a terminal, control characters are keys: \u0003 is Ctrl-C.
     #[serde(default, deserialize_with = "or_default")]
     text: String,
-    /// Closes its standard input behind the text; on a terminal, sends the end-of-file character.
+    /// Closes standard input after the text. On a terminal, sends the end-of-file character instead.
     #[serde(default, deserialize_with = "or_default")]
     close: bool,
 }
@@ -296,13 +294,12 @@ pub(super) struct WriteArguments {
 /// Result of `write_stdin`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Wrote {
-    /// Bytes that it has now.
+    /// How many bytes were written.
     bytes: u64,
-    /// Whether its standard input is closed.
+    /// Whether standard input is closed now.
     closed: bool,
 }
 
-/// Writes to a process.
 pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
@@ -328,7 +325,7 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
     };
     tokio::select! {
         done = writing => done?,
-        // What was written is not taken back.
+        // Bytes that were enqueued are still written.
         () = time::sleep(WRITE_WITHIN) => {
             let text = format!("{id} has not read all of it within {} s; the rest waits for it, do not write it again", WRITE_WITHIN.as_secs());
             return Err(Failure::new(text));
@@ -356,11 +353,11 @@ async fn close(process: &Process, id: &str) -> Result<(), Failure> {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SignalArguments {
-    /// The process, as start_process named it.
+    /// The id of the process, as returned by start_process.
     process_id: String,
-    /// `terminate`, the default, ends it and everything it started; or the name of a signal, such as INT, TERM, HUP, KILL or USR1.
+    /// `terminate`, the default, ends the process and everything it started. Or the name of a signal, such as INT, TERM, HUP, KILL or USR1.
     signal: Option<String>,
-    /// With `terminate`: milliseconds between SIGTERM and SIGKILL, default 5000; 0 kills at once.
+    /// For `terminate`: milliseconds between SIGTERM and SIGKILL, default 5000; 0 kills at once.
     #[schemars(range(min = 0, max = 600_000))]
     grace_ms: Option<u64>,
 }
@@ -368,11 +365,10 @@ pub(super) struct SignalArguments {
 /// Result of `signal_process`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Signalled {
-    /// Whether it ran when it was signalled.
+    /// Whether the process was running when it was signalled.
     was_running: bool,
 }
 
-/// Ends or signals a process.
 pub(super) async fn signal(call: &Call<'_>, arguments: SignalArguments) -> Result<Reply, Failure> {
     let grace = within("grace_ms", arguments.grace_ms, GRACE_MS, (0, GRACE_MS_MAX))?;
     let (_, entry) = call.table.find(&arguments.process_id)?;
@@ -416,36 +412,35 @@ pub(super) struct ListArguments {}
 /// Result of `list_processes`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Listed {
-    /// The processes, the oldest first.
+    /// The processes, oldest first.
     processes: Vec<Row>,
 }
 
-/// One process.
+/// A process.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Row {
-    /// Its name for the other tools.
+    /// The id of the process for the other tools.
     process_id: String,
-    /// What was started.
+    /// The command that was started.
     command: String,
-    /// Its number at the operating system.
+    /// The process id of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
-    /// Seconds since its start.
+    /// Seconds since the start.
     age_seconds: u64,
-    /// Whether it has ended.
+    /// Whether the process has ended.
     exited: bool,
     /// The exit code, or 128 + n after signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<String>,
-    /// Output bytes that it wrote so far, where the executor counts them.
+    /// How many bytes the process has written so far, if the executor counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_bytes: Option<u64>,
 }
 
-/// Lists the processes of the session.
 pub(super) async fn list(call: &Call<'_>, _arguments: ListArguments) -> Result<Reply, Failure> {
     let all = call.table.snapshot();
     if all.is_empty() {
@@ -467,7 +462,7 @@ pub(super) async fn list(call: &Call<'_>, _arguments: ListArguments) -> Result<R
     Ok(Reply::new(text, &Listed { processes }))
 }
 
-/// What the executor knows of the processes of its session; nothing where it does not tell.
+/// The executor's information about the processes of the session. Empty if the executor does not support `list`.
 async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, Failure> {
     if !client.server().capabilities.list {
         return Ok(BTreeMap::new());
@@ -476,7 +471,7 @@ async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, Failur
     Ok(all.into_iter().map(|info| (info.process_id.as_str().to_owned(), info)).collect())
 }
 
-/// How it is with one of them. The executor's word goes first: what our handle has heard may lie behind output that nobody took.
+/// The state of one process. The executor's information takes precedence: our handle learns of the exit only after all unread output.
 fn state(entry: &Entry, known: &BTreeMap<String, ProcessInfo>) -> Row {
     let info = known.get(entry.process.id().as_str());
     let heard = entry.process.exit();
@@ -491,7 +486,7 @@ fn state(entry: &Entry, known: &BTreeMap<String, ProcessInfo>) -> Row {
         command: entry.command.clone(),
         pid: entry.process.pid(),
         age_seconds: entry.started.elapsed().as_secs(),
-        // A lost session has taken it along.
+        // A process of a lost session has ended with it.
         exited: exit_code.is_some() || info.is_some_and(|info| info.exited) || entry.process.failed().is_some(),
         exit_code,
         signal,
@@ -505,7 +500,7 @@ mod tests {
 
     use super::*;
 
-    /// An answer of the executor with these pieces.
+    /// An answer of the executor with these chunks.
     fn read(pieces: &[(Stream, &[u8])], closed: bool) -> Read {
         let chunk = |(stream, bytes): &(Stream, &[u8])| Chunk { seq: 1, stream: *stream, bytes: bytes.to_vec().into() };
         Read {
@@ -530,12 +525,12 @@ mod tests {
         const OUT: Stream = Stream::Stdout;
         const ERR: Stream = Stream::Stderr;
         let euro = "€".as_bytes();
-        // Torn by the other stream, and by the end of the answer.
+        // The characters are split by output of the other stream, and by the end of the answer.
         let pieces = [(OUT, &euro[..1]), (ERR, &b"e\xc3"[..]), (OUT, &euro[1..]), (OUT, &euro[..2])];
         let (heard, torn) = hear(read(&pieces, false), 0, Some(Torn::new()), false);
         assert_eq!(texts(&heard), ["e", "€"]);
         assert_eq!(torn.len(), 2);
-        // Nothing new: nothing is told, and nothing is lost.
+        // No new output: nothing is returned, and nothing is lost.
         let (heard, torn) = hear(read(&[], false), 0, Some(torn), false);
         assert_eq!((texts(&heard), torn.len()), (Vec::new(), 2));
         let (heard, torn) = hear(read(&[(ERR, b"\xa4")], false), 0, Some(torn), false);
@@ -549,10 +544,10 @@ mod tests {
         let half = [(Stream::Stdout, &b"x\xc3"[..])];
         let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), false);
         assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
-        // An end that lies behind more output is none yet.
+        // An exit that comes after more output does not count yet.
         let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), true);
         assert_eq!((texts(&heard), torn.len()), (vec!["x"], 1));
-        // A read from somewhere else: the next one may not go on from there.
+        // A read from another position: the next read may not continue from there.
         let (heard, torn) = hear(read(&half, false), 0, None, false);
         assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
     }

@@ -1,16 +1,14 @@
-//! `run_command`: one command from its start to its end, with both of its streams.
+//! `run_command`: runs one command from start to end and collects both output streams.
 //!
 //! ```text
 //!  start ──▶ output … ──▶ exited ──▶ closed ──▶ answer
-//!    │            │          └──something else holds the streams──▶ ended after a while, and said
-//!    │            └──time is over, called off, server ends──▶ terminate, the rest of the output, answer
-//!    └──called off──▶ never was
+//!    │            │          └──another process holds the streams──▶ terminated after a while, with a note
+//!    │            └──timeout, cancelled, server ends──▶ terminate, the rest of the output, answer
+//!    └──cancelled──▶ nothing was started
 //! ```
 //!
-//! What a command leaves behind that holds none of its streams is not seen here; it ends with the MCP session, as everything in its session with
-//! the executor does.
-//!
-//! Must not keep more of the output than was asked for, nor wait for what is left behind.
+//! A process that the command leaves behind without its streams is not noticed here. It ends with the MCP session, like everything in that
+//! session's executor session. Only the requested amount of output is kept in memory.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,42 +27,43 @@ use crate::serve::{
     text::{HeadTail, Kept},
 };
 
-/// How long a command may take where nothing is said, in milliseconds.
+/// The default timeout of a command, in milliseconds.
 const TIMEOUT_MS: u64 = 120_000;
 
-/// Bytes of each stream that are returned where nothing is said.
+/// The default number of bytes returned of each stream.
 const OUTPUT_BYTES: u64 = 64 << 10;
 
-/// Between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long something that the command left behind may hold its streams open before it is ended. Long enough for a pipeline's last words.
+/// How long processes that the command left behind may hold its streams open before they are terminated. Long enough for the last output of
+/// a pipeline.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
-/// How long the rest of the output is waited for when everything was ended.
+/// How long to wait for the rest of the output after everything was terminated.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Progress is told no more often.
+/// The minimum interval between progress notifications.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
-/// Characters of the last line in a message about progress.
+/// How many characters of the last line a progress notification contains.
 const PROGRESS_CHARS: usize = 120;
 
 /// Arguments of `run_command`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Arguments {
-    /// One text for the shell, such as `ls | wc -l`; or the program and its arguments as an array, such as ["ls", "-l", "a b"].
+    /// One string for the shell, such as `ls | wc -l`; or an array of the program and its arguments, such as ["ls", "-l", "a b"].
     command: Command,
-    /// The directory it runs in; relative to the server's own directory, which is the default.
+    /// The working directory. A relative path starts at the server's base directory, which is the default.
     cwd: Option<String>,
-    /// Variables of its environment, besides those it inherits.
+    /// Environment variables to set in addition to the inherited ones.
     #[serde(default, deserialize_with = "or_default")]
     env: BTreeMap<String, String>,
-    /// Ends it after so many milliseconds, default 120000.
+    /// Ends the command after this many milliseconds, default 120000.
     #[schemars(range(min = 1, max = 86_400_000))]
     timeout_ms: Option<u64>,
-    /// Bytes of standard output, and of standard error, that are returned at most; default 65536. Of more the beginning and the end are kept.
+    /// The maximum bytes returned of each stream, default 65536. Of longer output the beginning and the end are returned.
     #[schemars(range(min = 1024, max = 1_048_576))]
     max_output_bytes: Option<u64>,
 }
@@ -72,34 +71,33 @@ pub(super) struct Arguments {
 /// Result of `run_command`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Ran {
-    /// The exit code, or 128 + n after signal n; absent where it is not known how it ended.
+    /// The exit code, or 128 + n after signal n. Absent if it is unknown how the command ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// The signal that ended it, such as SIGKILL.
+    /// The signal that ended the command, such as SIGKILL.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<String>,
-    /// Whether it was ended because its time was over.
+    /// Whether the command was ended because of its timeout.
     timed_out: bool,
-    /// How long it took, in milliseconds.
+    /// The duration in milliseconds.
     duration_ms: u64,
-    /// What it wrote to standard output; where bytes are left out, a line says how many.
+    /// The standard output. If bytes are left out, a line says how many.
     stdout: String,
-    /// What it wrote to standard error, in the same way.
+    /// The standard error. If bytes are left out, a line says how many.
     stderr: String,
-    /// Bytes that it wrote to standard output in all.
+    /// How many bytes were written to standard output in total.
     stdout_bytes: u64,
-    /// Bytes that it wrote to standard error in all.
+    /// How many bytes were written to standard error in total.
     stderr_bytes: u64,
-    /// Bytes of standard output that are left out.
+    /// How many bytes of standard output are left out.
     stdout_omitted_bytes: u64,
-    /// Bytes of standard error that are left out.
+    /// How many bytes of standard error are left out.
     stderr_omitted_bytes: u64,
-    /// What else there is to say of it.
+    /// A remark about processes that the command left behind, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
 
-/// Runs a command.
 pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
     let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, (1, limits::TIMEOUT_MS))?;
     let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, (1 << 10, limits::OUTPUT_BYTES))?;
@@ -111,7 +109,7 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
     }
     let begun = Instant::now();
     let until = begun + Duration::from_millis(timeout);
-    // The start is dropped only to call it off.
+    // Dropping the future cancels the start.
     let (client, process) = tokio::select! {
         started = call.executor.begin(start) => started?,
         why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
@@ -136,16 +134,16 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
     Ok(watch.answer(begun.elapsed(), timeout))
 }
 
-/// How it stands with a command that is watched.
+/// Whether and why the command was ended by us.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// Nobody has touched it.
+    /// The command was not ended by us.
     Runs,
-    /// Its time was over.
+    /// The timeout has passed.
     TimedOut,
-    /// Nobody wants it any more.
+    /// The call was cancelled or the server ends.
     CalledOff(&'static str),
-    /// It ended by itself, and left something behind that was ended.
+    /// The command exited, but a process that it left behind held its streams and was terminated.
     LeftSomething,
 }
 
@@ -156,27 +154,27 @@ struct Watch {
     stdout: HeadTail,
     stderr: HeadTail,
     exit: Option<Exit>,
-    /// When something has to be done: its time is over, or the wait for its last words.
+    /// The next deadline: the timeout of the command, or the end of the wait for its last output.
     until: Instant,
     standing: Standing,
     is_closed: bool,
 }
 
 impl Watch {
-    /// Watches it until nothing of it is left.
+    /// Reads events until the command has closed or the last deadline has passed.
     async fn follow(&mut self, call: &Call<'_>, begun: Instant) -> Result<(), Failure> {
         let token = call.context.meta.get_progress_token();
         let mut progress = time::interval_at(begun + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.is_closed {
-            // All are cancel safe; an event that was not returned is returned by the next call.
+            // All arms are cancel safe: an event that was not returned is returned by the next call.
             tokio::select! {
                 event = self.events.next() => self.take(event)?,
                 why = call.called_off(), if self.standing == Standing::Runs => self.end(Standing::CalledOff(why)).await,
                 () = time::sleep_until(self.until) => match (self.standing, &self.exit) {
                     (Standing::Runs, None) => self.end(Standing::TimedOut).await,
                     (Standing::Runs, Some(_)) => self.end(Standing::LeftSomething).await,
-                    // Whatever holds the streams is beyond us.
+                    // The processes that hold the streams could not be terminated.
                     _ => return Ok(()),
                 },
                 _ = progress.tick(), if token.is_some() => self.tell(call, token.clone(), begun.elapsed()).await,
@@ -205,12 +203,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Ends it and everything that it started.
+    /// Terminates the command and everything that it started.
     async fn end(&mut self, standing: Standing) {
         self.standing = standing;
-        // What holds the streams of a command that has ended had its time.
+        // After the exit, the leftover processes have already had `LEFT_BEHIND`, so they get no grace period.
         let grace = if self.has_grace && self.exit.is_none() { Some(GRACE) } else { None };
-        // A server that cannot be reached ends it by the session's time-to-live.
+        // If the executor cannot be reached, the session's time-to-live ends the command.
         match time::timeout(GRACE, self.process.terminate(grace)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "a command could not be ended"),
@@ -228,14 +226,14 @@ impl Watch {
         };
         let message = format!("{} s, {bytes} bytes of output; last line: {line}", elapsed.as_secs());
         let param = ProgressNotificationParam::new(token, elapsed.as_secs_f64()).with_message(message);
-        // A client that does not read hears nothing of it; the command goes on.
+        // Ignore a timeout: a client that does not read gets no progress, and the command continues.
         time::timeout(PROGRESS_EVERY, call.context.peer.notify_progress(param)).await.ok();
     }
 
-    /// Lets the server forget what was returned; it would keep it for a day.
+    /// Tells the executor to discard the process, which it would otherwise keep for a day.
     async fn forget(&mut self, can: bool) {
         if can && self.is_closed {
-            // It is forgotten with the session at the latest.
+            // Ignore a failure: the process is forgotten with the session at the latest.
             time::timeout(GRACE, self.process.forget()).await.ok();
         }
     }
@@ -274,7 +272,7 @@ impl Watch {
     }
 }
 
-/// How it ended, in one line.
+/// One line that says how the command ended.
 fn headline(standing: Standing, exit: Option<&Exit>, took: Duration, timeout_ms: u64) -> String {
     let took = format!("after {:.1} s", took.as_secs_f64());
     match (standing, exit) {

@@ -1,6 +1,5 @@
-//! `search_files`: lines that match in the files of a tree, or paths that match. The executor goes through the tree; bytes of files that do not
-//! match never travel.
-//! Must not read a file itself.
+//! `search_files`: finds matching lines in the files of a tree, or matching paths. The executor does the search, so the content of files
+//! that do not match is never transferred.
 
 use std::path::Path;
 
@@ -14,38 +13,38 @@ use serde::{Deserialize, Serialize};
 use super::{Call, Failure, Reply, files::word, or_default, within};
 use crate::serve::{limits, text::lossy};
 
-/// Matches in one answer where nothing is said.
+/// The default number of matches in one answer.
 const RESULTS: u64 = 200;
 
-/// Lines around a match that may be asked for.
+/// The maximum number of context lines around a match.
 const CONTEXT_MAX: u64 = 20;
 
-/// A search ends with its connection; it is begun anew so often.
+/// A search ends with its connection, so it is attempted this many times.
 const ATTEMPTS: usize = 3;
 
 /// Arguments of `search_files`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Arguments {
-    /// A regular expression, matched within lines; without it the paths that `glob` matches are returned.
+    /// A regular expression that is matched within lines. Without it, the paths that match `glob` are returned.
     pattern: Option<String>,
-    /// Only files whose paths below `path` match, such as `**/*.rs` or `src/*.py`.
+    /// Only files whose paths below `path` match this glob, such as `**/*.rs` or `src/*.py`.
     glob: Option<String>,
-    /// The directory to search, or one file; relative to the server's own directory, which is the default.
+    /// The directory or file to search. A relative path starts at the server's base directory, which is the default.
     path: Option<String>,
-    /// `pattern` is a plain text, not an expression.
+    /// Treats `pattern` as plain text, not as a regular expression.
     #[serde(default, deserialize_with = "or_default")]
     literal: bool,
-    /// Letters match in either case.
+    /// Ignores upper and lower case.
     #[serde(default, deserialize_with = "or_default")]
     ignore_case: bool,
-    /// Also hidden files, and what .gitignore leaves out.
+    /// Includes hidden files and files that .gitignore excludes.
     #[serde(default, deserialize_with = "or_default")]
     all: bool,
-    /// Lines before and after each match that are returned, too.
+    /// How many lines before and after each match are returned too.
     #[schemars(range(min = 0, max = 20))]
     context: Option<u64>,
-    /// How many matches, default 200.
+    /// The maximum number of matches, default 200.
     #[schemars(range(min = 1, max = 5000))]
     max_results: Option<u64>,
 }
@@ -53,43 +52,42 @@ pub(super) struct Arguments {
 /// Result of `search_files`.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub(super) struct Found {
-    /// Lines that match, or are beside one that does.
+    /// The matching lines and their context lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     lines: Option<Vec<Line>>,
-    /// Paths that match.
+    /// The matching paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     paths: Option<Vec<Entry>>,
-    /// Whether there may be more than is told here.
+    /// Whether there may be more matches than returned here.
     truncated: bool,
-    /// What could not be looked at.
+    /// How many files or directories could not be searched.
     errors: u64,
 }
 
-/// A line.
+/// A matching line or a context line.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Line {
-    /// The file; relative to the server's own directory where it is below it.
+    /// The file, relative to the server's base directory if it is below it.
     path: String,
-    /// The number of the line.
+    /// The line number.
     line: u64,
-    /// The line, or a part of it around the match.
+    /// The line, or the part of it around the match.
     text: String,
-    /// Whether it is only beside a match.
+    /// Whether this is a context line, not a match.
     context: bool,
 }
 
-/// A path.
+/// A matching path.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Entry {
-    /// The path; relative to the server's own directory where it is below it.
+    /// The path, relative to the server's base directory if it is below it.
     path: String,
     /// `file`, `directory`, `symlink` or `other`.
     kind: &'static str,
-    /// Bytes.
+    /// The size in bytes.
     size_bytes: u64,
 }
 
-/// Searches.
 pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
     let most = within("max_results", arguments.max_results, RESULTS, (1, limits::RESULTS))?;
     let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
@@ -101,7 +99,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
         timeout_ms: Some(limits::SEARCH_MS),
         ..ScanParams::default()
     };
-    // The client's call names path, handle and sandbox itself.
+    // The client library fills in the path, the handle and the sandbox.
     let unset = || PathArg::new("/");
     let looking = async {
         let files = place.files().await?;
@@ -130,7 +128,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
             }
         }
     };
-    // Dropping a search calls it off.
+    // Dropping the future cancels the search.
     call.unless_called_off(looking).await
 }
 
@@ -158,7 +156,7 @@ async fn lines(call: &Call<'_>, files: &Remote, path: &Path, params: &SearchPara
     let mut attempt = 1;
     loop {
         match matching(call, files, path, params).await {
-            // Gone with its connection; nothing of it was told yet.
+            // The connection was lost. No result was returned yet, so start again.
             Err(error) if error.kind == ErrorKind::Closed && attempt < ATTEMPTS => attempt += 1,
             done => return Ok(done?),
         }
@@ -205,7 +203,7 @@ async fn matching(
     Ok(Reply::new(text, &Found { lines: Some(found), truncated, errors, ..Found::default() }))
 }
 
-/// What of the tree was not looked at.
+/// Adds remarks about the parts of the tree that were not searched.
 fn remark(text: &mut String, summary: &ScanSummary) {
     if summary.truncated {
         let why: Vec<String> = summary.truncated_by.iter().map(|cut| format!("{cut:?}").to_lowercase()).collect();

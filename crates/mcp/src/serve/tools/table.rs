@@ -1,5 +1,5 @@
-//! The processes of one MCP session under short names of their own, and how far each was read. Bounded, those included that are being started.
-//! Must not ask the executor anything.
+//! The processes of one MCP session, under short ids, and how far each one was read. The table is bounded; processes that are being started
+//! count too.
 
 use std::{
     collections::BTreeMap,
@@ -18,9 +18,9 @@ pub(in crate::serve) struct Table(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Counts those that were ever started.
+    /// The number of the process that was started last.
     last: u64,
-    /// Those that are being started, and will be in the table.
+    /// How many processes are being started and have a reserved slot.
     starting: usize,
     all: BTreeMap<u64, Entry>,
 }
@@ -30,24 +30,24 @@ pub(super) struct Entry {
     pub(super) process: Process,
     pub(super) command: String,
     pub(super) started: Instant,
-    /// The number of the last event that was read.
+    /// The sequence number of the last event that was read.
     pub(super) cursor: u64,
-    /// Output bytes up to there, read or gone.
+    /// How many output bytes there were up to `cursor`, read or lost.
     pub(super) position: u64,
-    /// Up to there: the beginning of a character whose end was not read yet, for each stream.
+    /// For each stream, the first bytes of a character whose end was not read yet at `cursor`.
     pub(super) torn: Torn,
 }
 
-/// Up to three bytes of a stream that begin a character.
+/// Up to three bytes of each stream that begin a character.
 pub(super) type Torn = Vec<(Stream, Vec<u8>)>;
 
 impl Table {
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place, if there is one.
+    /// Reserves a slot, if one is free.
     pub(super) fn reserve(&self) -> Option<Room<'_>> {
         let mut entries = self.lock();
         (entries.all.len() + entries.starting < PROCESSES).then(|| {
@@ -91,7 +91,7 @@ impl Table {
 
     pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, torn: Torn) {
         if let Some(entry) = self.lock().all.get_mut(&number) {
-            // Of two reads at a time the one that got further counts.
+            // Of two concurrent reads, the one that got further counts.
             if cursor >= entry.cursor {
                 (entry.cursor, entry.position, entry.torn) = (cursor, position, torn);
             }
@@ -103,7 +103,7 @@ impl Table {
     }
 }
 
-/// A place in the table for a process that is being started. Dropped without it, it is free again.
+/// A reserved slot in the table for a process that is being started. Dropping it frees the slot.
 pub(super) struct Room<'a>(&'a Table);
 
 impl Room<'_> {
