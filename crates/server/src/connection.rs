@@ -1,7 +1,8 @@
-//! One connection, inbound: takes messages, keeps the order of effects, and ends when its peer does.
+//! The inbound side of one connection: receives messages, preserves the order of their effects, and ends with its peer.
 //!
-//! Reading never stops because sending is blocked; it stops only for a peer that asks without ever taking answers. Sending is the pump's,
-//! a task of its own that this one owns. What a request waits for is never waited for here, except `initialize`, which nothing may overtake.
+//! Reading does not stop because sending is blocked. It stops only for a peer that sends requests without ever reading
+//! the answers. The pump does the sending, in a separate task that this one owns. This task never waits for what a
+//! request waits for, except for `initialize`, which no later message may overtake.
 
 use std::{
     future::poll_fn,
@@ -55,28 +56,29 @@ mod tests;
 
 use self::heard::Heard;
 
-/// How long a connection that is told goodbye may take to go.
+/// How long a connection may take to close after a goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// The same where its grant is no longer good: with the time until that is noticed, at most a second in all.
+/// The same if the grant has ended: with the time until the server notices it, at most a second in all.
 const CUT: Duration = Duration::from_millis(500);
 
-/// The close code for a peer whose grant is no longer good.
+/// Close code for a peer whose grant has ended.
 const ACCESS_ENDED: u16 = 4001;
 
-/// The close code for a peer that has to go because the server is short of memory for what comes in.
+/// Close code for a peer that is closed because the server is short of memory for received messages.
 const TRY_AGAIN_LATER: u16 = 1013;
 
-/// How long a peer that was told goodbye may take to close its side.
+/// How long a peer may take to close its side after the goodbye.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Requests up to this size, 4 KiB, are not counted by their bytes.
+/// Requests up to this size (4 KiB) are not counted by their bytes.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// Input up to this size, 64 KiB, is copied out of what was read with it: it may wait long for its process, and what it keeps is not counted.
+/// stdin data up to this size (64 KiB) is copied out of the receive buffer. A write may wait long for its process, and
+/// a slice would keep the whole buffer alive, which is not counted.
 const COPIED_BYTES: usize = 64 << 10;
 
-/// What others may know of a connection: how to send to it, how to see whether it lives, how to end it.
+/// The shared part of a connection: how to send to it, see whether it is alive, and end it.
 pub(crate) struct Peer {
     pub(crate) id: u64,
     /// For logs and for the prefix of the malformed-message answer.
@@ -87,11 +89,12 @@ pub(crate) struct Peer {
     /// HTTP requests that are under way.
     pub(crate) fetches: Arc<Fetches>,
     manners: Mutex<Manners>,
-    /// `initialized` came: events may be pushed.
+    /// `initialized` was received, so events may be pushed.
     listening: AtomicBool,
     superseded: AtomicBool,
     born: Instant,
-    /// Nanoseconds after `born` at which the last byte came in: a pong on the loopback takes less than a millisecond.
+    /// When the last byte was received, in nanoseconds after `born`. Milliseconds are too coarse: a pong on the
+    /// loopback takes less.
     last_in_ns: AtomicU64,
     ended: Notify,
 }
@@ -109,20 +112,20 @@ impl Peer {
         self.listening.load(Ordering::Acquire)
     }
 
-    /// Another connection has the session now: tell the peer and end.
+    /// Ends this connection because another one has taken over the session.
     pub(crate) fn supersede(&self, session: Arc<str>) {
         self.superseded.store(true, Ordering::Release);
         self.mailbox.order(Order::Superseded { session });
         self.goodbye(1008, "session has been resumed by another connection");
     }
 
-    /// Sends what is queued and a close frame, then ends; at the latest after [`GOODBYE`].
+    /// Sends what is queued and a close frame, then ends, at the latest after [`GOODBYE`].
     pub(crate) fn goodbye(&self, code: u16, reason: &'static str) {
         self.mailbox.close(code, reason);
         self.ended.notify_one();
     }
 
-    /// When the last byte came in.
+    /// When the last byte was received.
     pub(crate) fn last_in(&self) -> Instant {
         self.born + Duration::from_nanos(self.last_in_ns.load(Ordering::Relaxed))
     }
@@ -133,10 +136,10 @@ impl Peer {
     }
 }
 
-/// Where a connection stands in the handshake.
+/// The handshake state of a connection.
 pub(crate) enum Stage {
     Fresh,
-    /// V0: `command/*` without a handshake works in a session of its own, which ends with the connection.
+    /// V0: `command/*` without a handshake uses an implicit session, which ends with the connection.
     Implicit(Arc<Session>),
     Initialized {
         session: Arc<Session>,
@@ -151,22 +154,22 @@ pub(crate) struct Connection {
     pub(crate) grant: Grant,
     pub(crate) stage: Stage,
     label: String,
-    /// Sessions it has asked for that are not there.
+    /// Number of requests for sessions that do not exist.
     pub(crate) wrong_tries: u32,
     ends_session: bool,
-    /// How long its goodbye may take.
+    /// How long the goodbye may take.
     goodbye: Duration,
-    /// The framing has pings, so that a living peer is heard from.
+    /// The framing has pings, so a live peer sends something.
     pings: bool,
-    /// When the peer was last looked at, and since when that has been done without a break. Whoever stood still himself (a stopped
-    /// process, a machine that slept) has not listened, and must not take that for the peer's silence.
+    /// When the peer was last checked, and since when the checks have been uninterrupted. If the server itself was
+    /// paused (a stopped process, a suspended machine), it must not mistake its own pause for silence of the peer.
     watched: (Instant, Instant),
     tasks: FuturesUnordered<Call>,
-    /// What it holds of the server's budget.
+    /// The connection's share of the server's budget for received messages.
     share: Arc<Share>,
 }
 
-/// Serves a connection until it ends. Its session, if it has one, is then detached.
+/// Serves a connection until it ends. Then its session, if any, is detached.
 pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let Authenticated { stream, framing, grant, label, ends_session } = connection;
     let peer = Arc::new(Peer {
@@ -213,9 +216,10 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
 }
 
 impl Connection {
-    /// Returns the code to say goodbye with, where that is still to be said.
+    /// Handles messages until the connection ends. Returns the close code to send, if one is still to be sent.
     ///
-    /// All branches are cancel safe. Tasks come first, so that a request that was woken acts before one that arrives now.
+    /// All branches are cancel safe. Tasks come first, so that a request that was woken takes effect before one that
+    /// arrives now.
     async fn run(
         &mut self,
         receiver: &mut Receiver,
@@ -245,7 +249,7 @@ impl Connection {
                     Ok(Inbound::Pong(_)) => {}
                     Err(closed) => return Some(self.inbound_ended(&closed)),
                 },
-                // What it returns is the moment that was planned, which may be long ago.
+                // Ignore the returned instant: it is the time at which the tick was due, which may be long ago.
                 _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
                     tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
                     self.core.metrics.dead_peers.inc();
@@ -255,7 +259,8 @@ impl Connection {
         }
     }
 
-    /// Whoever it was may act no more: nothing that it sent is looked at from here on. Its session waits as after any cut.
+    /// Ends the connection because its grant has ended. Nothing that the peer sent is handled from here on. Its session
+    /// is detached as after any disconnect.
     fn cut(&mut self, why: Ended) -> Option<u16> {
         tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.goodbye = CUT;
@@ -264,13 +269,14 @@ impl Connection {
         None
     }
 
-    /// The code to close with. A peer that closed its sending half may still read what was answered.
+    /// The close code. A peer that has closed its sending half may still read the answers.
     fn inbound_ended(&self, closed: &Closed) -> u16 {
         tracing::debug!(peer = %self.label, %closed, "connection ended");
         closed.code().unwrap_or(1000)
     }
 
-    /// Pings a quiet peer; true where it has been silent for too long and its TCP too. A peer that is being sent to may just be slow.
+    /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. While the server is
+    /// sending, the peer may just be slow.
     fn is_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
         let (looked, mut since) = self.watched;
         if now.duration_since(looked) >= self.core.config.ping_every {
@@ -287,13 +293,14 @@ impl Connection {
             Some(ms) => Duration::from_millis(u64::from(ms)) >= limit,
             None => !self.peer.mailbox.is_flushing(),
         };
-        // Lines have no ping: there a quiet peer is only quiet.
+        // Newline framing has no ping, so silence says nothing about the peer.
         self.pings && silent >= limit && tcp_silent
     }
 
     async fn end(mut self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
-        // Nobody polls them from here on, and what they hold (a download, a descriptor) must not wait for the farewell.
+        // These tasks are not polled from here on. Drop them now, so that what they hold (a download, an fd) is freed
+        // before the goodbye.
         self.tasks.clear();
         self.peer.seekers.end();
         match &self.stage {
@@ -306,8 +313,8 @@ impl Connection {
         if let Some(code) = code {
             self.peer.mailbox.close(code, "");
         }
-        // What still comes in is read and dropped: closed with unread input, the socket would be reset, and a peer that is sending would
-        // lose our last words with it.
+        // Read and discard what still arrives. Closing a socket with unread input resets it, and a peer that is still
+        // sending would lose the last messages.
         let farewell = async {
             tokio::select! {
                 biased;
@@ -316,7 +323,7 @@ impl Connection {
             }
             tokio::time::timeout(LINGER, discard(&mut receiver, &self.core.incoming, &self.share)).await.unwrap_or(());
         };
-        // A peer that does not listen does not keep us.
+        // Do not wait longer for a peer that does not read.
         if tokio::time::timeout(self.goodbye, farewell).await.is_err() {
             pump.shutdown().await;
         }
@@ -325,36 +332,36 @@ impl Connection {
         self.record(Record::of("connection.close"));
     }
 
-    /// Puts something that this peer did on record.
+    /// Writes an audit record about this peer.
     pub(crate) fn record(&self, record: Record) {
         let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.label.clone()));
         self.core.config.audit.record(Record { principal, peer, ..record });
     }
 
-    /// Waits, unless the connection is told to end meanwhile.
+    /// Waits, unless the connection ends first.
     pub(crate) async fn pause(&mut self, wait: Duration) {
         self.hold(std::future::pending(), wait).await;
     }
 
-    /// Waits for something, at most so long, unless the connection is told to end meanwhile.
+    /// Waits for `until`, at most for `most`, unless the connection ends first.
     pub(crate) async fn hold(&mut self, until: impl Future<Output = ()>, most: Duration) {
         let mut grant = self.grant.clone();
-        // All are cancel safe.
+        // All branches are cancel safe.
         tokio::select! {
             () = until => {}
             () = tokio::time::sleep(most) => {}
-            // The loop waits for the same word.
+            // Pass the notification on: the main loop waits for it, too.
             () = self.peer.ended.notified() => self.peer.ended.notify_one(),
             _ = grant.ended() => {}
         }
     }
 
-    /// Whether messages come in frames, which may hold any bytes.
+    /// Whether the framing is WebSocket, whose frames can contain any bytes.
     pub(crate) fn has_frames(&self) -> bool {
         self.pings
     }
 
-    /// The JSON of a message, and the bytes attached to it where the peer may do that.
+    /// Splits a message into its JSON and its attached bytes, if the peer may attach bytes.
     fn detach<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
         match message::detach(bytes) {
             (json, Some(attached)) if self.peer.manners().attached => (json, Some(bytes.slice_ref(attached))),
@@ -385,7 +392,7 @@ impl Connection {
                 self.begin(found, reply, bytes.len(), call).await;
             }
             Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
-            // Nothing is ever asked of a client, so nothing waits for an answer.
+            // The server never sends requests, so no response is expected.
             Ok(Incoming::Response { .. } | Incoming::Error { .. }) => {}
             Err(error) => {
                 let failure = self.malformed(&error);
@@ -394,13 +401,13 @@ impl Connection {
         }
     }
 
-    /// The framing is named because peers compare the text.
+    /// The text names the framing because peers compare it.
     fn malformed(&self, error: &dyn std::error::Error) -> Failure {
         let (is_websocket, label) = (self.pings, self.label.clone());
         Failure::Malformed { is_websocket, label, reason: error.to_string() }
     }
 
-    /// A `process/write` that came as a frame.
+    /// Handles a `process/write` that came as a binary frame.
     async fn handle_write(&mut self, bytes: &Bytes) {
         let (head, data) = match WriteFrame::decode(bytes) {
             Ok(decoded) => decoded,
@@ -423,7 +430,8 @@ impl Connection {
         self.begin(method, reply, bytes.len(), call).await;
     }
 
-    /// A method that is not served. The gates of the reference's families come first, as everywhere: peers compare their texts.
+    /// The error for a method that is not served. The gates of the reference's method families come first, because
+    /// peers compare their texts.
     fn unserved(&self, method: String) -> Failure {
         let family = match method.split_once('/') {
             Some(("fs", _)) => "filesystem",
@@ -444,7 +452,7 @@ impl Connection {
         self.peer.mailbox.answer(Message::text(out));
     }
 
-    /// Bounds what a connection may have waiting. Control requests get through where others do not any more.
+    /// Bounds a connection's unanswered requests. Control requests have a higher bound, so that they still get through.
     fn admit(&self, method: &Method) -> Result<(), Failure> {
         let most = match method.class {
             Class::Inline => return Ok(()),
@@ -457,7 +465,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Polls a request once, here and now, so that effects begin in arrival order; what is not done then becomes a task.
+    /// Polls a request once, immediately, so that effects begin in arrival order. If it is not done, it becomes a task.
     async fn begin(
         &mut self,
         method: &'static Method,
@@ -465,8 +473,9 @@ impl Connection {
         bytes: usize,
         call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
     ) {
-        // Until it is answered it may keep all that it carries. Small ones are bounded by their number, and cost nobody a look; but for input, of
-        // which a small piece must not find room where the larger one before it did not.
+        // A request may keep all its bytes until it is answered. Small requests are bounded by their number and not
+        // counted. stdin is always counted: a small write must not be accepted after a larger one before it was
+        // refused.
         let reply = match method.class {
             Class::Ordered if bytes > SMALL_BYTES || method.scope == Some(Scope::Stdin) => match reply.park(bytes) {
                 Ok(reply) => reply,
@@ -478,7 +487,7 @@ impl Connection {
             Ok(context) => context,
             Err(failure) => return reply.fail(&failure),
         };
-        // The one place where scopes are asked: no handler sees a request that its principal may not make.
+        // The only place where scopes are checked: no handler gets a request that its principal may not make.
         if let Some(scope) = self.grant.lacks(method) {
             let (principal, method) = (self.grant.principal().to_string(), method.name);
             let reason = Some(format!("lacks {}", scope.as_str()));
@@ -493,7 +502,7 @@ impl Connection {
         }
     }
 
-    /// The way back for a request, in its span.
+    /// Creates the reply of a request, with its tracing span.
     fn reply(&self, method: &'static Method, id: RequestId, trace: Option<&Trace>) -> Reply {
         let session = match &self.stage {
             Stage::Fresh => None,
@@ -505,7 +514,8 @@ impl Connection {
         Reply::new(id, self.peer.mailbox.clone(), method, span)
     }
 
-    /// What a handler may use, after the gates: initialize seen, session still ours, initialized seen.
+    /// Builds the handler's context after the gates: `initialize` received, session not taken over, `initialized`
+    /// received.
     fn context(&mut self, method: &Method) -> Result<handlers::Context, Failure> {
         let session = match (&self.stage, method.family.gate_word()) {
             (Stage::Confirmed(session) | Stage::Initialized { session, .. } | Stage::Implicit(session), None) => {
@@ -534,14 +544,14 @@ impl Connection {
         match method {
             method::INITIALIZED => self.confirmed(),
             method::PROCESS_ACK => {
-                // A bad or unknown acknowledgement changes nothing and is not worth an answer.
+                // An invalid or unknown acknowledgement has no effect and gets no answer.
                 if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
                     self.peer.mailbox.order(Order::Ack { session, process: ack.process_id, seq: ack.seq });
                 }
             }
             method::HTTP_ACK => {
-                // As above.
+                // As for `process/ack`.
                 if let (Stage::Confirmed(_), Ok(ack)) = (&self.stage, message::params::<http::AckParams>(params)) {
                     self.peer.fetches.ack(&ack.request_id, ack.seq);
                 }
@@ -550,7 +560,8 @@ impl Connection {
         }
     }
 
-    /// From now on the peer listens. Repeating it changes nothing; before `initialize` it is a mistake that costs an error, not the link.
+    /// Handles `initialized`: starts pushing events. A repeated one has no effect. Before `initialize` it is answered
+    /// with an error, but the connection stays.
     fn confirmed(&mut self) {
         match &self.stage {
             Stage::Initialized { session, resumed } if !self.peer.superseded.load(Ordering::Acquire) => {
@@ -566,7 +577,8 @@ impl Connection {
     }
 }
 
-/// Reads until the peer has closed. Where memory is short, nothing of it is kept in the meantime.
+/// Reads and discards messages until the peer closes. If the connection was shed for lack of memory, nothing is
+/// buffered.
 async fn discard(receiver: &mut Receiver, budget: &Budget, share: &Share) {
     if share.is_shed() {
         return receiver.drain().await;

@@ -1,6 +1,7 @@
-//! The table from methods to handlers: one line a method, its concurrency class in `exec_server_protocol::method`.
+//! The table from methods to handlers, one line per method. The concurrency classes are in
+//! `exec_server_protocol::method`.
 //!
-//! Decodes params and boxes the handler; knows nothing of what a handler does.
+//! Decodes params and boxes the handler.
 
 use std::pin::Pin;
 
@@ -15,13 +16,13 @@ use crate::{
     pump::Reply,
 };
 
-/// A request under way. When it ends the answer has gone out, or somebody holds its [`Reply`].
+/// A running request. When it ends, the answer is queued or another task holds its [`Reply`].
 pub(crate) type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a request says, and the bytes attached to it.
+/// The params of a request, and its attached bytes.
 pub(crate) type Params<'a> = (Option<&'a RawValue>, Option<Bytes>);
 
-/// The handler of a request, ready to be polled. `None`: the params were refused, and the answer says so.
+/// The handler of a request, ready to be polled. `None` if the params were invalid; the error is already sent.
 pub(crate) fn call(
     context: Context,
     method: &'static Method,
@@ -96,7 +97,7 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Params that own what they say.
+    /// Runs a handler with owned params.
     fn run<P, F, R>(self, handler: F) -> Option<Call>
     where
         P: for<'de> Deserialize<'de>,
@@ -106,7 +107,7 @@ impl<'a> Request<'a> {
         self.run_borrowed(Ok::<P, Failure>, handler)
     }
 
-    /// Params that borrow from the message, turned into something owned before the message goes.
+    /// Runs a handler whose params borrow from the message. `own` converts them before the message is dropped.
     fn run_borrowed<P, O, D, F, R>(self, own: D, handler: F) -> Option<Call>
     where
         P: Deserialize<'a>,

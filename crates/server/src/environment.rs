@@ -1,6 +1,7 @@
-//! Builds a child's environment: policy on the server's own variables, then what the request sets, then what no child may see.
+//! Builds a child's environment: first the policy on the server's own variables, then the variables of the request,
+//! then the removal of variables that no child may see.
 //!
-//! Works on bytes throughout: a server variable that is not UTF-8 is passed on as it is.
+//! Works on bytes: a server variable that is not UTF-8 is passed on unchanged.
 
 use std::{collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStrExt};
 
@@ -8,10 +9,10 @@ use exec_server_protocol::process::{CORE_VARIABLES, EnvPolicy, Inherit};
 
 use crate::error::Failure;
 
-/// What policies leave out unless told not to.
+/// Patterns that a policy excludes by default.
 const DEFAULT_EXCLUDES: [&str; 3] = ["*KEY*", "*SECRET*", "*TOKEN*"];
 
-/// Credentials of this server and of the reference product. No child gets them, whoever set them.
+/// Credentials of this server and of the reference product. No child gets them, no matter who set them.
 const TOKEN_NAMES: [&str; 6] = [
     "EXEC_SERVER_TOKEN",
     "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
@@ -21,7 +22,7 @@ const TOKEN_NAMES: [&str; 6] = [
     "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
 
-/// Plumbing between the service manager and this server, and our own settings: never inherited, though a request may set such a name itself.
+/// Variables of the service manager and our own settings. Never inherited, although a request may set one itself.
 const PLUMBING: [&str; 6] = [
     "EXEC_SERVER_*",
     "NOTIFY_SOCKET",
@@ -31,10 +32,10 @@ const PLUMBING: [&str; 6] = [
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
-/// How much of a `PATH` an error message quotes.
+/// Maximum length of a `PATH` in an error message.
 const SHOWN_PATH_MAX: usize = 1000;
 
-/// Refuses names that would come out as another variable.
+/// Refuses names that would end up as another variable.
 pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String, String>) -> Result<(), Failure> {
     let set = policy.into_iter().flat_map(|policy| policy.set.keys());
     match request.keys().chain(set).find(|name| name.is_empty() || name.contains('=')) {
@@ -43,8 +44,9 @@ pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String,
     }
 }
 
-/// Variables that `http/request` puts into no header, besides [`PLUMBING`]: keys of this product's and the reference's services, and cloud
-/// credentials. The list is the reference's. `NODE_REPL_AUTH_TOKEN` is not on it: no child sees it, but requests may carry it.
+/// Variables that `http/request` never puts into a header, besides [`PLUMBING`]: keys of this product's and the
+/// reference's services, and cloud credentials. The list is the reference's. `NODE_REPL_AUTH_TOKEN` is not on it: no
+/// child sees it, but requests may carry it.
 const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
@@ -62,7 +64,7 @@ const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
 
-/// Whether a variable of this server goes into no header, set or not, in letters of any case.
+/// Whether a server variable must not be used in a header. Ignores case, and whether the variable is set.
 pub(crate) fn is_kept_from_headers(name: &str) -> bool {
     matches_any(name.as_bytes(), &KEPT_FROM_HEADERS) || matches_any(name.as_bytes(), &PLUMBING)
 }
@@ -93,7 +95,7 @@ pub(crate) fn child_environment(
         .collect()
 }
 
-/// The `PATH` that a program is searched in, for people: long ones are cut. `None` for a program with a slash.
+/// The `PATH` in which a program is searched, truncated for display. `None` for a program with a slash.
 pub(crate) fn search_path(program: &str, env: &[Vec<u8>]) -> Option<String> {
     if program.contains('/') {
         return None;
@@ -131,11 +133,12 @@ fn matches_any(name: &[u8], patterns: &[&str]) -> bool {
     patterns.iter().any(|pattern| matches(pattern, name))
 }
 
-/// Whole-name wildcard match without case: `*` any run, `?` one character. Linear in the product of both lengths.
+/// Matches a whole name against a wildcard pattern, ignoring case: `*` is any run, `?` is one character. Takes time
+/// proportional to the product of both lengths.
 fn matches(pattern: &str, name: &[u8]) -> bool {
     let pattern = pattern.as_bytes();
     let (mut p, mut n) = (0, 0);
-    // Where to go on after the last star: the pattern behind it, and the name one byte further than last time.
+    // Where to retry after the last star: the pattern after it, and the name one byte further than the last time.
     let mut retry: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {

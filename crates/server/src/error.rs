@@ -1,6 +1,7 @@
-//! Every way a request can fail, and how it looks on the wire. The one place that turns a domain failure into a code, a stable kind and a text.
+//! Every way in which a request can fail, and its wire form. The only place that maps a failure to a code, a stable
+//! kind and a text.
 //!
-//! Texts that peers compare (`spec/wire.md` 0.1) stand here too; nothing in the server decides by them.
+//! Some clients compare certain texts, so these must not change. The server itself never decides by text.
 
 use std::{io, time::Duration};
 
@@ -14,7 +15,6 @@ use rustix::io::Errno;
 
 use crate::{fetch::FetchError, files::Use, handlers::sizes, process::Meta, session::short};
 
-/// A request that ends in an error answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("client must call initialize before using {family} methods")]
@@ -71,7 +71,7 @@ pub(crate) enum Failure {
     UnknownSignal { name: String },
     #[error("this server cannot enforce what is asked, so it does nothing: {what}")]
     NotEnforceable { what: String },
-    /// Ends with the system's text: clients of the reference look for it.
+    /// Ends with the OS error text: clients of the reference look for it.
     #[error("{what}: Operation not permitted")]
     SandboxDenied { what: String },
     #[error("{what}")]
@@ -113,7 +113,7 @@ pub(crate) enum Failure {
     FileBase64,
     #[error("{what}")]
     FileInput { what: &'static str },
-    /// Words that peers compare.
+    /// A text that peers compare.
     #[error("{text}")]
     Literal { text: &'static str },
     #[error(
@@ -137,7 +137,7 @@ pub(crate) enum Failure {
     UnknownHandle { id: String },
     #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
     WrongHandle { id: String, used: Use },
-    /// This and the next begin with the text by which the reference's MCP client knows what it may retry.
+    /// `Http` and `HttpTimeout` begin with the text by which the reference's MCP client recognizes what it may retry.
     #[error("http/request failed: request to `{host}`: {source}")]
     Http { host: String, source: Box<FetchError> },
     #[error(
@@ -166,9 +166,9 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What a holder says about a start that came to nothing.
+    /// Converts a holder's report of a failed start.
     ///
-    /// `search_path` is where a program without a slash was searched.
+    /// `search_path` is the path in which a program without a slash was searched.
     pub(crate) fn start(meta: &Meta, search_path: Option<String>, stage: Stage, errno: i32, detail: &[u8]) -> Self {
         let program = meta.program();
         let source = io::Error::from_raw_os_error(errno);
@@ -195,7 +195,7 @@ impl Failure {
         }
     }
 
-    /// The stable word for it.
+    /// The stable kind.
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::NotInitialized { .. } => Kind::NotInitialized,
@@ -238,7 +238,7 @@ impl Failure {
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::HolderLost { .. } => Kind::HolderLost,
             Self::HolderSilent { .. } | Self::WithdrawnPending { .. } => Kind::HolderSilent,
-            // Nothing was lost: the session has no process yet.
+            // Nothing is lost: the session has no running process yet.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } => Kind::Forbidden,
@@ -266,11 +266,13 @@ impl Failure {
         }
     }
 
-    /// The number beside it. V0 answered every error of its `command/` family with -32600, an unknown method included.
+    /// The JSON-RPC error code. V0 answered every error of its `command/` family with -32600, including an unknown
+    /// method.
     pub(crate) fn code(&self) -> i64 {
         match self {
             Self::UnknownMethod { method } if method.starts_with("command/") => -32600,
-            // The reference tells a file that may not be touched from a bad request by its text alone; the kind does.
+            // The reference distinguishes a permission error from a bad request only by text. Our `kind` distinguishes
+            // them.
             Self::File(error) if error.kind() == exec_server_fs::Kind::PermissionDenied => INVALID_REQUEST,
             other => other.kind().code(),
         }
@@ -283,7 +285,7 @@ impl From<exec_server_fs::Error> for Failure {
     }
 }
 
-/// The first one is what peers compare.
+/// Peers compare the first text.
 fn too_many_handles(used: Use) -> String {
     match used {
         Use::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),

@@ -1,8 +1,9 @@
-//! What the server holds for file methods: threads for work that blocks, memory for bytes on their way, and the open files of a session.
+//! The server's resources for file methods: threads for blocking work, memory for file contents, and the open files of
+//! a session.
 //!
-//! Bounds: [`Pool`] has so many jobs for all sessions and fewer for each, so that a disk that hangs for one leaves threads to the others; bytes
-//! that are read wait for room. A job that nobody waits for any more is called off, and gives its place back when it has ended, not before.
-//! Must not know paths, policies or the wire.
+//! Bounds: [`Pool`] limits concurrent jobs for all sessions and, lower, for each session, so that a disk that hangs for
+//! one session leaves threads to the others. Reads wait for memory. A job whose waiter is gone is cancelled, but keeps
+//! its slot until it has ended.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +18,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::{core::Hook, error::Failure, process::lock};
 
-/// Room is counted in these.
+/// The unit in which memory is counted.
 const KIB: usize = 1024;
 
-/// Threads and memory for file work, of the whole server.
+/// Threads and memory for file work, for the whole server.
 #[derive(Debug)]
 pub(crate) struct Pool {
     jobs: Arc<Semaphore>,
@@ -28,7 +29,7 @@ pub(crate) struct Pool {
     before: Hook,
 }
 
-/// Calls a job off when whoever waits for it goes.
+/// Cancels a job when its waiter is dropped.
 struct CallOff(Cancel);
 
 impl Drop for CallOff {
@@ -38,7 +39,7 @@ impl Drop for CallOff {
 }
 
 impl Pool {
-    /// One whose jobs call `before` first.
+    /// Creates a pool whose jobs call `before` first.
     pub(crate) fn new(before: Hook) -> Self {
         Self {
             jobs: Arc::new(Semaphore::new(limits::FILE_JOBS)),
@@ -47,7 +48,8 @@ impl Pool {
         }
     }
 
-    /// Runs a job that blocks, on a thread, when there is a place for it; behind others of its line, if it has one.
+    /// Runs a blocking job on a thread when a slot is free. With a line, the job runs after the earlier jobs of that
+    /// line.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         files: &Files,
@@ -62,7 +64,7 @@ impl Pool {
         made.ok_or(Failure::Internal { what: "a file operation" })
     }
 
-    /// One for all jobs: the thread's and the waiter's part would be compiled again for each.
+    /// Not generic, so that the code of the thread and the waiter is not compiled again for each job type.
     async fn run_boxed(
         &self,
         files: &Files,
@@ -77,8 +79,9 @@ impl Pool {
         let job = move || {
             before.call();
             job(&cancel);
+            // Free the slots before the waiter continues, so that its next job finds them free.
             drop(places);
-            done_tx.send(()).unwrap_or(()); // Nobody waits for it any more.
+            done_tx.send(()).unwrap_or(()); // The waiter is gone.
         };
         match line {
             None => drop(tokio::task::spawn_blocking(job)),
@@ -90,7 +93,7 @@ impl Pool {
         done
     }
 
-    /// Room for so many bytes of a file; kept until they are on their way to the peer.
+    /// Reserves memory for `bytes` of a file. Keep it until they are sent to the peer.
     pub(crate) async fn room(&self, files: &Files, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], Failure> {
         let kib = usize::try_from(bytes.div_ceil(1024))
             .unwrap_or(usize::MAX)
@@ -101,37 +104,36 @@ impl Pool {
 }
 
 async fn place(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
-    // Nobody closes it; if somebody did, the server would be going.
+    // The semaphore is never closed.
     semaphore.clone().acquire_many_owned(many).await.map_err(|_| Failure::Draining)
 }
 
-/// A file that a session has open.
+/// An open file of a session.
 #[derive(Clone, Debug)]
 pub(crate) enum Handle {
-    /// Its name is taken, and it is being opened.
+    /// The name is reserved, and the file is being opened.
     Opening(Use),
-    /// For reading.
     Reading(Arc<OpenFile>),
-    /// For writing.
     Writing(Arc<Writing>),
 }
 
-/// A draft, and the line in which its blocks go one after the other.
+/// A draft, and the line in which its blocks are written one after the other.
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) draft: Mutex<Draft>,
     pub(crate) line: Arc<Line>,
-    /// The user that it is written as, and that removes what is left of it.
+    /// The user that writes the draft and that removes what is left of it.
     user: Option<Arc<FileUser>>,
 }
 
 impl Writing {
-    /// Called on the thread that made the draft: from then on it is abandoned as the user who began it, whoever drops it.
+    /// Called on the thread that created the draft. From then on the draft is always removed as the user who created
+    /// it, whichever thread drops it.
     pub(crate) fn new(draft: Draft, user: Option<Arc<FileUser>>) -> Arc<Self> {
         Arc::new(Self { draft: Mutex::new(draft), line: Arc::default(), user })
     }
 
-    /// Leaves nothing behind, whatever was to be kept.
+    /// Removes the draft, even if it was to be kept.
     pub(crate) fn discard(&self) {
         if let Ok(_acting) = act(self.user.as_ref()) {
             lock(&self.draft).discard();
@@ -141,7 +143,7 @@ impl Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        // Never with the server's rights: the user may have put something else under the hidden name.
+        // Never with the server's rights: the user may have put another file under the hidden name.
         match act(self.user.as_ref()) {
             Ok(_acting) => lock(&self.draft).abandon(),
             Err(failure) => {
@@ -152,13 +154,13 @@ impl Drop for Writing {
     }
 }
 
-/// Makes this thread use files as a user until the returned value is dropped. Without a user nothing changes.
+/// Makes this thread access files as a user until the returned value is dropped. Without a user nothing changes.
 pub(crate) fn act(user: Option<&Arc<FileUser>>) -> Result<Option<Acting>, Failure> {
     let acting = user.map(|user| user.enter()).transpose();
     acting.map_err(|source| Failure::Host { what: "use files as the user of `--run-as`", source })
 }
 
-/// What a file is opened for.
+/// The purpose of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -175,19 +177,20 @@ impl Handle {
     }
 }
 
-/// The open files of a session, and its turn at the pool.
+/// The open files of a session, and its share of the pool.
 #[derive(Debug)]
 pub(crate) struct Files {
     handles: Mutex<Handles>,
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,
-    /// Whose turn it is, for a client that did not announce `concurrent`: its requests have their effect one after the other.
+    /// For a client that did not announce `concurrent`: serializes its requests, so that they take effect one after the
+    /// other.
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Handles {
-    /// Each with the number of its opening, so that a late one does not take the name of the next.
+    /// Each with the number of its opening, so that an opening that finishes late does not take a name that was reused.
     by_name: BTreeMap<String, (u64, Handle)>,
     openings: u64,
     is_over: bool,
@@ -204,7 +207,7 @@ impl Default for Files {
     }
 }
 
-/// A name that is taken until the file is there, or until this goes.
+/// A reserved name. Dropping it frees the name, unless the file is open.
 pub(crate) struct Opening<'a> {
     files: &'a Files,
     name: String,
@@ -212,7 +215,7 @@ pub(crate) struct Opening<'a> {
 }
 
 impl Files {
-    /// Takes a name for a file that is about to be opened.
+    /// Reserves a name for a file that is about to be opened.
     pub(crate) fn reserve(&self, name: &str, used: Use) -> Result<Opening<'_>, Failure> {
         if name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
@@ -231,18 +234,18 @@ impl Files {
         Ok(Opening { files: self, name: name.to_owned(), number })
     }
 
-    /// The open file of this name.
+    /// The open file with this name.
     pub(crate) fn find(&self, name: &str) -> Result<Handle, Failure> {
         let found = lock(&self.handles).by_name.get(name).map(|(_, handle)| handle.clone());
         found.ok_or_else(|| Failure::UnknownHandle { id: name.to_owned() })
     }
 
-    /// Takes an open file off the table. Work that is under way on it goes on.
+    /// Removes an open file from the table. Work on it continues.
     pub(crate) fn close(&self, name: &str) -> Option<Handle> {
         lock(&self.handles).by_name.remove(name).map(|(_, handle)| handle)
     }
 
-    /// Takes this very file off the table; another of the same name stays.
+    /// Removes exactly this file from the table. Another file with the same name stays.
     pub(crate) fn close_reading(&self, name: &str, file: &Arc<OpenFile>) {
         let mut handles = lock(&self.handles);
         let is_it = |handle: &Handle| matches!(handle, Handle::Reading(other) if Arc::ptr_eq(other, file));
@@ -251,21 +254,22 @@ impl Files {
         }
     }
 
-    /// Takes drafts of this path off the table, for a session that nobody is connected to: what is kept of them is for whoever
-    /// comes next.
+    /// Removes drafts of this path from the table of a detached session, so that another session can continue what is
+    /// kept of them.
     pub(crate) fn close_drafts(&self, path: &Path) {
         let mut handles = lock(&self.handles);
         let is_it = |handle: &Handle| match handle {
-            // One that is being written this moment is left to its writer; whoever wants it asks again.
+            // Leave a draft that is being written right now to its writer. The client can retry.
             Handle::Writing(writing) => writing.draft.try_lock().is_ok_and(|draft| draft.path() == path),
             Handle::Opening(_) | Handle::Reading(_) => false,
         };
         let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();
+        // Unlock first: dropping a handle may block on the disk.
         drop(handles);
         drop(closed);
     }
 
-    /// The session is over: everything is closed, and nothing more is opened.
+    /// Closes everything when the session is over. Nothing more can be opened.
     pub(crate) fn end(&self) {
         let mut handles = lock(&self.handles);
         handles.is_over = true;
@@ -276,7 +280,7 @@ impl Files {
 }
 
 impl Opening<'_> {
-    /// The file is there. It is closed again where somebody closed the name meanwhile.
+    /// Publishes the opened file. If the name was closed in the meantime, the file is closed again.
     pub(crate) fn done(self, handle: Handle) {
         let mut handles = lock(&self.files.handles);
         let is_ours = handles.by_name.get(&self.name).is_some_and(|(number, _)| *number == self.number);

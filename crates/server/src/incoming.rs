@@ -1,9 +1,9 @@
-//! Bytes of messages that came in and are not dealt with yet, of all connections together: one budget of the server.
+//! The server's budget for received bytes: messages of all connections that are not processed yet.
 //!
-//! Each connection may hold a whole message, so that a hundred of them could take all memory. Over the budget the connection
-//! that holds most is closed with 1013, which loses nothing: its client comes back and repeats what was not answered. Requests
-//! that would have to wait are answered with `overloaded`. Who holds little is never touched.
-//! Must not know what a message means.
+//! Each connection may hold a whole message, so a hundred connections could exhaust the memory. Beyond the budget the
+//! connection that holds the most is closed with 1013. This loses nothing: its client reconnects and repeats the
+//! requests without an answer. A request that would have to wait is answered with `overloaded`. A connection that holds
+//! little is never closed.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +17,19 @@ use tokio::sync::Notify;
 
 use crate::process::lock;
 
-/// Who holds less is never closed for it: a read's worth and some.
+/// A connection that holds less is never closed for the budget. A bit more than one read.
 const SHED_LEAST: usize = 1 << 20;
 
-/// The budget.
+/// The budget of all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
-    /// Zero means no bound.
+    /// Zero = no bound.
     max: usize,
     total: AtomicUsize,
     shares: Mutex<BTreeMap<u64, Arc<Share>>>,
 }
 
-/// What one connection holds.
+/// The bytes that one connection holds.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
     id: u64,
@@ -43,20 +43,21 @@ impl Incoming {
         Self { max, ..Self::default() }
     }
 
-    /// A connection that holds nothing yet.
+    /// Adds a connection, which holds nothing yet.
     pub(crate) fn join(&self, id: u64) -> Arc<Share> {
         let share = Arc::new(Share { id, ..Share::default() });
         lock(&self.shares).insert(id, Arc::clone(&share));
         share
     }
 
-    /// A connection is gone, and what it held with it.
+    /// Removes a connection and its bytes.
     pub(crate) fn leave(&self, share: &Share) {
         self.settle(share, 0);
         lock(&self.shares).remove(&share.id);
     }
 
-    /// Bytes were read. One that is closed for it anyway reads only to throw away.
+    /// Counts bytes that were read. A connection that is already being closed discards what it reads, so nothing is
+    /// counted.
     pub(crate) fn grow(&self, share: &Share, bytes: usize) {
         if share.is_shed() {
             return;
@@ -68,7 +69,7 @@ impl Incoming {
         }
     }
 
-    /// So many bytes are held now.
+    /// Sets the bytes that a connection holds now.
     pub(crate) fn settle(&self, share: &Share, bytes: usize) {
         let before = share.bytes.swap(bytes, Ordering::Relaxed);
         if bytes >= before {
@@ -78,7 +79,7 @@ impl Incoming {
         }
     }
 
-    /// Takes room for a request that has to wait; false where there is none, and nothing is taken.
+    /// Reserves bytes for a request that has to wait. Returns false, and reserves nothing, if they do not fit.
     pub(crate) fn park(&self, bytes: usize) -> bool {
         let before = self.total.fetch_add(bytes, Ordering::Relaxed);
         let fits = self.max == 0 || before + bytes <= self.max;
@@ -88,12 +89,12 @@ impl Incoming {
         fits
     }
 
-    /// Gives back what was taken.
+    /// Releases the bytes of `park`.
     pub(crate) fn unpark(&self, bytes: usize) {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Closes the connection that holds most, unless those that are being closed already are enough.
+    /// Closes the connection that holds the most, unless the connections already being closed free enough.
     fn shed(&self, total: usize) {
         let shares = lock(&self.shares);
         let held = |share: &&Arc<Share>| share.bytes.load(Ordering::Relaxed);
@@ -112,12 +113,12 @@ impl Incoming {
 }
 
 impl Share {
-    /// Whether this connection is closed to make room.
+    /// Whether this connection is being closed to free memory.
     pub(crate) fn is_shed(&self) -> bool {
         self.is_shed.load(Ordering::Relaxed)
     }
 
-    /// Returns when this connection has to go; cancel safe.
+    /// Returns when this connection must close. Cancel safe.
     pub(crate) async fn shed(&self) {
         self.shed.notified().await;
     }

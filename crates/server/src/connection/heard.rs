@@ -1,4 +1,4 @@
-//! The reading half of a connection's socket, which notes when bytes come in. It must not know messages.
+//! The read half of a connection's socket. Notes when bytes arrive and counts them.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::Peer;
 use crate::{core::Core, incoming::Share};
 
-/// Notes when bytes come in, so that a slow large message counts as life.
+/// Notes when bytes arrive, so that a large message that arrives slowly counts as a sign of life.
 pub(super) struct Heard {
     pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(super) peer: Arc<Peer>,

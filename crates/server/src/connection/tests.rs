@@ -1,4 +1,4 @@
-//! What becomes of messages that come behind a goodbye.
+//! Tests of messages that arrive after the goodbye.
 
 use std::pin::Pin;
 
@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::*;
 
-/// Lines without end, counted as they are read.
+/// Newline-framed data that is counted as it is read.
 struct Lines {
     left: usize,
     budget: Arc<Budget>,
@@ -31,7 +31,8 @@ impl AsyncRead for Lines {
     }
 }
 
-// All of it was counted until the connection had gone: meanwhile nobody else could ask for much.
+// Once, all of it was counted until the connection had ended, and other connections could not send large requests in
+// that time.
 #[tokio::test]
 async fn what_comes_behind_a_goodbye_takes_no_room_from_others() {
     let budget = Arc::new(Budget::new(8 << 20));

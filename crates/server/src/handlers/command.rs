@@ -1,4 +1,4 @@
-//! V0's `command/exec` family, in terms of the same processes. Such a process speaks V0 to its client: see `Dialect::Command`.
+//! V0's `command/exec` family, based on the same processes. Such a process uses V0 messages: see `Dialect::Command`.
 
 use std::{path::Path, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     pump::Reply,
 };
 
-/// `command/exec`. Its `outputBytesCap` changes nothing: a lower one would let the child wait for ever behind a client that cannot
-/// acknowledge, and a higher one is the operator's to grant.
+/// `command/exec`. Ignores `outputBytesCap`: with a lower cap the child could block forever behind a client that cannot
+/// acknowledge, and only the operator may grant a higher one.
 pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
     let config = &context.core.config;
     let env = child_environment(&config.environment, None, &params.env);
@@ -58,7 +58,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
     context.session.start(launch, gate, reply).await;
 }
 
-/// V0 took a relative path from the server's own directory. Roots are checked afterwards, as for any other path.
+/// Resolves a relative path against the server's own directory, as V0 did. Roots are checked later, as for any path.
 fn absolute(cwd: PathArg, own: Option<&Path>) -> PathArg {
     match (cwd.resolve(), own.and_then(Path::to_str)) {
         (Err(PathError::Relative), Some(own)) => {
@@ -68,7 +68,8 @@ fn absolute(cwd: PathArg, own: Option<&Path>) -> PathArg {
     }
 }
 
-/// `command/exec/terminate`: the entry goes at once, so that a following write says unknown; the exit still arrives.
+/// `command/exec/terminate`: removes the entry at once, so that a later write reports an unknown process. The exit is
+/// still sent.
 pub(crate) async fn terminate(context: Context, params: command::TerminateParams, reply: Reply) {
     let id = params.process_id.as_str();
     let running = match context.session.process(id).await {

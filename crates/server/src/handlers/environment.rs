@@ -14,7 +14,7 @@ use exec_server_sandbox::Host;
 use super::{Context, permitted};
 use crate::pump::Reply;
 
-/// Where commands run that name no shell of their own.
+/// The shell if `SHELL` is not set.
 const FALLBACK_SHELL: &str = "/bin/sh";
 
 /// `environment/info`: shell, working directory and temporary directories, as URIs.
@@ -50,7 +50,7 @@ fn support() -> SandboxSupport {
     SandboxSupport { landlock, seccomp, namespaces }
 }
 
-/// `environment/status`: whoever answers is ready.
+/// `environment/status`: a server that answers is ready.
 pub(crate) async fn status(_: Context, _: Empty, reply: Reply) {
     reply.result(&StatusResult { status: Status::Ready });
 }

@@ -1,4 +1,4 @@
-//! `initialize`: makes a session or gives one back, and learns what the peer understands.
+//! `initialize`: creates or resumes a session, and learns the peer's capabilities.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -21,13 +21,13 @@ use crate::{
     session::{Attachment, Claim, Session, short},
 };
 
-/// How long anybody waits for the answer that a session is unknown.
+/// Maximum delay of the answer that a session is unknown.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// How often the old peer of an attached session is looked at while it may answer.
+/// How often the server checks whether the attached peer has answered.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Handles `initialize` before anything else on the connection is looked at.
+/// Handles `initialize`, before any other message of the connection.
 pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawValue>, reply: Reply) {
     match establish(connection, params).await {
         Ok((session, resumed)) => {
@@ -54,7 +54,8 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
     }
 }
 
-/// Says no. Whoever asked for a session that is not there, or is not its own, waits for the answer: longer with each try.
+/// Refuses the handshake. If the session does not exist or belongs to another principal, the answer is delayed, longer
+/// with each try.
 async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure: &Failure, reply: Reply) {
     let asked = message::params::<InitializeParams>(params).ok().and_then(|params| params.resume_session_id);
     let session = asked.map(|id| short(id.as_str()).to_owned());
@@ -67,7 +68,7 @@ async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure:
     let wait = connection.core.wrong_try(connection.grant.principal(), connection.wrong_tries);
     connection.pause(wait.min(LONGEST_WAIT)).await;
     if wait > LONGEST_WAIT {
-        // Not even an answer: there are too many who ask.
+        // Close without an answer: too many unknown sessions were requested.
         return connection.peer.goodbye(1013, "too many unknown sessions were asked for; try again later");
     }
     reply.fail(failure);
@@ -94,7 +95,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
                 return Err(Failure::SessionAttached { id: id.to_string() });
             }
             if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
-                // Nobody could come back to it any more.
+                // A client can never resume an implicit session.
                 implicit.end().await;
             }
             (session, true, claim)
@@ -121,8 +122,9 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     Ok((session, resumed))
 }
 
-/// The session to resume. One that is being adopted is refused at once for a client that announced something, and tries again. Of the
-/// older generations only H tries again, so their resume is held until the holder answers, within a bound.
+/// Finds the session to resume. While it is being adopted, a client with capabilities gets a retryable error at once.
+/// Of the clients without capabilities only generation H retries, so the server holds their request until the holder
+/// answers or `HELD_FOR` has passed.
 async fn find_session(connection: &mut Connection, id: &str, is_reference: bool) -> Result<Arc<Session>, Failure> {
     let (core, principal) = (connection.core.clone(), connection.grant.principal().clone());
     match core.session(id, &principal) {
@@ -134,7 +136,8 @@ async fn find_session(connection: &mut Connection, id: &str, is_reference: bool)
     }
 }
 
-/// How long the session may be without a connection: what was asked for, else by kind of client, never above the server's bound.
+/// The session settings: the time-to-live that was asked for, else the default of this kind of client, never above the
+/// server's bound.
 fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max: Option<Duration>) -> Attachment {
     let reference = capabilities.is_empty();
     let asked = match params.ttl_ms {
@@ -150,13 +153,13 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
     Attachment { ttl, is_ttl_asked: params.ttl_ms.is_some(), reference }
 }
 
-/// Pings the connection that has the session; true where it is heard from in time and still has it.
+/// Pings the attached connection. Returns true if it answers in time and is still attached.
 async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;
     peer.mailbox.ping();
     let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
-    // Looked at rather than signalled: this is rare, and the read path stays free of it.
+    // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
     while Instant::now() < deadline && has_session() {
         tokio::time::sleep(LOOK_EVERY).await;
         if peer.last_in() > asked && has_session() {

@@ -1,11 +1,12 @@
-//! `http/request` and `http/cancel`: requests that this server makes for a client, and their bodies on the way back.
+//! `http/request` and `http/cancel`: HTTP requests that this server makes for a client, and their response bodies.
 //!
 //! ```text
-//! answer of the target ▶ one piece ▶ its window ▶ a place in the connection's mailbox ▶ the next piece
+//! response of the target ▶ one piece ▶ its window ▶ a slot in the connection's mailbox ▶ the next piece
 //! ```
 //!
-//! A streamed body is read no faster than the peer takes it: its socket, and its reader where it acknowledges. What is under way ends with the connection, because it runs in the
-//! connection's own tasks. Logs and the audit show scheme, host and port of a target, and nothing else of it.
+//! A streamed body is read no faster than the peer accepts it: its socket, and its reader if it acknowledges. Requests
+//! end with the connection, because they run in the connection's tasks. Logs and the audit log show scheme, host and
+//! port of a target, and nothing else of it.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -32,20 +33,20 @@ use crate::{
     pump::Reply,
 };
 
-/// Headers that belong to one connection between two hosts, which is ours to make.
+/// Hop-by-hop headers. They belong to the connection to the target, which the server controls.
 const OF_THE_CONNECTION: [&str; 7] =
     ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
-/// Bytes of the name of a method; the longest that is registered has 17.
+/// Maximum length of a method name. The longest registered one has 17 bytes.
 const METHOD_BYTES: usize = 32;
 
-/// How long whoever has the scope `http` alone may wait for the head of an answer.
+/// How long a principal with only the scope `http` may wait for the response head.
 const HEAD_MS: u64 = 5 * 60 * 1000;
 
-/// As long as anybody can mean; more would overflow the clock.
+/// Longer than any real timeout. More would overflow the clock.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// A request that has the right shape.
+/// A validated request.
 pub(crate) struct Request {
     method: Method,
     url: Url,
@@ -58,7 +59,7 @@ pub(crate) struct Request {
     window: Option<u64>,
 }
 
-/// Checks what can be checked without knowing who asks.
+/// Checks what does not depend on the principal.
 pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
     if params.sandbox.as_ref().is_some_and(has_no_network) {
         let what = "the sandbox of the request has no network, and no HTTP request is made in its name".to_owned();
@@ -81,7 +82,7 @@ pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
     let body = body.map_err(|_| invalid("bodyBase64 is not base64 with padding".to_owned()))?.unwrap_or_default();
     let headers = params.headers.into_iter().map(|header| {
         let name = name(&header.name)?;
-        // Its name stands in errors, and these in the log.
+        // The variable's name appears in errors, and errors appear in the log.
         if header.value_env_var.as_ref().is_some_and(|variable| variable.contains(char::is_control)) {
             return Err(invalid(format!("valueEnvVar of the header `{name}` has control characters")));
         }
@@ -96,7 +97,7 @@ pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
         follows: params.redirect_policy == wire::RedirectPolicy::Follow,
         request_id: params.request_id,
         is_stream: params.stream_response,
-        // None at all would wait for ever.
+        // A window of zero would wait forever.
         window: params.window.map(|window| window.max(1)),
     })
 }
@@ -112,7 +113,7 @@ fn invalid(reason: String) -> Failure {
     Failure::InvalidParams { reason }
 }
 
-/// The text is not repeated in errors: there may be secrets in it.
+/// Parses the URL. Errors do not repeat it, because it may contain secrets.
 fn url(text: &str) -> Result<Url, Failure> {
     if text.len() > limits::HTTP_URL_BYTES {
         return Err(invalid(format!("the url has more than {} bytes", limits::HTTP_URL_BYTES)));
@@ -134,7 +135,7 @@ fn name(text: &str) -> Result<HeaderName, Failure> {
     Ok(name)
 }
 
-/// `http/request`: answered when the answer of the target is there, all of it or its head.
+/// `http/request`: answered when the response is complete, or its head if the body is streamed.
 pub(crate) async fn request(context: Context, mut request: Request, reply: Reply) {
     let (under_way, errand) = match begin(&context, &mut request) {
         Ok(begun) => begun,
@@ -144,7 +145,8 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
     let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
     let until_head = clock.of_head(errand.reach);
     let sent = async {
-        // Under the clock: a disk that hangs is not waited for longer than the target would be.
+        // The timeout covers the audit record: a disk that hangs must not delay the request longer than the target
+        // could.
         context.record_first(Record { target: Some(target(&request.url)), ..Record::of("http.request") }).await?;
         context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error))
     };
@@ -168,14 +170,14 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
     }
 }
 
-/// `http/cancel`: whoever waits for that request hears that it was called off.
+/// `http/cancel`: the pending request ends with the error that it was cancelled.
 pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: Reply) {
     let cancelled = context.peer.fetches.cancel(&params.request_id);
     reply.result(&wire::CancelResult { cancelled });
 }
 
-/// Checks what depends on who asks, and takes a place. Nothing is sent yet. Body and headers go with the errand: what is parked counts
-/// until the answer, and a stream may go on for long.
+/// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers into the
+/// errand: what stays in the request counts as waiting until the answer, and a stream may take long.
 fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
     permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
@@ -215,7 +217,7 @@ fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand),
     Ok((under_way, errand))
 }
 
-/// The value of a variable of this server, for a header. Its value is in no error.
+/// The value of a server variable, for a header. Errors never contain the value.
 fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Result<&'a [u8], Failure> {
     if environment::is_kept_from_headers(name) {
         return Err(invalid(format!(
@@ -226,7 +228,7 @@ fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Resul
     found.filter(|value| !value.is_empty()).ok_or_else(|| invalid(format!("the server has no variable `{name}`")))
 }
 
-/// Why there is no answer, in the words of who asked.
+/// Converts a fetch error into the failure for this principal.
 fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
     let source = Box::new(source);
     match *source {
@@ -240,10 +242,11 @@ fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
     }
 }
 
-/// Says no, in the log and the audit too: without the URL, whose path and query are nobody's business.
+/// Answers with an error, and writes it to the log and the audit log. They omit the URL's path and query, which may be
+/// private.
 fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
-    // Where a private name leads is told here alone: who may not go there need not know what is there.
+    // Only the logs contain the private address: a principal that may not reach it must not learn it.
     let reason = match failure {
         Failure::HttpTarget { source, .. } => match &**source {
             FetchError::Private(private) => format!("{failure}: it is at {}", private.address()),
@@ -260,7 +263,7 @@ fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply)
     reply.fail(failure);
 }
 
-/// The whole body as text, and the room that it takes until it is on its way.
+/// Reads the whole body as base64. Also returns the reserved memory, to be kept until the answer is queued.
 async fn whole(context: &Context, request: &Request, mut response: Response) -> Result<(String, impl Sized), Failure> {
     context.peer.mailbox.room_for_answers().await;
     let too_large = || Failure::HttpTooLarge { host: host(&request.url) };
@@ -275,7 +278,7 @@ async fn whole(context: &Context, request: &Request, mut response: Response) -> 
         if body.len() + piece.len() > limits::HTTP_BODY_BYTES {
             return Err(too_large());
         }
-        // All that it may need at once, before it has more than little: two that grow could wait for each other.
+        // Reserve all that may be needed at once, while the body is still small: two growing bodies could deadlock.
         if room.is_none() && body.len() + piece.len() > SMALL_BYTES {
             room = Some(context.core.fetcher.room(&context.peer.fetches, expected).await?);
         }
@@ -284,7 +287,7 @@ async fn whole(context: &Context, request: &Request, mut response: Response) -> 
     Ok((base64::encode(&body), room))
 }
 
-/// Sends the body in pieces, each when the one before it has found its place, and its end.
+/// Sends the body in pieces, each after the previous one has got its slot, and then its end.
 async fn stream(context: &Context, request: &Request, clock: &Clock<'_>, mut response: Response) {
     let mut pieces = Pieces { context, request, under_way: clock.under_way, seq: 0 };
     let mut ahead = Ahead::default();
@@ -309,16 +312,17 @@ async fn stream(context: &Context, request: &Request, clock: &Clock<'_>, mut res
     pieces.end(error.as_ref()).await;
 }
 
-/// What was read of a body and not sent yet.
+/// Data of a body that was read but not sent.
 #[derive(Default)]
 struct Ahead {
     rest: Bytes,
-    /// How the body ended, where that was seen while more was looked for.
+    /// How the body ended, if the end was seen while more data was collected.
     end: Option<Result<(), reqwest::Error>>,
 }
 
 impl Ahead {
-    /// The next piece: what is there, as far as it fits one, so that many small reads make few messages. `None` at the end.
+    /// The next piece: all that is available, up to the size of one piece, so that many small reads make few messages.
+    /// `None` at the end.
     async fn next(&mut self, response: &mut Response) -> Result<Option<Bytes>, reqwest::Error> {
         while self.rest.is_empty() {
             if let Some(end) = self.end.take() {
@@ -349,7 +353,7 @@ impl Ahead {
     }
 }
 
-/// What was sent of a streamed body.
+/// The sending side of a streamed body.
 struct Pieces<'a> {
     context: &'a Context,
     request: &'a Request,
@@ -358,7 +362,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Cancel safe: what waits for its place has no number yet.
+    /// Sends a piece. Cancel safe: a piece gets its number only after it has got its slot.
     async fn send(&mut self, piece: &[u8]) {
         if let Some(window) = self.request.window {
             self.under_way.window(self.seq + 1, window).await;
@@ -387,7 +391,7 @@ impl Pieces<'_> {
     }
 }
 
-/// How long a request may take, and whether anybody still wants it.
+/// The timeout and the cancellation of a request.
 #[derive(Clone)]
 struct Clock<'a> {
     under_way: &'a UnderWay,
@@ -397,13 +401,13 @@ struct Clock<'a> {
 }
 
 impl Clock<'_> {
-    /// The clock until the head of the answer is there.
+    /// The clock for the time until the response head has arrived.
     fn of_head(&self, reach: Reach) -> Self {
         let most = (reach == Reach::Public).then_some(HEAD_MS);
         Self { timeout_ms: self.timeout_ms.into_iter().chain(most).min(), ..self.clone() }
     }
 
-    /// Works until it is done, called off, or out of time.
+    /// Runs `work` until it is done, cancelled or out of time.
     async fn run<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let ms = self.timeout_ms.unwrap_or(u64::MAX);
         let deadline = self.begun + Duration::from_millis(ms).min(FOREVER);
@@ -418,7 +422,8 @@ impl Clock<'_> {
     }
 }
 
-/// Repeats stay, and stay in order; a value that is no text has no place in JSON.
+/// The response headers. Repeated headers stay, in order. A value that is not UTF-8 is left out, because JSON cannot
+/// represent it.
 fn headers_of(response: &Response) -> Vec<wire::Header> {
     let texts = response.headers().iter().filter_map(|(name, value)| {
         let value = str::from_utf8(value.as_bytes()).ok()?.to_owned();
@@ -431,7 +436,7 @@ fn host(url: &Url) -> String {
     url.host_str().unwrap_or_default().to_owned()
 }
 
-/// What may be shown of a URL: scheme, host and port.
+/// The part of a URL that may be logged: scheme, host and port.
 fn target(url: &Url) -> String {
     let port = url.port_or_known_default().unwrap_or_default();
     format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default())

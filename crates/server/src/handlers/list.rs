@@ -1,6 +1,6 @@
-//! `process/list`, in pages: an answer has at most [`limits::LIST_BYTES`] of text and [`limits::VALUES`] values, however many processes
-//! there are. A page begins behind the position in its cursor, so that processes which come or go between two pages neither hide nor
-//! repeat others.
+//! `process/list`, in pages: an answer has at most [`limits::LIST_BYTES`] of text and [`limits::VALUES`] values, no
+//! matter how many processes there are. A page begins after the position in its cursor. So processes that appear or
+//! disappear between two pages neither hide nor repeat others.
 
 use std::{io, sync::Arc};
 
@@ -13,16 +13,16 @@ use crate::{
     pump::{self, Reply},
 };
 
-/// Values of one entry beside its arguments, and of the answer around the entries.
+/// JSON values of one entry besides its arguments, and of the answer around the entries.
 const ENTRY_VALUES: usize = 32;
 
-/// Text of one session that is being adopted, at most; they stand on the first page.
+/// Maximum text of one session that is being adopted. These are on the first page.
 const ADOPTING_BYTES: usize = 128;
 
-/// Where a process stands in a list: when it was started, its name, its session. The cursor is this as JSON in base64.
+/// The sort key of a process: start time, process id, session id. The cursor is this as JSON in base64.
 type Position = (u64, String, String);
 
-/// `process/list`: this session's processes, or those of every session of the principal.
+/// `process/list`: the processes of this session, or of all sessions of the principal.
 pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
     match page(&context, &params) {
         Ok(page) => reply.result(&page),
@@ -37,7 +37,7 @@ fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult
     }
     let most = params.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let principal = &context.session.principal;
-    // Before the sessions: one that is adopted in between is listed twice rather than not at all.
+    // Get the pending sessions first: a session that is adopted in between is listed twice instead of not at all.
     let (adopting, sessions) = match params.scope {
         wire::Scope::Session => (Vec::new(), vec![context.session.clone()]),
         wire::Scope::All if after.is_some() => (Vec::new(), context.core.sessions_of(principal)),
@@ -57,7 +57,7 @@ fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult
         bytes += text_bytes(&info);
         values += ENTRY_VALUES + info.argv.len();
         let fits = bytes <= limits::LIST_BYTES && values <= limits::VALUES && processes.len() < most;
-        // The first one always fits: its name and its arguments have bounds far below.
+        // The first entry is always added: its id and arguments are bounded far below the limits.
         if !fits && !processes.is_empty() {
             break;
         }
@@ -82,7 +82,7 @@ fn read_cursor(cursor: &str) -> Result<Position, Failure> {
     position.ok_or_else(|| Failure::InvalidParams { reason: "cursor is not one that this server gave".to_owned() })
 }
 
-/// How long an entry is as text.
+/// The length of an entry as JSON text.
 fn text_bytes(info: &wire::ProcessInfo) -> usize {
     struct Count(usize);
     impl io::Write for Count {

@@ -1,7 +1,7 @@
-//! What each method does. A handler begins its effect before its first await, so that effects keep the order of arrival, and ends in
-//! exactly one answer.
+//! Implements the methods. A handler begins its effect before its first await, so that effects keep arrival order, and
+//! ends in exactly one answer.
 //!
-//! Knows sessions and processes; must not know framing, sockets or how events are pushed.
+//! Handlers work with sessions and processes. They do not depend on framing, sockets or the pushing of events.
 
 pub(crate) mod command;
 pub(crate) mod environment;
@@ -33,7 +33,7 @@ use crate::{
     session::{InUse, Session},
 };
 
-/// What a request may use: it has passed the gates of its family.
+/// What a handler can use. The request has passed the gates of its method family.
 pub(crate) struct Context {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
@@ -42,7 +42,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Puts on record that a start was refused for what its principal may not do; other refusals are of no interest.
+    /// Records a start that was refused because the principal lacks a permission. Other refusals are not recorded.
     pub(crate) fn record_denied(&self, dialect: Dialect, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
             let (method, reason) = (Some(dialect.start_method()), Some(failure.to_string()));
@@ -50,12 +50,12 @@ impl Context {
         }
     }
 
-    /// Puts on record what this request does to a session, or to a process of it.
+    /// Records what this request does to a session or to one of its processes.
     pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: Record) {
         self.core.config.audit.record(self.signed(session, process, record));
     }
 
-    /// Puts on record what this request is about to do. Where nothing may happen unrecorded it waits for the disk.
+    /// Records what this request is about to do. In strict mode it waits until the record is on disk.
     pub(crate) async fn record_first(&self, record: Record) -> Result<(), Failure> {
         let (audit, record) = (&self.core.config.audit, self.signed(&self.session, None, record));
         if !audit.is_strict() {
@@ -65,7 +65,7 @@ impl Context {
         if audit.commit(record).await { Ok(()) } else { Err(Failure::AuditUnavailable) }
     }
 
-    /// The record with who asks for it.
+    /// Adds the requesting principal and peer to the record.
     fn signed(&self, session: &Session, process: Option<&str>, record: Record) -> Record {
         Record {
             principal: Some(self.grant.principal().to_string()),
@@ -76,7 +76,7 @@ impl Context {
         }
     }
 
-    /// The session a request is about: its own, or another one of the same principal.
+    /// The session that a request is about: its own, or another one of the same principal.
     pub(crate) fn session(&self, id: Option<&SessionId>) -> Result<Arc<Session>, Failure> {
         match id {
             None => Ok(self.session.clone()),
@@ -89,33 +89,33 @@ impl Context {
         }
     }
 
-    /// Keeps the clock of another session still for as long as the answer lives.
+    /// Pauses the clock of another session until the returned value is dropped.
     pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<InUse> {
         let session = self.session(id).ok().filter(|session| session.id != self.session.id);
         session.map(|session| session.begin_use())
     }
 
-    /// The process a request is about, after a start that is under way.
+    /// The process that a request is about. Waits for a pending start.
     pub(crate) async fn process(&self, session: Option<&SessionId>, id: &str) -> Result<Option<Arc<Process>>, Failure> {
         crate::trace::about(id);
         Ok(self.session(session)?.process(id).await)
     }
 
-    /// The same, where an unknown process is a mistake.
+    /// Like `process`, but an unknown process is an error.
     pub(crate) async fn known_process(&self, session: Option<&SessionId>, id: &str) -> Result<Arc<Process>, Failure> {
         self.process(session, id).await?.ok_or_else(|| Failure::UnknownProcess { id: id.to_owned() })
     }
 }
 
-/// `session/end`: ends the session and everything in it, and then the connection, which has nothing left to speak about.
+/// `session/end`: ends the session with all its processes, and then the connection.
 pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Reply) {
     context.record(&context.session, None, Record::of("session.end"));
     let Context { core, peer, session, .. } = context;
-    // Nothing more is pushed: that processes end with their holder would be told as a loss, and nobody has lost them.
+    // Stop pushing first: the feeds would report the end of the holder as a loss, although the client asked for it.
     for process in session.processes() {
         peer.mailbox.order(Order::Unfollow(process));
     }
-    // A connection that is cut meanwhile must not leave half an end behind: the core sees to it.
+    // Runs as a task of the core: a disconnect must not leave the session half ended.
     core.spawn(async move {
         session.end().await;
         reply.result(&wire::EndResult {});

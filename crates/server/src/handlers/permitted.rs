@@ -1,8 +1,8 @@
-//! Where a principal may start processes, which variables it may set and how far it must be confined, beside the scopes that the
-//! dispatcher asks for.
+//! Where a principal may start processes, which variables it may set, and which sandbox it must use. These rules come
+//! in addition to the scopes that the connection checks.
 //!
-//! These are rules for requests and no confinement: a process that runs opens what its user, and its sandbox, let it. Must not know how a
-//! grant came about.
+//! They restrict requests; they do not confine processes. A running process can open everything that its user and its
+//! sandbox allow.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +18,14 @@ use crate::{
     sandbox::{Confinement, NEEDS_RESTRICTED_FILES},
 };
 
-/// Where a start that names no directory begins: the principal's first root, else the server's own directory.
+/// The default directory of a start: the principal's first root, or else the server's own directory.
 pub(super) fn default_directory(grant: &Grant, own: Option<&Path>) -> PathBuf {
     let root = grant.rights().roots.first().map(PathBuf::as_path);
     root.or(own).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// The directory to start in, with links resolved where that matters: what was looked at is what is used.
+/// The directory to start in. If the principal has roots, symlinks are resolved, so that the checked directory is the
+/// one that is used.
 pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure> {
     let roots = &grant.rights().roots;
     if roots.is_empty() {
@@ -35,7 +36,7 @@ pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure
     match path.canonicalize() {
         Ok(real) if is_beneath(&real, roots) => Ok(real),
         Ok(_) => Err(forbidden()),
-        // Beneath a root people are told what is wrong; elsewhere not even whether it is there.
+        // Beneath a root, report the reason. Elsewhere do not reveal whether the path exists.
         Err(source) if is_beneath(&path, roots) && !path.components().any(|part| part == Component::ParentDir) => {
             Err(Failure::Cwd { program: String::new(), cwd: path.display().to_string(), source })
         }
@@ -44,12 +45,13 @@ pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure
 }
 
 fn is_beneath(path: &Path, roots: &[PathBuf]) -> bool {
-    // A root that is a link itself means where it leads.
+    // If a root is itself a symlink, its target counts.
     let real = |root: &PathBuf| -> io::Result<PathBuf> { root.canonicalize() };
     roots.iter().any(|root| path.starts_with(root) || real(root).is_ok_and(|root| path.starts_with(root)))
 }
 
-/// Every variable that the request sets must be among those granted; what the server hands down is the server's own choice.
+/// Checks that every variable set by the request is granted. Variables that the server passes on are the server's own
+/// choice.
 pub(super) fn variables(
     grant: &Grant,
     policy: Option<&EnvPolicy>,
@@ -69,8 +71,8 @@ pub(super) fn variables(
     }
 }
 
-/// Checks the sandbox of a request against the principal's floor. Whether the entries of a policy restrict anything is known only when they
-/// are read on this host, which blocks: the returned confinement remembers that they have to.
+/// Checks the requested sandbox against the principal's minimum. Whether the entries of a policy restrict anything is
+/// known only when they are resolved on this host, which blocks. So the returned confinement notes that they must.
 pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Option<Confinement>, Failure> {
     let Some(floor) = grant.rights().sandbox else { return Ok(asked) };
     let principal = grant.principal().to_string();
@@ -83,7 +85,8 @@ pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Optio
     }
 }
 
-/// A request of our own making has the server's network, whatever the sandbox of a process has.
+/// Checks that the principal may make HTTP requests. The server makes them, with its own network and not that of a
+/// sandbox.
 pub(super) fn network(grant: &Grant) -> Result<(), Failure> {
     match grant.rights().sandbox {
         Some(Floor::Offline) => {

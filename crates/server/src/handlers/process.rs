@@ -1,4 +1,4 @@
-//! `process/*`: start, read, steer, forget. Lists are in `list`.
+//! `process/*`: start, read, signal, resize, terminate, forget. Lists are in `list`.
 
 use std::{
     os::unix::ffi::OsStrExt,
@@ -29,27 +29,27 @@ use crate::{
     trace,
 };
 
-/// A terminal nobody gave a size.
+/// Used if the client gave no size.
 pub(super) const DEFAULT_SIZE: Size = Size { rows: 24, cols: 80 };
 
-/// A start in its parts, before its path is resolved and its argv checked.
+/// The parts of a start, before its path is resolved and its argv is checked.
 pub(super) struct Parts {
     pub(super) process_id: String,
     pub(super) argv: Vec<String>,
-    /// Absent: where the caller starts by default.
+    /// `None` = the principal's default directory.
     pub(super) cwd: Option<PathArg>,
     pub(super) dialect: Dialect,
     pub(super) stdin: bool,
     pub(super) tty: bool,
-    /// It is forgotten by itself at its end.
+    /// Forget the process by itself after its end.
     pub(super) auto_forget: bool,
-    /// What it is to be confined to.
+    /// The requested sandbox.
     pub(super) confinement: Option<Confinement>,
-    /// Everything else; argv, cwd and meta are filled in.
+    /// Everything else. `launch` fills in argv, cwd and meta.
     pub(super) spec: StartSpec,
 }
 
-/// Checks what can be checked before the id is looked at: the path, then argv, then whether one more may wait.
+/// Checks what can be checked before the id is reserved: the path, then argv, then whether another start may be queued.
 pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
@@ -73,16 +73,17 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
 
-/// For people only; nothing is timed by it.
+/// Wall-clock time, for display only.
 fn wall_clock_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `process/start`. The id is reserved here and now; the answer comes when the process runs or could not be started.
+/// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
 pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
     trace::about(params.process_id.as_str());
-    // One of the same name that is under way is waited for: whether this one repeats it or takes its place is known only then.
+    // Wait for a pending start of the same id. Only then it is known whether this request repeats that start or
+    // replaces it.
     context.session.start_decided(params.process_id.as_str()).await;
     let (launch, gate) = match prepare(&context, params).and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
@@ -112,7 +113,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     }
     let applies = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
     if applies && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
-        // The plain command would read the profile and export what the policy keeps away.
+        // The plain command would read the profile and export variables that the policy filters out.
         return Err(Failure::NotEnforceable {
             what: "`shellSnapshot` with an `envPolicy` that filters needs a captured shell state".to_owned(),
         });
@@ -162,7 +163,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
     )
 }
 
-/// `process/read`: handed to the pump, which answers it at send time.
+/// `process/read`: passed to the pump, which answers it at send time.
 pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Reply) {
     match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => {
@@ -185,7 +186,8 @@ pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Repl
     }
 }
 
-/// `process/signal`: to the process group. Unknown, starting or exited: nothing happens, as in the reference.
+/// `process/signal`: signals the process group. No effect on an unknown, starting or exited process, as in the
+/// reference.
 pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: Reply) {
     let Some(signal) = names::number(&params.signal) else {
         return reply.fail(&Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
@@ -198,7 +200,7 @@ pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: 
                 context.record(&session, Some(process.id()), record);
             }
             let slot = process.slot();
-            // A holder that is gone has no process left to signal.
+            // Ignore the status: without a holder there is no process to signal.
             process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
             reply.result(&Empty {});
         }
@@ -207,7 +209,7 @@ pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: 
     }
 }
 
-/// `process/resize`: the terminal's size.
+/// `process/resize`: sets the terminal's size.
 pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: Reply) {
     let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => process,
@@ -219,14 +221,15 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
     let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
     match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
         Some(_) => reply.result(&Empty {}),
-        // The holder left when it had closed, and said as much while it was there.
+        // The process has closed, and its session is archived. The holder accepted a resize of a closed process, too.
         None if process.link().is_archive() => reply.result(&Empty {}),
         None => reply.fail(&context.session.holder_lost()),
     }
 }
 
-/// `process/terminate`: at once, or with a grace period. What is being started is ended once it is there, and was started all the same:
-/// whoever lost the answer with the link and asks again must not start it a second time.
+/// `process/terminate`: at once, or with a grace period. A pending start completes first and is then terminated. It
+/// still counts as started: a client that lost the answer in a disconnect and repeats the start must not start it a
+/// second time.
 pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, reply: Reply) {
     let session = match context.session(params.session_id.as_ref()) {
         Ok(session) => session,
@@ -239,7 +242,7 @@ pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, r
     };
     context.record(&session, Some(id), Record { pid: Some(process.pid), ..Record::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
-    // Gone with its holder: nothing runs any more.
+    // `None`: the holder is dead, so nothing runs.
     reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));
 }
 

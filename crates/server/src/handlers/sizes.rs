@@ -1,5 +1,5 @@
-//! How large the parts of a start may be: the name by our own bound, arguments and environment by the kernel's, so that a start which
-//! can never succeed is refused with the limit in the text before anything of it is copied.
+//! Size limits of a start: the process id by our own bound, arguments and environment by the kernel's. A start that can
+//! never succeed is refused before anything is copied, with the limit in the error text.
 
 use exec_server_holder::wire::StartSpec;
 use exec_server_protocol::limits;
@@ -7,13 +7,13 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Failure;
 
-/// `execve`: the most that arguments and environment may take, whatever the limit of the stack (three quarters of `_STK_LIM`).
+/// `execve`: maximum for arguments and environment, whatever the stack limit is (three quarters of `_STK_LIM`).
 const TOTAL_BYTES: usize = 6 << 20;
 
-/// `execve`: what they may always take (`ARG_MAX`).
+/// `execve`: always allowed (`ARG_MAX`).
 const TOTAL_BYTES_LEAST: usize = 128 << 10;
 
-/// Checks the name, each string and all strings together.
+/// Checks the process id, each string and the total.
 pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Result<(), Failure> {
     let invalid = |reason: String| Err(Failure::InvalidParams { reason });
     if process_id.len() > limits::PROCESS_ID_BYTES {
@@ -32,7 +32,7 @@ pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Resu
         let (name, is) = (String::from_utf8_lossy(name), variable.len());
         return invalid(format!("the variable `{name}` has {is} bytes; the kernel's limit for one is {most}"));
     }
-    // Each string has an end and a pointer to it.
+    // Each string has a terminating NUL and a pointer.
     let strings = argv.iter().map(String::len).chain(spec.env.iter().map(Vec::len));
     let total: usize = strings.map(|len| len + 1 + size_of::<usize>()).sum();
     if total > TOTAL_BYTES {
@@ -42,12 +42,12 @@ pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Resu
     Ok(())
 }
 
-/// What one string of `execve` may have without its end (`MAX_ARG_STRLEN`).
+/// Maximum length of one string of `execve`, without its NUL (`MAX_ARG_STRLEN`).
 fn string_bytes() -> usize {
     32 * rustix::param::page_size() - 1
 }
 
-/// What `execve` takes here in all: a quarter of the stack's limit, within bounds.
+/// Maximum total of `execve` on this host: a quarter of the stack limit, within the bounds above.
 pub(crate) fn total_bytes() -> usize {
     let stack = getrlimit(Resource::Stack).current.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
     (stack / 4).clamp(TOTAL_BYTES_LEAST, TOTAL_BYTES)

@@ -1,4 +1,5 @@
-//! Input to a process: `process/write`, `process/closeStdin` and V0's write. Answered when the bytes have entered the child's stdin.
+//! stdin of a process: `process/write`, `process/closeStdin` and V0's write. A write is answered when its bytes have
+//! been written to the child's stdin.
 
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use crate::{
     pump::Reply,
 };
 
-/// A decoded write.
 pub(crate) struct Write {
     process_id: String,
     session_id: Option<SessionId>,
@@ -42,7 +42,8 @@ fn decode(chunk: &str) -> Result<Bytes, Failure> {
     base64::decode(chunk).map(Bytes::from).map_err(|error| Failure::InvalidBase64 { reason: error.to_string() })
 }
 
-/// Write ids may be of any length; the holder remembers thousands of them, so it keeps the beginning of a hash.
+/// Hashes a write id. Ids can have any length, and the holder remembers thousands of them, so it stores a truncated
+/// hash.
 fn key(write_id: &str) -> [u8; 16] {
     let digest = Sha256::digest(write_id.as_bytes());
     let mut key = [0; 16];
@@ -59,18 +60,18 @@ pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
     enqueue(&process, params.data, params.key, reply);
 }
 
-/// Puts a write into the line of a process.
+/// Queues a write to a process.
 fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Reply) {
-    // V0 writes to terminals only; a pipe's stdin there is the null device.
+    // V0 writes only to terminals; otherwise stdin is /dev/null.
     if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
         return reply.write(process.id(), wire::WriteStatus::StdinClosed);
     }
-    // Without a key nothing is compared. Not a cryptographic hash: who finds two texts with one digest deceives nobody but himself.
+    // Without a key there is nothing to compare. A CRC is enough: a client that creates a collision harms only itself.
     let digest = key.map_or(0, |_| crc32fast::hash(&data));
     process.input(Input::Write { key, digest, data, done: 0, is_cut: false, reply });
 }
 
-/// A write that came as a frame, to a process that is followed on its connection.
+/// A write that came as a binary frame, to a process that this connection follows.
 pub(crate) struct WriteFrame {
     pub(crate) process: Arc<Process>,
     pub(crate) data: Bytes,
@@ -83,12 +84,12 @@ impl WriteFrame {
     }
 }
 
-/// The frame's half of `process/write`.
+/// `process/write` as a binary frame.
 pub(crate) async fn write_frame(frame: WriteFrame, reply: Reply) {
     enqueue(&frame.process, frame.data, frame.key, reply);
 }
 
-/// `process/closeStdin`: end of input, behind every write that came before it.
+/// `process/closeStdin`: closes stdin after all earlier writes.
 pub(crate) async fn close(context: Context, params: wire::CloseStdinParams, reply: Reply) {
     match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(Some(process)) if process.meta.stdin => process.input(Input::Close { reply }),

@@ -1,4 +1,5 @@
-//! `process/subscribe` and `process/unsubscribe`: further readers of a process, of this session or another one of the same principal.
+//! `process/subscribe` and `process/unsubscribe`: additional readers of a process of another session of the same
+//! principal.
 
 use exec_server_protocol::{Empty, process as wire};
 
@@ -8,19 +9,22 @@ use crate::{
     pump::{Follow, Order, Reply, Role, Start},
 };
 
-/// Pushes a process's events to this connection too, from `afterSeq` on. With `hold` its untaken output is kept like the owner's.
+/// Pushes a process's events to this connection, too, after `afterSeq`. With `hold` its untaken output is kept like the
+/// owner's.
 pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, reply: Reply) {
     let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => process,
         Err(failure) => return reply.fail(&failure),
     };
     if *process.session == *context.session.id {
-        // The owner is pushed its own processes already; two feeds of one process on one connection could not be told apart.
+        // The connection already gets the processes of its own session, and could not tell two feeds of one process
+        // apart.
         let reason = "a connection is pushed the processes of its own session without a subscription".to_owned();
         return reply.fail(&Failure::InvalidParams { reason });
     }
     let after = params.after_seq.unwrap_or(0);
-    // A reader that comes back acknowledges at once what it has taken.
+    // A reader that subscribes again acknowledges immediately what it has taken, so its hold begins where it first
+    // began.
     let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
     let follow = Follow {
         role: Role::Observer,
@@ -37,7 +41,7 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
 }
 
 pub(crate) async fn unsubscribe(context: Context, params: wire::UnsubscribeParams, reply: Reply) {
-    // The owner's own feed is not a subscription and stays; a process that is gone has no feed any more.
+    // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
     let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
     if let Some(session) = other
         && let Ok(Some(process)) = context.process(Some(&session), params.process_id.as_str()).await

@@ -1,7 +1,7 @@
-//! The numbers that stand for processes in the binary frames of one connection. It must not know what a frame holds.
+//! Channel numbers, which stand for processes in the binary frames of one connection.
 //!
-//! A number is given when a process is followed and is free when it is not followed any more; the pump says it to the peer before it
-//! uses it. So there are never more than processes that are followed.
+//! A channel is assigned when the pump starts to follow a process and is freed when it stops. The pump announces a
+//! channel to the peer before its first use. There are never more channels than followed processes.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::process::{Process, lock};
 
-/// The table of one connection.
+/// The channel table of one connection.
 #[derive(Default)]
 pub(crate) struct Channels(Mutex<Table>);
 
@@ -21,7 +21,7 @@ struct Table {
 }
 
 impl Channels {
-    /// A number for a process; none is used a second time before all others were.
+    /// Assigns a channel to a process. A number is reused only after all others were used.
     pub(super) fn open(&self, process: Arc<Process>) -> u32 {
         let mut table = lock(&self.0);
         loop {
@@ -35,18 +35,18 @@ impl Channels {
     }
 
     pub(super) fn close(&self, channel: u32) {
-        // The process may be dropped with it, and not under the lock.
+        // Drop outside the lock: this may be the last reference to the process.
         let closed = lock(&self.0).open.remove(&channel);
         drop(closed);
     }
 
-    /// The pump has ended: what is still named keeps no process.
+    /// Called when the pump has ended, so that the table keeps no process alive.
     pub(super) fn close_all(&self) {
         let open = std::mem::take(&mut lock(&self.0).open);
         drop(open);
     }
 
-    /// The process behind a number that the peer was told.
+    /// The process of a channel that was announced to the peer.
     pub(crate) fn find(&self, channel: u32) -> Option<Arc<Process>> {
         lock(&self.0).open.get(&channel).cloned()
     }

@@ -1,4 +1,5 @@
-//! One pushed process: a cursor on its log, and the rule for how far it may run ahead of what its reader has taken.
+//! A feed pushes one process: it has a cursor on the log, and limits how far it runs ahead of what the reader has
+//! taken.
 //!
 //! ```text
 //!            initialized                ack (peer announced it)
@@ -8,7 +9,8 @@
 //!   │     reference peer, resumed   ▲◀── held for 2 s with no read in flight ──┘
 //!   └─▶ Awaiting ── its first read, or 1 s ─┘
 //! ```
-//! Failure paths: a gap in the log is sent before the next event; a dead holder ends the feed with a made-up exit and close.
+//! Failure paths: a gap in the log is sent before the next event. If the holder is dead, the feed ends with a made-up
+//! exit and close.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -36,10 +38,11 @@ mod gaps;
 
 use self::gaps::Filling;
 
-/// A polling reader that holds pushes back this long without a read in flight is taken to listen again.
+/// If a polling reader holds pushes back this long without a read in flight, pushing resumes.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Distance between the remembered (number, offset) pairs: fine enough for windows counted in MiB, few enough to keep.
+/// Distance between the remembered (number, offset) pairs. Fine enough for windows of some MiB, and few enough to
+/// store.
 const MARK_BYTES: u64 = 64 << 10;
 
 /// An order to push a process.
@@ -48,18 +51,19 @@ pub(crate) struct Follow {
     pub(crate) role: Role,
     pub(crate) start: Start,
     pub(crate) manners: Manners,
-    /// Keeps what an observer has not taken; goes with the feed.
+    /// Keeps output that an observer has not taken. Dropped with the feed.
     pub(crate) hold: Option<Hold>,
-    /// An observer uses the session of the process.
+    /// Marks the process's session as used by an observer.
     pub(crate) in_use: Option<InUse>,
 }
 
-/// In which capacity a connection follows a process.
+/// In which role a connection follows a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The session's own connection: what it has not taken is kept.
+    /// The session's own connection. Output that it has not taken is kept.
     Owner,
-    /// A further reader. With a hold it keeps output like the owner; without one it keeps nothing and may see gaps.
+    /// Another reader. With a hold, its untaken output is kept like the owner's. Without one, nothing is kept and it
+    /// may get gaps.
     Observer,
 }
 
@@ -67,9 +71,10 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
     After(Position),
-    /// After a number that the reader named; how many bytes that makes, the next record tells.
+    /// After a number that the reader named. The byte offset becomes known with the next record.
     AfterSeq(u64),
-    /// A resumed reference client: wait for its first read until then, else go on after the last number sent.
+    /// For a resumed reference client: wait until `until` for its first read, then continue after `sent`, the last
+    /// position sent.
     AwaitRead {
         until: Instant,
         sent: Position,
@@ -89,46 +94,46 @@ enum Mode {
         base: Position,
         held_since: Option<Instant>,
     },
-    /// An observer that holds nothing.
+    /// An observer without a hold.
     Free,
 }
 
 pub(super) struct Feed {
     pub(super) process: Arc<Process>,
     pub(super) watch: Arc<Watch>,
-    /// In the pump's list of turns.
+    /// The feed is in the pump's list of turns.
     pub(super) has_turn: bool,
     role: Role,
     hold: Option<Hold>,
-    /// Ends with the feed.
+    /// Dropped with the feed.
     _in_use: Option<InUse>,
     manners: Manners,
     mode: Mode,
     cursor: Cursor,
     addressee: EscapedId,
     sent: Position,
-    /// False until the first record has told what `sent` is in bytes.
+    /// False until the first record has shown the byte offset of `sent`.
     offset_known: bool,
-    /// Positions behind `sent`, about [`MARK_BYTES`] apart, newest last; pruned as they are taken.
+    /// Positions up to `sent`, about [`MARK_BYTES`] apart, newest last. Removed as they are taken.
     marks: VecDeque<Position>,
-    /// Last number and bytes of the gaps beyond what was taken: nobody can acknowledge what was never sent, so they do not
-    /// count against the window.
+    /// Last number and bytes of each gap after the taken position. The reader cannot acknowledge bytes that were never
+    /// sent, so they do not count against the window.
     gaps: VecDeque<(u64, u64)>,
-    /// Missing numbers that a peer without `gap` still has to be told one by one.
+    /// Missing numbers that are still to be sent one by one, to a peer without `gap`.
     filling: Option<Filling>,
     reads: u64,
     reads_in_flight: u32,
-    /// V0 hears of the exit after the last output.
+    /// The exit code, held back because V0 expects the exit after the last output.
     exit_held: Option<i32>,
-    /// Sent position at the last time output was let go.
+    /// The sent offset when output was last released.
     let_go_at: u64,
-    /// The close was sent; nothing more will be.
+    /// The close was sent, and nothing follows.
     finished: bool,
-    /// Its number in binary frames, for a peer that understands them, and whether the peer was told it.
+    /// The channel for binary frames, if the peer understands them, and whether it was announced.
     channel: Option<(u32, bool)>,
 }
 
-/// What a feed's turn came to.
+/// The result of a feed's turn.
 pub(super) enum Next {
     More,
     Idle,
@@ -183,12 +188,12 @@ impl Feed {
         }
     }
 
-    /// Its number in binary frames.
+    /// The channel for binary frames.
     pub(super) fn channel(&self) -> Option<u32> {
         self.channel.map(|(channel, _)| channel)
     }
 
-    /// Its number for a frame that follows; the peer is told before its first use.
+    /// The channel for a frame. Announces it to the peer before its first use.
     fn announced(&mut self, out: &mut Outbox) -> Option<u32> {
         let (channel, is_told) = self.channel.as_mut()?;
         let channel = *channel;
@@ -200,12 +205,12 @@ impl Feed {
         Some(channel)
     }
 
-    /// Nothing is left to send, and nothing that its reader may still say matters.
+    /// Whether the feed can be dropped: nothing is left to send, and nothing that the reader may still send matters.
     pub(super) fn is_settled(&self) -> bool {
         self.finished
             && match self.mode {
                 Mode::Acked { taken } => taken.seq >= self.sent.seq,
-                // A polling reader takes by its next reads.
+                // A polling reader takes the last output by further reads.
                 Mode::Polled { .. } => false,
                 Mode::Awaiting { .. } | Mode::Pushed | Mode::Free => true,
             }
@@ -215,7 +220,7 @@ impl Feed {
         self.role == Role::Owner
     }
 
-    /// When this feed wants to be looked at again without anything having happened.
+    /// When this feed needs attention even if nothing happens.
     pub(super) fn timer(&self) -> Option<Instant> {
         match self.mode {
             Mode::Awaiting { until } => Some(until),
@@ -224,7 +229,7 @@ impl Feed {
         }
     }
 
-    /// True where the time has changed the mode, so that the feed has a turn again.
+    /// Returns true if the timer has changed the mode, so that the feed gets a turn.
     pub(super) fn handle_timer(&mut self, now: Instant) -> bool {
         if self.timer().is_none_or(|at| at > now) {
             return false;
@@ -233,22 +238,24 @@ impl Feed {
         true
     }
 
-    /// The reader has taken everything up to `seq`. True where the window may have opened.
+    /// Handles an acknowledgement of everything up to `seq`. Returns true if the window may have opened.
     pub(super) fn handle_ack(&mut self, seq: u64) -> bool {
         let Mode::Acked { taken } = self.mode else { return false };
         let seq = seq.min(self.process.status().next_seq.saturating_sub(1));
         if seq <= taken.seq {
-            // A reader that came back was sent more on its last connection than it had taken.
+            // An observer that subscribed again holds output from before the position where pushing started. Release
+            // that.
             if let Some(hold) = &self.hold {
                 self.process.took(hold.key, seq);
             }
             return false;
         }
         if seq > self.sent.seq {
-            // The connection before this one sent more than the acknowledgements that came through: the reader has it, so go on behind it.
+            // The previous connection sent more than was acknowledged on it. The reader has that output, so continue
+            // after it.
             self.go_to(seq);
         }
-        // At or before the number, so that the offset is at most a mark's distance too cautious.
+        // Use the mark at or before the number: the offset is too low by at most the distance between two marks.
         let mark = match self.marks.iter().rev().find(|mark| mark.seq <= seq) {
             _ if seq >= self.sent.seq => Some(self.sent),
             mark => mark.copied(),
@@ -266,10 +273,10 @@ impl Feed {
         true
     }
 
-    /// Moves the cursor forward to behind a number that the reader has without this connection having sent it.
+    /// Moves the cursor forward to after a number that the reader has, although this connection did not send it.
     ///
-    /// Where that number was dropped, it moves to before what was: the gap is counted from where the count is exact, and the reader knows
-    /// what it has of it.
+    /// If that number was dropped from the log, the cursor moves to before the gap. The gap is then counted from an
+    /// exact offset, and the reader knows which part of it it has.
     fn go_to(&mut self, seq: u64) {
         self.filling = None;
         self.marks.clear();
@@ -306,7 +313,8 @@ impl Feed {
         }
     }
 
-    /// A read of the owner was answered: what lay below its `after` is taken, and `last` is the last number it has now.
+    /// Handles the answer to a read of the owner: everything up to the read's `after` is taken, and `last` is the last
+    /// position it has now.
     pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: Position) {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         match self.mode {
@@ -332,7 +340,7 @@ impl Feed {
         if self.finished {
             return Next::Idle;
         }
-        // Whoever wants to write needs it before there is any output.
+        // A client that writes to stdin needs the channel before there is any output.
         if self.process.meta.stdin {
             self.announced(out);
         }
@@ -347,6 +355,8 @@ impl Feed {
                 return Next::Idle;
             }
             let process = self.process.clone();
+            // The chain is locked only while one record is encoded. Every branch drops it before it calls into the
+            // process.
             let chain = process.chain();
             match chain.read(&mut self.cursor) {
                 Step::Record(record) => {
@@ -375,7 +385,8 @@ impl Feed {
                         self.finished = true;
                         return Next::Idle;
                     }
-                    // A number beyond the cursor with no record in the chain: its segment is on the way and will ring.
+                    // Events exist after the cursor, but the chain has no record yet: the segment is on its way and
+                    // will wake this feed. Look only once more, to avoid a busy loop.
                     if looked_again || !process.arm(self.cursor.next_seq()) {
                         return Next::Idle;
                     }
@@ -404,7 +415,8 @@ impl Feed {
         }
     }
 
-    /// Lets go of what counts as taken by having been sent, a mark at a time.
+    /// For a peer that cannot acknowledge: releases sent output older than the last [`limits::UNREAD_BYTES`], one mark
+    /// at a time.
     fn let_go(&mut self, closed: bool) {
         if self.mode != Mode::Pushed || (!closed && self.sent.offset < self.let_go_at + MARK_BYTES) {
             return;
@@ -421,7 +433,7 @@ impl Feed {
         }
     }
 
-    /// The first record after a number that the reader named tells where in the bytes that is.
+    /// Sets the byte offset, which becomes known with the first record after a number that the reader named.
     fn learn_offset(&mut self, offset: u64) {
         if !std::mem::replace(&mut self.offset_known, true) {
             self.sent.offset = offset;
@@ -461,7 +473,8 @@ impl Feed {
         }
         let bytes = if let Event::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
         self.sent = Position { seq: record.seq, offset: record.offset + bytes };
-        // A small window must not be filled by what a mark does not tell: nothing would be sent, and nothing be acknowledged.
+        // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
+        // neither sending nor acknowledging would continue.
         let distance = MARK_BYTES.min(self.manners.ack_window_bytes / 8);
         if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + distance) {
             self.marks.push_back(self.sent);
@@ -492,7 +505,7 @@ impl Feed {
         out.message(160, |buf| message::encode_notification(buf, "command/exec/exited", &params));
     }
 
-    /// The holder is gone: the peer hears an end all the same, with a cause that says so.
+    /// Sends a made-up end with the cause `lost`, because the holder is dead.
     fn send_lost_end(&mut self, out: &mut Outbox) {
         let Some(lost) = self.process.lost() else { return };
         if self.process.meta.dialect == Dialect::Command {
@@ -510,7 +523,7 @@ impl Feed {
         (self.role != Role::Owner).then(|| self.process.session_id())
     }
 
-    /// Leaves the process: the owner's position stays for the next connection, a hold goes with the feed.
+    /// Ends the feed: saves the owner's position for the next connection. A hold is dropped with the feed.
     pub(super) fn end(self) {
         self.process.unwatch(&self.watch);
         if self.is_owner() {
@@ -521,13 +534,15 @@ impl Feed {
         }
     }
 
-    /// Where a resumed connection goes on: after what was acknowledged, or after what was sent.
+    /// Where a resumed connection continues: after the last acknowledged event, or after the last sent one if the peer
+    /// does not acknowledge.
     fn resume_position(&self) -> Position {
         let Mode::Acked { taken } = self.mode else { return self.sent };
         if taken.seq == self.sent.seq && self.offset_known {
             return self.sent;
         }
-        // The offset of an acknowledged number may be a mark's distance too low; the next record tells it exactly.
+        // The offset of an acknowledged number may be too low by the distance of two marks. The next record has the
+        // exact offset.
         let offset = self.process.offset_behind(taken.seq).unwrap_or(taken.offset);
         Position { seq: taken.seq, offset }
     }

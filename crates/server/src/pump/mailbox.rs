@@ -1,8 +1,9 @@
-//! What others leave for a connection's pump: answers, orders, and bells that say a log has grown.
+//! The inbox of a connection's pump: answers, orders, and notifications that a log has grown.
 //!
-//! Bounds: answers by the requests a connection may have in flight, and the connection stops reading at [`limits::ANSWERS_WAITING_BYTES`];
-//! orders likewise; pieces of HTTP bodies by [`limits::HTTP_DELTAS_WAITING`], beyond which the bodies are not read; a bell is in the queue at
-//! most once per feed or read.
+//! Bounds: answers and orders are bounded by the requests that a connection may have in flight, and the connection
+//! stops reading at [`limits::ANSWERS_WAITING_BYTES`]. Pieces of HTTP bodies are bounded by
+//! [`limits::HTTP_DELTAS_WAITING`]; beyond it the bodies are not read. A notification is queued at most once per feed
+//! or read.
 
 use std::{
     collections::VecDeque,
@@ -36,28 +37,28 @@ use crate::{
     process::{Dialect, Process, lock},
 };
 
-/// The pump's inbox. Everybody who wants something sent holds a clone.
+/// The pump's inbox. Every sender of messages holds a reference.
 pub(crate) struct Mailbox {
     pub(crate) metrics: Arc<Metrics>,
     mail: Mutex<Mail>,
     pub(super) bell: Notify,
-    /// Told whenever answers have left, for a connection that paused reading.
+    /// Notified when the pump takes the mail, for a connection that has paused reading.
     drained: Notify,
-    /// Bytes of this connection's requests that wait.
+    /// Bytes of this connection's waiting requests.
     parked: AtomicUsize,
-    /// The same of all connections.
+    /// The same for all connections.
     incoming: Arc<Incoming>,
-    /// Requests that have not been answered.
+    /// Requests without an answer.
     outstanding: AtomicUsize,
-    /// A slot for each start that may run at once; the others wait in the order in which they came.
+    /// One slot for each start that may run concurrently. Other starts wait in arrival order.
     slots: Semaphore,
     /// Starts that wait for a slot.
     starts_waiting: AtomicUsize,
-    /// The pump is writing to the socket: a silent peer may just be slow.
+    /// The pump is writing to the socket, so a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
-    /// Places for pieces of HTTP bodies.
+    /// Slots for pieces of HTTP bodies.
     deltas: Arc<Semaphore>,
-    /// The numbers of processes in binary frames.
+    /// Channel numbers for binary frames.
     pub(crate) channels: Channels,
 }
 
@@ -84,7 +85,7 @@ impl Default for Mailbox {
 pub(super) struct Mail {
     pub(super) answers: VecDeque<Message>,
     answer_bytes: usize,
-    /// Pieces of HTTP bodies, each with its place.
+    /// Pieces of HTTP bodies, each with its slot.
     pub(super) deltas: VecDeque<Delta>,
     pub(super) pongs: VecDeque<Bytes>,
     pub(super) orders: VecDeque<Order>,
@@ -92,22 +93,22 @@ pub(super) struct Mail {
     pub(super) ready: VecDeque<u64>,
     pub(super) ping: bool,
     pub(super) close: Option<(u16, &'static str)>,
-    /// The pump is gone: nothing is kept for it any more.
+    /// The pump has ended, so nothing is queued.
     is_shut: bool,
 }
 
-/// A piece of an HTTP body as a message, and the place that it gives back when it is on its way.
+/// A piece of an HTTP body as a message, and its slot, which is freed when the piece is in a batch.
 pub(super) struct Delta {
     pub(super) message: Vec<u8>,
     _place: DeltaPlace,
 }
 
-/// A place for a piece of an HTTP body.
+/// A slot for a piece of an HTTP body.
 pub(crate) struct DeltaPlace {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// What the pump is asked to do, in order.
+/// An instruction to the pump. Executed in order.
 pub(crate) enum Order {
     /// Push the events of a process from now on.
     Follow(Follow),
@@ -115,17 +116,18 @@ pub(crate) enum Order {
     Unfollow(Arc<Process>),
     /// The peer has taken everything up to `seq`.
     Ack { session: Arc<str>, process: ProcessId, seq: u64 },
-    /// Answer a `process/read`, now or when there is something.
+    /// Answer a `process/read`, now or when there is output.
     Read(ReadOrder),
-    /// The session belongs to another connection now: end every push and fail every read of it.
+    /// Another connection has taken over the session: end all its feeds and fail all its reads.
     Superseded { session: Arc<str> },
 }
 
-/// Pongs a peer may have waiting; more than that is a flood, and the oldest go.
+/// Pongs that may be queued. More than that is a flood, and the oldest are dropped.
 const PONGS_WAITING: usize = 16;
 
 impl Mailbox {
-    /// A mailbox whose waiting requests count in the server's budget, and how many starts may run at once.
+    /// Creates a mailbox. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
+    /// concurrently.
     pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
         Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
     }
@@ -140,14 +142,13 @@ impl Mailbox {
         self.bell.notify_one();
     }
 
-    /// A place for a piece of an HTTP body, when the peer has taken enough of those before it. First come, first served, so that no body
-    /// keeps another from its turn.
+    /// Waits for a slot for a piece of an HTTP body. First come, first served, so that no body starves another.
     pub(crate) async fn place_for_delta(&self) -> DeltaPlace {
-        // Nobody closes it.
+        // The semaphore is never closed.
         DeltaPlace { _permit: self.deltas.clone().acquire_owned().await.ok() }
     }
 
-    /// Sends a piece of an HTTP body, behind the answers.
+    /// Queues a piece of an HTTP body. It is sent after the answers.
     pub(crate) fn delta(&self, message: Vec<u8>, place: DeltaPlace) {
         let mut mail = lock(&self.mail);
         if !mail.is_shut {
@@ -160,7 +161,7 @@ impl Mailbox {
     pub(crate) fn order(&self, order: Order) {
         let mut mail = lock(&self.mail);
         if mail.is_shut {
-            drop(mail); // Before the order: what it holds may say goodbye to this mailbox.
+            drop(mail); // Unlock first: dropping the order can re-enter this mailbox.
             return drop(order);
         }
         mail.orders.push_back(order);
@@ -168,8 +169,8 @@ impl Mailbox {
         self.bell.notify_one();
     }
 
-    /// The pump has ended: what is here goes, and nothing more is taken. A process whose write still waits keeps its way back, and that must
-    /// not keep the process.
+    /// Called when the pump has ended: drops the queued mail and accepts no more. This breaks a reference cycle: a
+    /// process with a waiting write refers to this mailbox, whose mail may refer to the process.
     pub(super) fn shut(&self) {
         let shut = Mail { is_shut: true, ..Mail::default() };
         let rest = std::mem::replace(&mut *lock(&self.mail), shut);
@@ -178,7 +179,7 @@ impl Mailbox {
         self.tell_drained();
     }
 
-    /// Tells whoever waits for room, and whoever is about to.
+    /// Wakes a task that waits for room, and one that is about to wait.
     fn tell_drained(&self) {
         self.drained.notify_waiters();
         self.drained.notify_one();
@@ -199,7 +200,7 @@ impl Mailbox {
         self.bell.notify_one();
     }
 
-    /// Sends what is queued, then a close frame, then ends the pump. The first reason stays.
+    /// Makes the pump send what is queued and a close frame, and then end. The first reason wins.
     pub(crate) fn close(&self, code: u16, reason: &'static str) {
         lock(&self.mail).close.get_or_insert((code, reason));
         self.bell.notify_one();
@@ -220,7 +221,8 @@ impl Mailbox {
         mail
     }
 
-    /// Waits until the peer has taken enough answers. A peer that asks and never reads stops being read.
+    /// Waits until the peer has accepted enough answers. The server stops reading from a peer that sends requests and
+    /// never reads.
     pub(crate) async fn room_for_answers(&self) {
         loop {
             let drained = self.drained.notified();
@@ -235,12 +237,12 @@ impl Mailbox {
         }
     }
 
-    /// Requests of this connection that have not been answered.
+    /// Number of this connection's requests without an answer.
     pub(crate) fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Refuses a start where too many wait already.
+    /// Refuses a start if too many are waiting.
     pub(crate) fn admit_start(&self) -> Result<(), Failure> {
         if self.starts_waiting.load(Ordering::Relaxed) >= limits::STARTS_WAITING {
             return Err(Failure::Overloaded { what: "requests" });
@@ -253,7 +255,7 @@ impl Mailbox {
     }
 }
 
-/// One reader's bell on a process: rung when the log grew, in the mailbox at most once.
+/// One reader's notification handle on a process. Rings when the log grows, and is in the mailbox at most once.
 pub(crate) struct Watch {
     key: u64,
     mailbox: Arc<Mailbox>,
@@ -271,13 +273,13 @@ impl Watch {
         }
     }
 
-    /// Called before the log is looked at, so that what comes after the look rings again.
+    /// Resets the flag. Call it before reading the log, so that events after the read ring again.
     pub(crate) fn heard(&self) {
         self.queued.store(false, Ordering::Release);
     }
 }
 
-/// The way back for one request: where its answer goes. Every request ends in exactly one of its methods.
+/// Where the answer of one request goes. Every request ends in exactly one of its methods.
 pub(crate) struct Reply {
     pub(crate) id: RequestId,
     pub(crate) mailbox: Arc<Mailbox>,
@@ -285,18 +287,18 @@ pub(crate) struct Reply {
     asked: Box<Asked>,
 }
 
-/// What was asked.
+/// Details of the request.
 struct Asked {
     method: &'static Method,
     at: Instant,
-    /// Where lines about this request belong.
+    /// The tracing span of this request.
     span: Span,
     /// Bytes that count as waiting.
     parked: usize,
     slot: Slot,
 }
 
-/// What a request has of its connection's slots.
+/// The state of a request with respect to the connection's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     None,
@@ -312,33 +314,34 @@ impl Reply {
         Self { id, mailbox, dialect, asked: Box::new(asked) }
     }
 
-    /// Where lines about this request belong.
+    /// The tracing span of this request.
     pub(crate) fn span(&self) -> &Span {
         &self.asked.span
     }
 
-    /// Waits for one of the connection's slots, behind those that came before, and keeps it until this request is answered.
+    /// Waits for one of the connection's slots in arrival order, and keeps it until this request is answered.
     pub(crate) async fn take_slot(mut self) -> Self {
         if self.mailbox.slots.try_acquire().map(SemaphorePermit::forget).is_err() {
             self.asked.slot = Slot::Awaited;
             self.mailbox.starts_waiting.fetch_add(1, Ordering::Relaxed);
-            // Not subject to the runtime's budget: a look that is put off for it would lose its place in the line.
+            // Exempt from tokio's coop budget: a poll that the budget defers would lose its place in the queue.
             let acquired = unconstrained(self.mailbox.slots.acquire()).await;
-            acquired.map(SemaphorePermit::forget).unwrap_or(()); // It is never closed.
+            acquired.map(SemaphorePermit::forget).unwrap_or(()); // The semaphore is never closed.
             self.mailbox.starts_waiting.fetch_sub(1, Ordering::Relaxed);
         }
         self.asked.slot = Slot::Held;
         self
     }
 
-    /// Counts `bytes` as waiting until this request is answered; refused beyond the bounds of the connection and of the server.
+    /// Counts `bytes` as waiting until this request is answered. Fails beyond the bounds of the connection or the
+    /// server.
     pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
         if !self.mailbox.incoming.park(bytes) {
             return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
         }
         let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
         self.asked.parked += bytes;
-        // One large request alone is no crowd.
+        // A single large request is always allowed.
         if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests" }));
         }
@@ -351,7 +354,7 @@ impl Reply {
         self.mailbox.answer(Message::text(message));
     }
 
-    /// Answers with bytes attached, to a peer that understands that.
+    /// Answers with attached bytes. Only for a peer that understands them.
     pub(crate) fn result_attached(self, result: &impl Serialize, attached: Bytes) {
         let mut head = Vec::new();
         message::attach(&mut head, |out| message::encode_result(out, &self.id, result));
@@ -366,7 +369,7 @@ impl Reply {
         self.mailbox.answer(Message::text(message));
     }
 
-    /// Answers a start in the words of the generation that asked.
+    /// Answers a start in the peer's protocol generation.
     pub(crate) fn started(self, process: &Process) {
         match self.dialect {
             Dialect::Process => {
@@ -376,7 +379,7 @@ impl Reply {
         }
     }
 
-    /// Answers a write that went in, of which a terminal may have cut a line.
+    /// Answers an accepted write. `line_cut`: the terminal cut a line that was too long.
     pub(crate) fn accept_write(self, line_cut: bool) {
         match self.dialect {
             Dialect::Process => self.result(&wire::WriteResult { status: wire::WriteStatus::Accepted, line_cut }),
@@ -384,7 +387,7 @@ impl Reply {
         }
     }
 
-    /// Answers a write in the words of the generation that asked.
+    /// Answers a write in the peer's protocol generation.
     pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus) {
         match (self.dialect, status) {
             (Dialect::Process, status) => self.result(&wire::WriteResult { status, line_cut: false }),
@@ -418,10 +421,10 @@ impl Drop for Reply {
     }
 }
 
-/// Writes an error answer: code and text for every peer, the stable kind for those that branch on it.
+/// Encodes an error answer: code and text for every peer, and the stable kind for peers that branch on it.
 pub(crate) fn encode_failure(out: &mut Vec<u8>, id: &RequestId, failure: &Failure) {
     let mut text = failure.to_string();
-    // A name that the peer made up may be as long as a message; it is not sent back whole.
+    // A name sent by the peer may be as long as a message. Do not send all of it back.
     text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
     message::encode_error(out, id, failure.code(), failure.kind(), &text);
 }

@@ -1,8 +1,10 @@
-//! A connection's one sender. It owns the write half, the cursors of everything that is pushed, and the reads that wait.
+//! The pump: the only sender of a connection. It owns the write half, the cursors of all pushed processes, and the
+//! waiting reads.
 //!
-//! Order of sending: pongs and answers first, then reads that can be answered, then the feeds in deficit round robin and pieces of HTTP
-//! bodies by turns, and only while the batch has room; the batch is flushed once, and the next one is filled when the socket has taken it. So output waits in the log,
-//! never in a queue here, and neither an answer nor a quiet process waits behind a noisy one for more than one batch.
+//! Order of sending: pongs and answers first, then reads that can be answered, then feeds in deficit round robin,
+//! alternating with pieces of HTTP bodies, while the batch has room. The pump flushes a batch once and fills the next
+//! one after the socket has accepted it. So output waits in the log and never in a queue here, and neither an answer
+//! nor a quiet process waits behind a noisy one for more than one batch.
 
 mod channels;
 mod feed;
@@ -41,25 +43,26 @@ use crate::{
     process::{Dialect, Process},
 };
 
-/// A batch is flushed at this size: large enough to keep a fast socket busy, small enough that an answer waits little behind it.
+/// Size at which a batch is flushed: large enough to keep a fast socket busy, small enough that an answer waits only
+/// briefly behind it.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// What one process may send before it is the next one's turn.
+/// Bytes that one process may send per turn.
 const QUANTUM_BYTES: usize = 64 << 10;
 
-/// How long a closing connection may take to accept what is still queued.
+/// How long a closing connection may take to accept the remaining data.
 const CLOSE_FLUSH: Duration = Duration::from_secs(5);
 
-/// What the peer said it understands, and the bounds in force for it.
+/// The capabilities that the peer announced, and the bounds in force for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Manners {
     pub(crate) ack: bool,
     pub(crate) gap: bool,
-    /// Effects of its requests may begin in any order.
+    /// The peer's requests may take effect in any order.
     pub(crate) concurrent: bool,
-    /// It understands messages with bytes attached.
+    /// The peer understands messages with attached bytes.
     pub(crate) attached: bool,
-    /// It understands frames of output, and messages with bytes attached to more methods than those that came first.
+    /// The peer understands binary output frames, and attached bytes on more methods than `attached` covers.
     pub(crate) binary: bool,
     pub(crate) ack_window_bytes: u64,
 }
@@ -69,21 +72,21 @@ pub(crate) struct Pump {
     writer: Box<dyn AsyncWrite + Send + Unpin>,
     outbox: Outbox,
     feeds: BTreeMap<u64, Feed>,
-    /// Feeds by the address of their process, which a feed keeps alive.
+    /// Feeds by the address of their process. The address stays valid because the feed keeps the process alive.
     by_process: HashMap<usize, u64>,
-    /// Feeds by session and name; of a name that was used again the newer one.
+    /// Feeds by session and process id. If an id was used again, this is the newer feed.
     by_name: HashMap<(Arc<str>, ProcessId), u64>,
-    /// Feeds that may want to be looked at by the clock.
+    /// Feeds that have a timer.
     timed: BTreeSet<u64>,
-    /// Feeds with something to send, in the order of their turns.
+    /// Feeds with something to send, in round-robin order.
     turns: VecDeque<u64>,
     reads: BTreeMap<u64, ReadJob>,
-    /// Reads that may be answered now, in the order in which that became so.
+    /// Reads that may be answerable now, in the order in which they became so.
     news: VecDeque<u64>,
     next_key: u64,
-    /// Pieces of HTTP bodies that did not fit the batches before.
+    /// Pieces of HTTP bodies that did not fit into earlier batches.
     deltas: VecDeque<Delta>,
-    /// Disk segments on their way into memory.
+    /// Loads of disk segments that are under way.
     loads: JoinSet<()>,
     close: Option<(u16, &'static str)>,
 }
@@ -108,13 +111,14 @@ impl Pump {
         }
     }
 
-    /// Sends until the socket fails or a close was asked for.
+    /// Sends until the socket fails or a close is requested.
     pub(crate) async fn run(mut self) -> io::Result<()> {
         loop {
             self.fill(Instant::now());
             if !self.outbox.is_empty() {
                 self.mailbox.flushing.store(true, Ordering::Relaxed);
-                // Once a batch; a peer that leaves in the middle makes it too high by less than that.
+                // Count once per batch. If the peer disconnects in the middle, the count is too high by less than a
+                // batch.
                 self.mailbox.metrics.sent_bytes.add(self.outbox.len() as u64);
                 let flushed = match self.close {
                     None => self.outbox.flush_to(&mut self.writer).await,
@@ -135,12 +139,12 @@ impl Pump {
         }
     }
 
-    /// A peer that is told goodbye does not keep us for ever.
+    /// Flushes the last batch with a timeout, so that a peer that does not read cannot keep a closing connection open.
     async fn flush_last(&mut self) -> io::Result<()> {
         tokio::time::timeout(CLOSE_FLUSH, self.outbox.flush_to(&mut self.writer)).await.map_err(io::Error::from)?
     }
 
-    /// All three branches are cancel safe: a permit, a timer, a join.
+    /// Waits for mail, a timer or a finished load. All three branches are cancel safe.
     async fn wait(&mut self) {
         let feeds = self.timed.iter().filter_map(|key| self.feeds.get(key)?.timer());
         let next_timer = feeds.chain(self.reads.values().filter_map(ReadJob::timer)).min();
@@ -177,7 +181,8 @@ impl Pump {
             self.heard(key);
         }
         self.run_timers(now);
-        // Reads before feeds, for somebody waits; but no more than a batch of either, or many large answers would pile up here.
+        // Reads go before feeds, because a client waits for each. The limit per batch keeps many large answers from
+        // piling up in the outbox.
         let batch = self.batch();
         while self.outbox.len() < batch
             && let Some(key) = self.news.pop_front()
@@ -187,6 +192,8 @@ impl Pump {
             }
         }
         self.deltas.extend(mail.deltas);
+        // The batch limit is taken again, so that feeds and HTTP pieces get room even if answers and reads have filled
+        // the batch.
         let batch = self.batch();
         while self.outbox.len() < batch && !(self.turns.is_empty() && self.deltas.is_empty()) {
             if let Some(key) = self.turns.pop_front() {
@@ -204,8 +211,8 @@ impl Pump {
         }
     }
 
-    /// Up to where the next kind may fill the outbox. Whatever was before it, it gets a turn: somebody who downloads without a break
-    /// still hears what his processes say.
+    /// The outbox size up to which the next kind of data may fill it. Always leaves room for one quantum: a client that
+    /// downloads without pause still gets the output of its processes.
     fn batch(&self) -> usize {
         BATCH_BYTES.max(self.outbox.len() + QUANTUM_BYTES)
     }
@@ -219,7 +226,8 @@ impl Pump {
                 }
             }
             Order::Ack { session, process, seq } => {
-                // By what is pushed here, not by the session's table: a process that its owner forgot is still acknowledged by others.
+                // Look up by what is pushed here, not in the session's table: observers still acknowledge a process
+                // that its owner has forgotten.
                 if let Some(key) = self.by_name.get(&(session, process)).copied()
                     && let Some(feed) = self.feeds.get_mut(&key)
                     && feed.handle_ack(seq)
@@ -235,11 +243,12 @@ impl Pump {
 
     fn follow(&mut self, follow: Follow) {
         if let Some(old) = self.feed_of(&follow.process) {
-            // A process that started while its session was being resumed is ordered twice; the feed that runs has the truer position.
+            // A process that started while its session was being resumed is ordered twice. The running feed has the
+            // more accurate position.
             if follow.role == Role::Owner {
                 return;
             }
-            // A second subscription replaces the first: the caller names where it wants to go on.
+            // A second subscription replaces the first: the client names where to continue.
             self.drop_feed(old);
         }
         let key = self.key();
@@ -271,7 +280,7 @@ impl Pump {
         }
     }
 
-    /// Called after everything that may have changed a feed's mode.
+    /// Updates `timed`. Called after every change that may affect a feed's mode.
     fn note_timer(&mut self, key: u64) {
         if self.feeds.get(&key).is_some_and(|feed| feed.timer().is_some()) {
             self.timed.insert(key);
@@ -282,6 +291,7 @@ impl Pump {
 
     fn heard(&mut self, key: u64) {
         if let Some(feed) = self.feeds.get(&key) {
+            // Reset the flag before reading the log, so that a later event rings again.
             feed.watch.heard();
             self.give_turn(key);
         } else if let Some(job) = self.reads.get(&key) {
@@ -290,7 +300,7 @@ impl Pump {
         }
     }
 
-    /// A read may be answered now; it stands in the line once.
+    /// Queues a read that may be answerable now, at most once.
     fn note_news(&mut self, key: u64) {
         if let Some(job) = self.reads.get_mut(&key)
             && !std::mem::replace(&mut job.is_news, true)
@@ -371,7 +381,7 @@ impl Pump {
         self.note_news(key);
     }
 
-    /// Answers a read if it can be answered now, else keeps it.
+    /// Answers a read if possible, otherwise keeps it.
     fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
         (job.is_news, job.is_loading) = (false, false);
         match job.attempt(&mut self.outbox, now) {
@@ -391,7 +401,7 @@ impl Pump {
             }
             Outcome::Load(segment) => {
                 self.load(&job.process, segment);
-                // Rings when it is there, or could not be had.
+                // The load wakes this read when it has finished or failed.
                 job.is_loading = true;
                 self.reads.insert(key, job);
             }
@@ -420,7 +430,8 @@ impl Pump {
 }
 
 impl Drop for Pump {
-    /// Also when the task is aborted: positions are kept for the next connection, and no bell is left on a process.
+    /// Runs also when the task is aborted: saves positions for the next connection and removes all watches from
+    /// processes.
     fn drop(&mut self) {
         for feed in std::mem::take(&mut self.feeds).into_values() {
             feed.end();
@@ -438,7 +449,8 @@ mod tests {
 
     use super::*;
 
-    // Answers that filled a batch left nothing to the rest: whoever downloaded without a break heard of no process meanwhile.
+    // Once, answers that filled a batch left no room for the rest: a client that downloaded without pause got no
+    // process output.
     #[tokio::test]
     async fn answers_without_a_break_leave_the_rest_its_turn() {
         let mailbox = Mailbox::new(Arc::default(), Arc::default(), 1);

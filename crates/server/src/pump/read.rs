@@ -1,7 +1,7 @@
-//! A `process/read`: a cursor job like a feed, answered once, encoded when it is sent.
+//! A `process/read`: a cursor job like a feed, answered once, and encoded when it is sent.
 //!
-//! The flags and `nextSeq` come from one look at the state, taken before the log is read, so that an answer never says `closed` while it
-//! leaves something out that it did not say was cut.
+//! The flags and `nextSeq` come from one snapshot of the status, taken before the log is read. So an answer never says
+//! `closed` while output is missing from it, unless it also says that it was cut.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,18 +19,18 @@ use crate::{
     session::InUse,
 };
 
-/// A read as it was asked for.
+/// A read request.
 pub(crate) struct ReadOrder {
     pub(crate) reply: Reply,
     pub(crate) process: Arc<Process>,
     pub(crate) after_seq: u64,
     pub(crate) max_bytes: Option<u64>,
     pub(crate) wait: Duration,
-    /// Of the connection's own session: it moves the owner's cursor.
+    /// The process belongs to the connection's own session, so the read moves the owner's cursor.
     pub(crate) own: bool,
-    /// Of another session, by a reader that follows: what it has taken.
+    /// For a following reader of another session: tells the holder what it has taken.
     pub(crate) poll: Option<Hold>,
-    /// Of another session, while it waits.
+    /// For a waiting read of another session: pauses that session's clock.
     pub(crate) in_use: Option<InUse>,
 }
 
@@ -46,31 +46,31 @@ pub(super) struct ReadJob {
     pub(super) watch: Arc<Watch>,
     deadline: Option<Instant>,
     pub(super) own: bool,
-    /// In the pump's list of reads that may be answered.
+    /// The read is in the pump's list of reads that may be answerable.
     pub(super) is_news: bool,
-    /// It waits for the disk, whatever the clock says.
+    /// The read waits for the disk. Its deadline does not apply.
     pub(super) is_loading: bool,
-    /// What the reader has already, as far as it said.
+    /// The last event that the reader has, as named in the request.
     pub(super) after_seq: u64,
-    /// How many output bytes that makes, where anything here tells.
+    /// The output bytes up to `after_seq`, if known.
     pub(super) after_offset: Option<u64>,
     cursor: Cursor,
     max_bytes: Option<u64>,
-    /// Both end with the answer.
+    /// Both are dropped with the answer.
     _poll: Option<Hold>,
     _in_use: Option<InUse>,
 }
 
-/// What became of an attempt to answer.
+/// The result of an attempt to answer.
 pub(super) enum Outcome {
-    /// Answered; the reader now has everything up to there.
+    /// Answered. The reader now has everything up to this position.
     Answered(Position),
     Wait,
     /// The next record is on disk.
     Load(u64),
 }
 
-/// What one pass over the log found.
+/// The result of one pass over the log.
 enum Look {
     Something,
     Nothing,
@@ -80,7 +80,7 @@ enum Look {
 impl ReadJob {
     pub(super) fn new(order: ReadOrder, watch: Arc<Watch>, now: Instant) -> Self {
         let deadline = order.waits().then(|| now + order.wait.min(limits::READ_WAIT));
-        // Where the offset is known a gap can be told to the byte.
+        // If the offset is known, a gap can be reported exactly.
         let after_offset = order.process.offset_at(order.after_seq);
         let cursor = match after_offset {
             Some(offset) => Cursor::after_with_offset(order.after_seq, offset),
@@ -103,7 +103,7 @@ impl ReadJob {
         }
     }
 
-    /// When it is to be answered at the latest, unless it waits for the disk.
+    /// When the read must be answered at the latest, unless it waits for the disk.
     pub(super) fn timer(&self) -> Option<Instant> {
         self.deadline.filter(|_| !self.is_loading)
     }
@@ -112,15 +112,16 @@ impl ReadJob {
         self.reply.id.clone()
     }
 
-    /// Answers into `out` if there is something to say or the time is over.
+    /// Answers into `out` if there is something to report or the deadline has passed.
     pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> Outcome {
-        // Looks again after arming, so that nothing slips between the look and the sleep. What is new then makes the next look an answer.
+        // Look again after arming, so that no event is missed between the look and the sleep.
         loop {
             let status = self.process.status();
             let exit_news = status.exited.is_some() && self.after_seq.saturating_add(1) < status.next_seq;
             let look = self.look(status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
-            // The state is shared memory and may be ahead of the segments, which come as messages: theirs will ring.
+            // The status is in shared memory and can be ahead of the segments, which arrive as messages. The segment
+            // will wake this read.
             let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost().is_none();
             let is_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
             match look {
@@ -134,17 +135,18 @@ impl ReadJob {
         }
     }
 
-    /// Is there output below `next_seq` (or the news that some is gone) after the cursor? The cursor stays where the answer begins.
+    /// Whether there is output or a gap after the cursor and below `next_seq`. The cursor stays where the answer
+    /// begins.
     fn look(&mut self, next_seq: u64) -> Look {
         let chain = self.process.chain();
         let mut probe = self.cursor;
         loop {
             match chain.read(&mut probe) {
-                // Newer than the look at the state; there it will soon be seen too.
+                // Newer than the status snapshot. A later snapshot will include it.
                 Step::Record(record) if record.seq >= next_seq => return Look::Nothing,
                 Step::Record(record) => match record.event {
                     Event::Output { .. } => return Look::Something,
-                    // Exit and close are told by flags. Passing them for good keeps the next look short.
+                    // Flags report the exit and the close. Moving past them keeps the next look short.
                     Event::Exited(_) | Event::Closed { .. } => self.cursor = probe,
                 },
                 Step::Gap { .. } => return Look::Something,
@@ -172,7 +174,7 @@ impl ReadJob {
                 let before = self.cursor;
                 match chain.read(&mut self.cursor) {
                     Step::Record(record) if record.seq >= status.next_seq => {
-                        // Newer than the look at the state: the next read's business.
+                        // Newer than the status snapshot: leave it to the next read.
                         self.cursor = before;
                         taken.all = true;
                         break;
@@ -189,7 +191,7 @@ impl ReadJob {
                         self.process.told_gap(bytes);
                         taken.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
-                    // A second gap, or data after a gap inside the answer: left for the next read, which says so first.
+                    // A gap after output, or a second gap: leave it to the next read, which reports it first.
                     Step::Gap { .. } => {
                         self.cursor = before;
                         break;
@@ -211,7 +213,8 @@ impl ReadJob {
         last
     }
 
-    /// `nextSeq` and flags by the rules of H; where our own cap (or a disk read to come) cut the answer, it says that there is more.
+    /// `nextSeq` and flags by the rules of generation H. If our own cap or a pending disk read cut the answer, it says
+    /// that there is more.
     fn end(&self, status: &Status, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
         let cut_by_us = !taken.all && !taken.cut_by_reader && !taken.full(self.max_bytes);
         let next_seq = if cut_by_us || (self.max_bytes.is_some() && taken.count > 0) {
@@ -224,7 +227,7 @@ impl ReadJob {
         wire::ReadEnd {
             next_seq,
             exited: !cut_by_us && (exit.is_some() || lost.is_some()),
-            // Nobody knows how a lost process would have ended; -1 as in the pushed event.
+            // The exit status of a lost process is unknown: -1, as in the pushed event.
             exit_code: exit.map(|exit| exit.code).or(lost.map(|_| -1)).filter(|_| !cut_by_us),
             closed: !cut_by_us && status.closed_seq.is_some(),
             failure: lost.map(|_| self.failure().to_owned()),
@@ -237,7 +240,7 @@ impl ReadJob {
 }
 
 impl ReadJob {
-    /// What a reader of a lost process is told.
+    /// The error text for a reader of a lost process.
     fn failure(&self) -> &'static str {
         if self.process.is_uncounted() {
             "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
@@ -253,9 +256,9 @@ struct Taken {
     bytes: u64,
     last_chunk: u64,
     gap: Option<wire::Gap>,
-    /// Everything up to the looked-at state is in the answer.
+    /// The answer contains everything up to the status snapshot.
     all: bool,
-    /// The next chunk would have gone beyond the reader's own limit.
+    /// The next chunk would exceed the reader's own limit.
     cut_by_reader: bool,
 }
 
@@ -264,12 +267,12 @@ impl Taken {
         self.count == 0 || (!self.full(max_bytes) && self.bytes < limits::READ_BYTES as u64)
     }
 
-    /// The reader's own limit is reached.
+    /// Whether the reader's own limit is reached.
     fn full(&self, max_bytes: Option<u64>) -> bool {
         self.count > 0 && max_bytes.is_some_and(|max| self.bytes >= max)
     }
 
-    /// At least one chunk is returned, whatever the limits.
+    /// Whether the next chunk would exceed the limits. The first chunk is always returned.
     fn would_exceed(&self, len: u64, max_bytes: Option<u64>) -> bool {
         self.count > 0 && self.bytes + len > max_bytes.unwrap_or(u64::MAX).min(limits::READ_BYTES as u64)
     }

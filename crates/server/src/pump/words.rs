@@ -1,11 +1,10 @@
-//! The log's words for streams, exits and what blocks a process as those of the wire.
+//! Converts the log's types for streams, exits and blocking into those of the wire.
 
 use exec_server_log::{Blocked, Cause, Exit, Hit, Stream};
 use exec_server_protocol::{SessionId, process as wire};
 
 use crate::process::Process;
 
-/// Why a process ended.
 pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
     match cause {
         Cause::Exit => wire::Cause::Exit,
@@ -17,13 +16,13 @@ pub(crate) fn wire_cause(cause: Cause) -> wire::Cause {
     }
 }
 
-/// The limits it has run into.
+/// The limits that the process has hit.
 pub(crate) fn limits_hit(hit: Hit) -> Vec<wire::Limit> {
     let all = [(hit.pids, wire::Limit::Pids), (hit.memory, wire::Limit::Memory)];
     all.into_iter().filter(|(is_hit, _)| *is_hit).map(|(_, limit)| limit).collect()
 }
 
-/// Why its output is not read.
+/// Why the process's output is not being read.
 pub(crate) fn wire_blocked(blocked: Blocked) -> Option<wire::Blocked> {
     match blocked {
         Blocked::No => None,
@@ -33,7 +32,6 @@ pub(crate) fn wire_blocked(blocked: Blocked) -> Option<wire::Blocked> {
     }
 }
 
-/// The stream as the wire calls it.
 pub(super) fn wire_stream(stream: Stream) -> wire::Stream {
     match stream {
         Stream::Stdout => wire::Stream::Stdout,
@@ -42,7 +40,7 @@ pub(super) fn wire_stream(stream: Stream) -> wire::Stream {
     }
 }
 
-/// The words of `process/exited`; without an exit the holder died and nobody knows.
+/// Builds the params of `process/exited`. `exit` is `None` if the holder died, so the exit status is unknown.
 pub(super) fn exited_params(
     process: &Process,
     session_id: Option<SessionId>,

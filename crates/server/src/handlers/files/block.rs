@@ -1,6 +1,6 @@
-//! Files block by block: `fs/open`, `fs/readBlock`, `fs/close`, and drafts: `fs/create`, `fs/writeBlock`, `fs/commit`.
+//! Files in blocks: `fs/open`, `fs/readBlock`, `fs/close`, and drafts: `fs/create`, `fs/writeBlock`, `fs/commit`.
 //!
-//! Open files belong to the session: they outlive a cut link, and end with the session.
+//! Open files belong to the session: they survive a disconnect and end with the session.
 
 use std::{path::Path, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     pump::Reply,
 };
 
-/// `fs/open`: a regular file, for reading.
+/// `fs/open`: opens a regular file for reading.
 pub(crate) async fn open(context: Context, params: wire::OpenParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/open").await;
     errand.answer(reply, open_file(&errand, params).await);
@@ -44,7 +44,7 @@ async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::Op
     Ok(result)
 }
 
-/// `fs/readBlock`: some bytes of an open file. One that fails closes it.
+/// `fs/readBlock`: reads bytes of an open file. An error closes the file.
 pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readBlock").await;
     match read_block(&errand, params).await {
@@ -54,7 +54,7 @@ pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply:
     }
 }
 
-/// The block with its bytes in it, or beside it for a peer that understands that.
+/// Reads a block. The bytes are in the result, or attached for a peer that understands that.
 async fn read_block(
     errand: &Errand,
     params: wire::ReadBlockParams,
@@ -79,6 +79,7 @@ async fn read_block(
         let attached = is_attached.then(|| bytes.freeze());
         (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
     };
+    // The block is in the page cache: read it here, without a worker thread.
     if is_attached && let Some(block) = read.read_block_now(&mut bytes.spare()[..len], offset) {
         return Ok(result(bytes, block));
     }
@@ -93,7 +94,8 @@ async fn read_block(
     block
 }
 
-/// `fs/close`: of a draft all that was written goes, unless it is kept; a search or a watch is called off.
+/// `fs/close`: closes a file. A draft is removed with all that was written, unless it is kept. A search or watch is
+/// cancelled.
 pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Reply) {
     context.peer.seekers.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
@@ -104,7 +106,7 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
             }
             drop(handle);
         };
-        // Closing may wait for a disk, but for no place among other work: there are no more of these than open files.
+        // Closing may wait for a disk, but needs no slot of the pool: there are at most as many of these as open files.
         tokio::task::spawn_blocking(close).await.unwrap_or(());
     }
     reply.result(&Empty {});
@@ -133,13 +135,14 @@ async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wir
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
-/// Closes drafts of a path that were left by a client that went without a word, or waits to come back: the one who is here goes on.
+/// Closes drafts of this path in detached sessions of the same principal, so that the attached client can continue
+/// them. Their clients have disconnected and may or may not come back.
 fn close_left(errand: &Errand, path: &Path) {
     let others = errand.context.core.sessions_of(&errand.session().principal);
     others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));
 }
 
-/// A decoded block.
+/// A decoded `fs/writeBlock`.
 pub(crate) struct WriteBlock {
     handle_id: String,
     offset: u64,
@@ -154,7 +157,7 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
     Ok(WriteBlock { handle_id: params.handle_id, offset: params.offset, bytes })
 }
 
-/// `fs/writeBlock`: some bytes of a draft.
+/// `fs/writeBlock`: writes bytes of a draft.
 pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
     let errand = Errand::begin(context, "fs/writeBlock").await;
     let written = async {
@@ -177,7 +180,8 @@ fn writing(errand: &Errand, id: &str) -> Result<Arc<Writing>, Failure> {
     }
 }
 
-/// `fs/commit`: the draft becomes the file. It is used up, unless the file was not in the expected state, or was changed in part.
+/// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
+/// failed halfway.
 pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/commit").await;
     errand.answer(reply, commit_draft(&errand, params).await);
@@ -192,7 +196,8 @@ async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wir
         modified: params.modified_at.map(from_wire),
     };
     let size = params.size;
-    // Not waited for: who commits while a block is being written has nobody else's parts to care about yet.
+    // Do not wait for the lock here. A client that commits while one of its blocks is being written does not yet need
+    // other drafts of this path closed.
     let path = writing.draft.try_lock().ok().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_left(errand, path));
     let at = writing.clone();

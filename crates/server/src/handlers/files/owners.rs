@@ -1,12 +1,12 @@
-//! Names of users and groups, as the server's `/etc/passwd` and `/etc/group` have them. Other sources (LDAP, NIS) are not asked:
-//! this program is linked statically, and a name service that hangs would hold up a listing. Files are read again for each request
-//! that wants names. Must not know files beyond their owners' numbers.
+//! Names of users and groups from the server's `/etc/passwd` and `/etc/group`. Does not use other sources (LDAP, NIS):
+//! this program is linked statically, and a name service that hangs would delay a listing. Both files are read again
+//! for each request that wants names.
 
 use std::collections::HashMap;
 
 use exec_server_protocol::fs as wire;
 
-/// Names by number.
+/// Names by uid and gid.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct OwnerNames {
     users: HashMap<u32, String>,
@@ -14,24 +14,25 @@ pub(super) struct OwnerNames {
 }
 
 impl OwnerNames {
-    /// Reads both files; one that cannot be read has no names.
+    /// Reads both files. A file that cannot be read yields no names.
     pub(super) async fn load() -> Self {
         let read = || {
             let [users, groups] = ["/etc/passwd", "/etc/group"]
                 .map(|path| std::fs::read(path).map_or_else(|_| HashMap::new(), |text| names(&text)));
             Self { users, groups }
         };
-        // A blocking task fails only where the runtime ends.
+        // A blocking task fails only when the runtime shuts down.
         tokio::task::spawn_blocking(read).await.unwrap_or_default()
     }
 
-    /// Whom a file belongs to.
+    /// The owner of a file, with the names if known.
     pub(super) fn owner(&self, uid: u32, gid: u32) -> wire::Owner {
         wire::Owner { uid, gid, user: self.users.get(&uid).cloned(), group: self.groups.get(&gid).cloned() }
     }
 }
 
-/// Both files have the name first and the number third. The first line of a number counts, as for `getpwuid`.
+/// Parses either file: the name is the first field and the number the third. The first line with a number counts, as in
+/// `getpwuid`.
 fn names(text: &[u8]) -> HashMap<u32, String> {
     let mut names = HashMap::new();
     for line in String::from_utf8_lossy(text).lines() {

@@ -1,5 +1,5 @@
-//! `fs/search`, `fs/searchNext`, `fs/glob`, `fs/watch`, `fs/watchNext`: work that takes long, on threads of its own. What is found waits in
-//! [`Seekers`](crate::seekers::Seekers) until it is asked for; all of it ends with the connection.
+//! `fs/search`, `fs/searchNext`, `fs/glob`, `fs/watch`, `fs/watchNext`: long work on separate threads. Results wait in
+//! [`Seekers`](crate::seekers::Seekers) until the client fetches them. All of it ends with the connection.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,7 +27,7 @@ use crate::{
     seekers::{Page, Refused, Search, Seeker, Seekers, Watching},
 };
 
-/// `fs/search`: everything at once, or the first page.
+/// `fs/search`: returns everything at once, or the first page.
 pub(crate) async fn search(context: Context, params: wire::SearchParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/search").await;
     let done = begin_search(&mut errand, params).await;
@@ -48,7 +48,7 @@ async fn begin_search(errand: &mut Errand, params: wire::SearchParams) -> Result
         let outcome = run_search(view, &path, &params, &worker);
         worker.done(outcome);
     })?;
-    // Its thread has all that came before it; what comes after need not wait for its end.
+    // The thread sees the effects of all earlier requests. Later requests need not wait for its end.
     errand.give_turn_away();
     if pages {
         let page = search.page().await?;
@@ -91,7 +91,7 @@ fn bounds(params: &wire::SearchParams) -> searching::Bounds {
     }
 }
 
-/// `fs/searchNext`: the next page.
+/// `fs/searchNext`: returns the next page.
 pub(crate) async fn search_next(context: Context, params: wire::SearchNextParams, reply: Reply) {
     let errand = Errand::out_of_turn(context, "fs/searchNext");
     errand.answer(reply, next_page(&errand, &params.handle_id).await);
@@ -177,7 +177,7 @@ fn cut(cut: scan::Cut) -> wire::Cut {
     }
 }
 
-/// `fs/glob`: which paths match.
+/// `fs/glob`: lists the paths that match.
 pub(crate) async fn glob(context: Context, params: wire::GlobParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/glob").await;
     let done = glob_all(&mut errand, params).await;
@@ -192,7 +192,7 @@ async fn glob_all(errand: &mut Errand, params: wire::GlobParams) -> Result<wire:
     let (found_tx, found_rx) = oneshot::channel();
     let (worker, sandbox) = (search.clone(), params.sandbox.clone());
     errand.launch((&path.clone(), sandbox.as_deref()), move |view| {
-        found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Nobody waits: the connection is over.
+        found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Send fails if the connection has ended.
     })?;
     errand.give_turn_away();
     let found = found_rx.await.map_err(|_| Failure::Internal { what: "a glob" })?;
@@ -226,7 +226,7 @@ fn glob_entry(named: &globbing::Named, form: Form) -> wire::GlobEntry {
     wire::GlobEntry { path: PathArg::new(path), uri, kind, size: named.size, modified_at_ms: named.modified_ms }
 }
 
-/// `fs/watch`: begins to gather what changes.
+/// `fs/watch`: starts to collect changes.
 pub(crate) async fn watch(context: Context, params: wire::WatchParams, reply: Reply) {
     let mut errand = Errand::begin(context, "fs/watch").await;
     let done = begin_watch(&mut errand, params).await;
@@ -262,7 +262,8 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
     }
 }
 
-/// Begins where it can be refused, and goes on where it lasts; how many directories are watched.
+/// Starts the watch on the pool, where it can fail, and runs it on a separate thread. Returns the number of watched
+/// directories.
 async fn watch_and_tell(
     errand: &Errand,
     path: PathBuf,
@@ -284,7 +285,7 @@ async fn watch_and_tell(
     Ok(directories)
 }
 
-/// `fs/watchNext`: what has changed, or will soon.
+/// `fs/watchNext`: returns the changes, or waits for some.
 pub(crate) async fn watch_next(context: Context, params: wire::WatchNextParams, reply: Reply) {
     let errand = Errand::out_of_turn(context, "fs/watchNext");
     errand.answer(reply, next_changes(&errand, &params).await);
@@ -328,7 +329,7 @@ fn watch_result(taken: Taken, form: Form) -> wire::WatchNextResult {
     }
 }
 
-/// A search that somebody waits for: called off when he goes, and its name given back.
+/// A search whose request is pending. Dropping it cancels the search and frees its name.
 struct UnderWay {
     peer: Arc<crate::connection::Peer>,
     name: Option<String>,
@@ -345,7 +346,7 @@ impl UnderWay {
         Ok(Self { peer, name: name.map(str::to_owned), search: search.clone(), stays: false })
     }
 
-    /// There are more pages: it goes on until they were asked for.
+    /// Keeps the search after this request: there are more pages to fetch.
     fn stays(mut self) {
         self.stays = true;
     }
@@ -398,10 +399,10 @@ fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Work on a thread that says what it does, for whoever looks at the threads of a server.
+/// Runs work on a thread named `exec-seek`, so that it can be recognized in a list of threads.
 pub(super) fn named(work: impl FnOnce()) {
     let before = rustix::thread::name().ok();
-    rustix::thread::set_name(c"exec-seek").ok(); // It works as well without.
+    rustix::thread::set_name(c"exec-seek").ok(); // Only cosmetic, so an error does not matter.
     work();
     if let Some(before) = before {
         rustix::thread::set_name(&before).ok();

@@ -15,13 +15,13 @@ use exec_server_protocol::{
 use super::{Errand, links, owners::OwnerNames, path, text_and_bytes, to_wire};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
-/// Entries of one answer with details: with their members they stay below the values of one message.
+/// Maximum entries of one answer with details. With all their members they stay below the value limit of one message.
 const DETAILED_ENTRIES: usize = limits::VALUES / 16;
 
-/// Values of an answer around its entries: envelope, result, list and the sandbox that was applied.
+/// JSON values of an answer besides its entries: envelope, result, list and the applied sandbox.
 const ENVELOPE_VALUES: usize = 16;
 
-/// The same where each entry says whom it belongs to.
+/// The same if each entry names its owner.
 const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
@@ -36,7 +36,7 @@ pub(crate) async fn create_directory(context: Context, params: wire::CreateDirec
     errand.answer(reply, created.await);
 }
 
-/// `fs/readDirectory`: as the reference lists it, or with all that is known of each entry.
+/// `fs/readDirectory`: lists a directory as the reference does, or with all details of each entry.
 pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectoryParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readDirectory").await;
     errand.answer(reply, list(&errand, params).await);
@@ -49,7 +49,7 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
         let most = limits::DIRECTORY_ENTRIES;
         let operation = move |view: &View, cancel: &Cancel| {
             let entries = files::read_directory(view, &path, links, most, cancel)?;
-            // An entry and its members; one more where the name needs its bytes beside it.
+            // An entry and its members; one more if the name needs its bytes as base64.
             let values = entries.iter().map(|entry| 5 + usize::from(entry.name.to_str().is_none())).sum::<usize>();
             if values + ENVELOPE_VALUES > limits::VALUES {
                 let advice = "ask for it with `details`, in parts";
@@ -110,7 +110,7 @@ fn detail(detail: &files::Detail) -> wire::DirectoryEntry {
     }
 }
 
-/// `fs/walk`: a bounded look at a tree. Its bounds are looked at before anything else.
+/// `fs/walk`: a bounded walk over a tree. Its limits are checked before anything else.
 pub(crate) async fn walk(context: Context, params: wire::WalkParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/walk").await;
     errand.answer(reply, walk_tree(&errand, params).await);
@@ -144,7 +144,7 @@ async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::Wa
     Ok(walk_result(walked, form))
 }
 
-/// What has no text is told as an error, as the reference does, and beside it how it can be named.
+/// An entry whose path is not UTF-8 is reported as an error, as in the reference, together with its URI.
 fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
     let (mut entries, mut errors) = (Vec::new(), Vec::new());
     for (path, kind) in walked.entries {
@@ -162,14 +162,14 @@ fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
     wire::WalkResult { entries, errors, truncated: walked.truncated }
 }
 
-/// An entry whose name is not UTF-8: under the name that its text gives there is nothing.
+/// The error for an entry whose name is not UTF-8: its lossy text names no file.
 fn unnamed_error(path: &Path, form: Form) -> wire::WalkError {
     let lossy = path.to_string_lossy().into_owned();
     let message = std::io::Error::from(rustix::io::Errno::NOENT).to_string();
     wire::WalkError { path: PathArg::new(form.write(Path::new(&lossy))), message, uri: Some(paths::to_uri(path)) }
 }
 
-/// A path in the form of the request, and its URI where that form cannot say it.
+/// A path in the form of the request, and its URI if that form cannot represent it.
 pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
     match form {
         Form::Native if path.to_str().is_none() => {

@@ -9,16 +9,16 @@ use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 use super::{Errand, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
-/// What to do with a file that is too large for one message.
+/// Advice for a file that is too large for one message.
 const READ_ADVICE: &str = "read it in blocks with `fs/open` and `fs/readBlock`";
 
-/// Files up to this size are read without asking for room.
+/// Files up to this size are read without reserving memory.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// How often a file may have grown while its reader waited for room.
+/// How often a file may grow while its reader waits for memory, before the read fails.
 const GROWTHS: usize = 8;
 
-/// `fs/readFile`: a file, a range of it or some lines.
+/// `fs/readFile`: reads a file, a byte range of it, or some lines.
 pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/readFile").await;
     match read_file(&errand, params).await {
@@ -27,7 +27,7 @@ pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: 
     }
 }
 
-/// The file with its bytes in the result, or beside it for a peer that understands that.
+/// Reads the file. The bytes are in the result, or attached for a peer that understands that.
 async fn read_file(
     errand: &Errand,
     params: wire::ReadFileParams,
@@ -44,7 +44,7 @@ async fn read_file(
     let most = limits::FILE_BYTES as u64;
     let is_attached = errand.context.peer.manners().binary;
     let mut room = (SMALL_BYTES, None);
-    // Larger ones wait for room, and hold no descriptor meanwhile; they may have grown by then.
+    // A larger file waits for memory without an open fd. It may have grown by then, so check its size again.
     for _ in 0..GROWTHS {
         let (path, reserved) = (path.clone(), room.0);
         let read = errand
@@ -62,7 +62,7 @@ async fn read_file(
             Ok(content) => return Ok(content),
             Err(expected) => {
                 drop(room.1.take());
-                // Once as bytes, and once as text.
+                // Once as bytes and once as base64.
                 let bytes = expected + expected.div_ceil(3) * 4;
                 room = (expected, Some(errand.context.core.files.room(&errand.session().files, bytes).await?));
             }
@@ -81,7 +81,7 @@ fn read_result(content: files::Content, is_attached: bool) -> (wire::ReadFileRes
     (result, is_attached.then(|| content.bytes.into()))
 }
 
-/// A decoded write.
+/// A decoded `fs/writeFile`.
 pub(crate) struct Write {
     path: PathBuf,
     links: Links,
@@ -117,7 +117,7 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
     })
 }
 
-/// `fs/writeFile`: replaces a file in one step where that can be done, or writes into it.
+/// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
 pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
     let errand = Errand::begin(context, "fs/writeFile").await;
     let Write { path, links, sandbox, bytes, place, finish } = params;
@@ -129,7 +129,7 @@ pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
     errand.answer(reply, written.map(write_result));
 }
 
-/// `fs/getMetadata`: what a path leads to.
+/// `fs/getMetadata`: describes the file at a path.
 pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/getMetadata").await;
     let described = async {
@@ -169,7 +169,7 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
     }
 }
 
-/// `fs/setMetadata`: mode and time of modification.
+/// `fs/setMetadata`: sets mode and modification time.
 pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/setMetadata").await;
     let changed = async {
@@ -182,7 +182,7 @@ pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataPara
     errand.answer(reply, changed.await);
 }
 
-/// `fs/canonicalize`: the same place without links.
+/// `fs/canonicalize`: resolves all symlinks of a path.
 pub(crate) async fn canonicalize(context: Context, params: wire::CanonicalizeParams, reply: Reply) {
     let errand = Errand::begin(context, "fs/canonicalize").await;
     let resolved = async {

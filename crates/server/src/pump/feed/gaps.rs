@@ -1,4 +1,5 @@
-//! What a feed says of numbers that can no longer be read: in one word to a peer that has one for it, else number by number.
+//! Reports gaps in a feed: as one `process/gap` to a peer that understands it, otherwise one message per missing
+//! number.
 
 use exec_server_protocol::{message, output, output::Output, process as wire};
 use exec_server_rpc::Outbox;
@@ -6,11 +7,11 @@ use exec_server_rpc::Outbox;
 use super::{Feed, Mode};
 use crate::process::Dialect;
 
-/// Missing numbers that are told one by one.
+/// Missing numbers that are sent one by one.
 pub(super) struct Filling {
     next: u64,
     to: u64,
-    /// What is said with the first of them.
+    /// Sent with the first of them.
     gap: Option<wire::Gap>,
 }
 
@@ -21,12 +22,13 @@ impl Feed {
         if matches!(self.mode, Mode::Acked { .. }) {
             self.gaps.push_back((gap.to_seq, gap.bytes));
         }
-        // What the old connection of a takeover acknowledged last may go while the new one already reads: the owner has it, nothing is missing.
+        // During a takeover, output that the old connection acknowledged last may be released while the new connection
+        // already reads. The owner has that output, so there is no gap for it.
         if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
             return;
         }
         if self.process.meta.dialect == Dialect::Command {
-            return; // V0 has no numbers and no word for it.
+            return; // V0 has no event numbers and no gap message.
         }
         self.process.told_gap(gap.bytes);
         if self.manners.gap {
@@ -37,8 +39,8 @@ impl Feed {
         }
     }
 
-    /// Tells of missing numbers in one go, but for the exit and the close: they are known even where their records are gone (dropped with
-    /// older output, or forgotten by the owner), and a client waits for them.
+    /// Sends a gap as one message, except for the exit and the close inside it. They are known even if their records
+    /// are gone (dropped with older output, or forgotten by the owner), and a client waits for them.
     fn send_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
         let status = self.process.status();
         let is_inside = |seq: &u64| (gap.from_seq..=gap.to_seq).contains(seq);
@@ -64,14 +66,15 @@ impl Feed {
         }
     }
 
-    /// From where its bytes are counted. Of a number that the reader named and that is gone itself, nobody knows any more how many bytes lie
-    /// before it: then they are those from the beginning, and told so, and the reader knows what it has of them.
+    /// Adjusts where a gap's bytes are counted from. If the reader named a number that is itself gone, the offset
+    /// before it is unknown. Then the gap is reported from event 1 on, with all bytes from the beginning; the reader
+    /// knows which part it has.
     fn counted(&self, gap: wire::Gap) -> wire::Gap {
         let is_exact = self.offset_known || gap.bytes == 0;
         wire::Gap { from_seq: if is_exact { gap.from_seq } else { 1 }, ..gap }
     }
 
-    /// One missing number for a peer that would stall at a jump. False when none is left.
+    /// Sends one missing number, to a peer that would stall at a jump in the numbers. Returns false if none is left.
     pub(super) fn fill_gap(&mut self, out: &mut Outbox) -> bool {
         let Some(filling) = &mut self.filling else { return false };
         let seq = filling.next;
@@ -80,7 +83,7 @@ impl Feed {
         if filling.next > filling.to {
             self.filling = None;
         }
-        // As in `send_gap`.
+        // The exit and the close are known, as in `send_gap`.
         let status = self.process.status();
         match status.exited {
             Some((exited_seq, exit)) if exited_seq == seq => self.send_exited(seq, Some(exit), out),
