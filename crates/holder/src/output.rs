@@ -53,7 +53,7 @@ const RESERVE_SEGMENTS: usize = 4;
 enum Step {
     /// The policy freed a segment.
     Freed,
-    /// The child must not be read, for this reason.
+    /// The child must not be read. Contains the reason.
     Full(Blocked),
 }
 

@@ -1,16 +1,18 @@
-//! The spawner: a process forked at the top of `main` that forks one holder per session, and makes views of the files (`view`).
+//! The spawner: a process forked at the top of `main`, which forks one holder per session and builds views of the file
+//! system (`view`).
 //!
-//! Owns how a holder comes to life: fork, session, descriptors, signals, process attributes. It does not know what a
-//! holder does. It is single-threaded for its whole life, so that a fork of it may allocate and run anything. Where threads
-//! exist already, it is a program of its own instead, started by path (`exec`).
+//! This module creates holders: fork, session, fds, signals and process attributes. The spawner stays single-threaded,
+//! so its forks may allocate and run any code. If the host program already has threads, the spawner is a separate
+//! program that is started by path (`exec`).
 //!
-//! It is a subreaper: what a dead holder leaves behind becomes its child, whoever started it and in whatever session, and
-//! is killed there.
+//! The spawner is a subreaper: the descendants of a dead holder become children of the spawner, even if they have left
+//! their session. The spawner kills them.
 //!
-//! Failure paths: the server ends, the spawner reads end of file and ends, or first removes a state directory that was made for that
-//! server alone (`guard`); holders stay. The spawner ends: holders need
-//! nothing of it, and the server starts another. A fork or the set-up of a holder fails: the controller's end of its socket
-//! pair reads end of file before any `Welcome`.
+//! Failure paths:
+//! - The server ends: the spawner reads EOF and exits. If the state directory was created for that server alone, the
+//!   spawner first removes it (`guard`). Holders continue.
+//! - The spawner dies: holders do not need it, and the server starts another.
+//! - Forking or setting up a holder fails: the controller's end of the socket pair reads EOF before any `Welcome`.
 
 mod exec;
 mod guard;
@@ -33,71 +35,70 @@ use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
-/// Name of the file that a server locks, in its state directory.
+/// Name of the file in the state directory that a server locks.
 pub const LOCK_NAME: &str = "lock";
 
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
 
-/// Name of the file with the secret in a session's directory. The server writes it before it makes the holder, and removes it
-/// where it could not go on with one.
+/// Name of the secret file in a session's directory. The server writes it before it creates the holder, and removes it
+/// if it cannot use the holder.
 pub const SECRET_NAME: &str = "secret";
 
-/// Name of the file that says when a session expired, in its directory.
+/// Name of the tombstone in a session's directory, which says when the session expired.
 pub const TOMBSTONE_NAME: &str = "expired";
 
-/// How long [`SpawnerHandle::create`] waits for a spawner that is busy forking: far above any fork, so that only a
-/// stopped spawner is an error.
+/// How long [`SpawnerHandle::create`] waits for a spawner that is busy forking: far longer than any fork, so that only
+/// a stopped spawner causes an error.
 const SEND_TIMEOUT_S: i64 = 5;
 
-/// The server's end of its spawner. Dropping it ends the spawner; holders stay.
+/// The server's handle of its spawner. Dropping it ends the spawner. Holders continue.
 #[derive(Debug)]
 pub struct SpawnerHandle {
     socket: OwnedFd,
     pid: i32,
 }
 
-/// A holder to be made.
+/// The parameters of a new holder.
 #[derive(Debug)]
 pub struct NewHolder {
-    /// The session's directory, made by the caller, 0700.
+    /// The session's directory, created by the caller with mode 0700.
     pub dir: OwnedFd,
-    /// What a controller must know.
+    /// A controller must present this secret in `Hello`.
     pub secret: [u8; 32],
     /// Opaque record of the session.
     pub info: Vec<u8>,
-    /// Bounds of the holder.
     pub limits: Limits,
-    /// Limits of open descriptors that children get (soft, hard), as they were before the server raised its own.
+    /// `RLIMIT_NOFILE` for children (soft, hard), as it was before the server raised its own.
     pub original_nofile: Option<(u64, u64)>,
-    /// What the children are confined to.
     pub confine: Confine,
 }
 
-/// Forks the spawner. Call it before any thread exists and before any secret is read: its memory is copied into holders.
+/// Forks the spawner. Call it before any thread exists and before any secret is read, because the memory is copied into
+/// the holders.
 pub fn fork_spawner() -> io::Result<SpawnerHandle> {
     let (ours, theirs) = pair()?;
     let pid = fork_serving(theirs, |_| Ok(()))?;
     Ok(SpawnerHandle { socket: ours, pid })
 }
 
-/// Forks a process that is the spawner on `socket`, after its first words; returns its id in the caller only.
+/// Forks a process that calls `first` and then serves as the spawner on `socket`. Returns its pid, in the caller only.
 fn fork_serving(socket: OwnedFd, first: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<i32> {
-    // SAFETY: the caller promises a single thread, so the child may use everything the parent could.
+    // SAFETY: the caller guarantees a single thread, so the child may use everything that the parent could.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             let life = AssertUnwindSafe(|| first(&socket).map(|()| serve(socket)));
             // A panic must not unwind into the copy of the caller's `main`.
             let code = i32::from(!matches!(catch_unwind(life), Ok(Ok(()))));
-            // SAFETY: ends this process without the exit handlers of the program it was forked from.
+            // SAFETY: ends this process without running the exit handlers of the program that it was forked from.
             unsafe { libc::_exit(code) }
         }
         pid => Ok(pid),
     }
 }
 
-/// Connects to the path socket of the holder whose session directory this is.
+/// Connects to the holder's path socket in this session directory.
 pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -106,8 +107,8 @@ pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 impl SpawnerHandle {
-    /// Asks for a holder; the answer is the controller's end of its socket pair. Returns as soon as the spawner has been
-    /// told: what becomes of it shows on that socket.
+    /// Requests a holder, and returns the controller's end of its socket pair. Returns as soon as the request is sent:
+    /// success or failure shows on that socket.
     pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -124,22 +125,21 @@ impl SpawnerHandle {
         }
     }
 
-    /// Whether the spawner still listens.
+    /// Whether the spawner's end of the socket is open.
     pub fn is_alive(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
-        // A poll that fails tells nothing; sending will.
+        // If `poll` fails, assume that the spawner is alive. The next send shows the truth.
         !rustix::event::poll(&mut socket, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes the status of a dead spawner that was our own child.
+    /// Reaps a dead spawner that was a child of this process.
     pub fn reap(&self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
             rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).ok();
         }
     }
 
-    /// Process id of the spawner.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -154,7 +154,8 @@ impl SpawnerHandle {
     }
 }
 
-/// The address of a socket in a session's directory, through the directory's descriptor: its own path may exceed the 108 bytes allowed.
+/// The address of a socket in a session's directory. It goes through the directory's fd, because the path itself may
+/// exceed the limit of 108 bytes.
 pub(crate) fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))?)
 }
@@ -163,7 +164,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The life of the spawner.
+/// The main loop of the spawner.
 fn serve(socket: OwnedFd) {
     name(c"exec-spawner");
     title::set_spawner();
@@ -171,14 +172,14 @@ fn serve(socket: OwnedFd) {
         disposition(signal, libc::SIG_IGN);
     }
     disposition(libc::SIGCHLD, libc::SIG_DFL);
-    // Also where this was started by path: holders inherit the mask.
+    // A spawner that was started by path may have inherited blocked signals. Holders inherit the mask.
     inherited::unblock_signals();
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
     let Ok(signals) = become_guardian() else { return };
     let mut strays = Strays::default();
     let mut guards = Vec::new();
-    // One for the life of the spawner: a large buffer that is freed teaches the allocator to take the next from its heap,
-    // where every page of it counts, and holders inherit that.
+    // Allocate the buffer once for the life of the spawner. If a large buffer is freed, the allocator raises its mmap
+    // threshold and takes the next one from its heap, where every page costs memory. Holders would inherit that state.
     let mut buf = Vec::new();
     loop {
         let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
@@ -188,7 +189,7 @@ fn serve(socket: OwnedFd) {
         }
         let [is_asked, is_told] = ready.map(|fd| !fd.revents().is_empty());
         if is_told {
-            // One read takes one notice; more of them only mean another look.
+            // One read consumes one signal. Further pending signals only cause another check.
             rustix::io::read(&signals, &mut [0; 128]).ok();
             strays.handle_death();
         }
@@ -199,7 +200,7 @@ fn serve(socket: OwnedFd) {
             Ok(Some(mut datagram)) => {
                 let fds = std::mem::take(&mut datagram.fds);
                 let request = datagram.bytes(&buf).to_vec();
-                // The next holder must not find the secret of this one.
+                // Wipe the secret, so that the next holder does not inherit it with the buffer.
                 buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
                 let forked = match request.get(1) {
                     Some(&guard::KIND) => {
@@ -214,29 +215,29 @@ fn serve(socket: OwnedFd) {
                 }
             }
             Ok(None) => return guard::outlive_server(guards, &mut strays, &signals),
-            // A bad request costs itself only; its descriptors are closed.
+            // A bad request has no further effect. Its fds are closed.
             Err(_) => {}
         }
     }
 }
 
-/// What the spawner has that its forks do not need: the end of its children is told, their leavings come to it, and nobody of
-/// our user looks into its memory, which has held secrets of holders.
+/// Sets attributes that only the spawner needs. It gets SIGCHLD through a signalfd, it becomes the parent of orphaned
+/// descendants, and processes of our user cannot read its memory, which has contained secrets of holders.
 fn become_guardian() -> io::Result<OwnedFd> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     reap::child_signals()
 }
 
-/// Forks a holder; gives its id in the spawner only.
+/// Forks a holder. Returns its pid, in the spawner only.
 fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return None };
     let decoded = request::decode(&request, dir);
     request.fill(0);
     drop(request);
     let Ok(mut config) = decoded else { return None };
-    // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
-    // the server as end of file when `controller` is dropped here.
+    // SAFETY: the spawner has a single thread, so the child may use everything that the parent could. If the fork
+    // fails, `controller` is dropped here and the server sees EOF.
     match unsafe { libc::fork() } {
         0 => {}
         pid => return (pid > 0).then_some(pid),
@@ -249,15 +250,15 @@ fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
         io::Result::Ok(())
     }));
     if outcome.is_err() {
-        // Leaders die with us; what they left behind does not.
+        // The kernel kills the leaders with us, but not their descendants.
         reap::kill_all();
         std::process::abort();
     }
-    // SAFETY: ends this process without the exit handlers of the program it was forked from.
+    // SAFETY: ends this process without running the exit handlers of the program that it was forked from.
     unsafe { libc::_exit(0) }
 }
 
-/// Turns this fork of the spawner into a process of its own.
+/// Turns this fork of the spawner into an independent process.
 fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> {
     rustix::process::setsid()?;
     name(c"exec-holder");
@@ -271,17 +272,17 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
         title::set_holder(&path);
     }
     rustix::process::chdir("/")?;
-    // Strays of our children become ours, and nobody of our uid may look into our memory.
+    // Orphaned descendants become our children, and processes of our uid cannot read our memory.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Refused is no reason to fail: the present limit stays and bounds the number of processes.
+    // An error is ignored: the current limit stays, and bounds the number of processes.
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
     Ok([controller, dir])
 }
 
-/// Puts the null device on 0 to 2 and closes every descriptor but those given, which may get new numbers.
+/// Puts `/dev/null` on fds 0 to 2 and closes all other fds except the given ones, which may get new numbers.
 fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     let mut kept = Vec::with_capacity(N);
     for fd in fds {
@@ -289,12 +290,12 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     }
     let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
     for number in 0..3 {
-        // SAFETY: plain system call; 0 to 2 belong to nobody in this process.
+        // SAFETY: plain system call. No value in this process owns fds 0 to 2.
         if unsafe { libc::dup2(null.as_raw_fd(), number) } < 0 {
             return Err(io::Error::last_os_error());
         }
     }
-    // An `OwnedFd` below would be closed twice if it were dropped after the ranges; 0 to 2 themselves must stay.
+    // Drop `null` now: after the ranges below, it would be closed twice. If it is one of 0 to 2, it must stay open.
     if null.as_raw_fd() < 3 {
         std::mem::forget(null)
     } else {
@@ -313,20 +314,20 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
 
 pub(crate) fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
-        // SAFETY: plain system call. No value in this process owns a descriptor in a closed range: the caller has kept
-        // those that are used.
+        // SAFETY: plain system call. No value in this process that is still used owns an fd in the range: the caller
+        // has excluded those.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }
 
 fn name(name: &std::ffi::CStr) {
-    // Only for people who look at `ps`.
+    // An error is ignored: the name is only for people who look at `ps`.
     rustix::thread::set_name(name).ok();
 }
 
 pub(crate) fn disposition(signal: i32, handler: libc::sighandler_t) {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask; `SIG_IGN` and `SIG_DFL` run no code of ours.
+    // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask. `SIG_IGN` and `SIG_DFL` run no code of ours.
     unsafe {
         (*action.as_mut_ptr()).sa_sigaction = handler;
         libc::sigaction(signal, action.as_ptr(), std::ptr::null_mut());

@@ -1,7 +1,8 @@
-//! The groups of a session's processes, as its holder makes, uses and removes them.
+//! The control groups of a session's processes, as the holder creates, uses and removes them.
 //!
-//! Owns which directory belongs to which process. A group whose process has ended with all that it started is used again, so
-//! that a start costs no new directory; what it has counted until then is remembered, not reset.
+//! Assigns a directory to each process. When a process and all its descendants have ended, its group is reused, so that
+//! a start need not create a directory. The kernel's counters of a reused group are not reset; the group remembers
+//! their last values instead.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -15,36 +16,36 @@ use rustix::fs::{Mode, OFlags};
 use super::{Hierarchy, SessionGroup, is_populated, make, read_number, read_small, value_of};
 use crate::Limits;
 
-/// Empty groups that are kept for the next processes: as many as are often started at a time. To make and remove one costs as much as
-/// half of a start; one that is kept costs the kernel some kilobytes.
+/// Maximum number of empty groups kept for later processes: as many as are often started at a time. Creating and
+/// removing a group costs half as much as a start. A spare group costs the kernel a few kilobytes.
 const SPARE_MAX: usize = 32;
 
-/// All groups of a session. Without a place for them it makes none.
+/// All groups of a session. Creates none if the session has no control group.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     session: SessionGroup,
     limits: Limits,
     next: u64,
     spare: Vec<Group>,
-    /// Those of ended processes that have left somebody behind.
+    /// Groups of ended processes whose descendants still run.
     lingering: Vec<Group>,
 }
 
-/// The group of one process.
+/// The control group of one process.
 #[derive(Debug)]
 pub(crate) struct Group {
     dirs: Vec<(Hierarchy, PathBuf)>,
     has_memory_limit: bool,
-    /// The files that count refused forks and kills for want of memory, where there are such.
+    /// The event files that count refused forks (`pids.events`) and OOM kills (`memory.events`), if they exist.
     pids_events: Option<PathBuf>,
     memory_events: Option<PathBuf>,
-    /// It was killed once. Some kernels (seen on 6.18) kill what is born in such a group, too.
+    /// The group was killed once. Some kernels (seen on 6.18) also kill processes that start in such a group later.
     was_killed: Cell<bool>,
-    /// What was counted before the present process.
+    /// Counter values from before the current process.
     seen: Counts,
 }
 
-/// What the kernel counts of a group's limits.
+/// The kernel's counters of limit violations in a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     pids: u64,
@@ -56,7 +57,7 @@ impl Groups {
         Self { session, limits, next: 0, spare: Vec::new(), lingering: Vec::new() }
     }
 
-    /// The group for a new process, empty and with its limits set. `None` where this session has none.
+    /// Returns an empty group with its limits set. `None` if this session has no groups.
     pub(crate) fn take(&mut self) -> io::Result<Option<Group>> {
         if self.session.dirs.is_empty() {
             return Ok(None);
@@ -74,17 +75,17 @@ impl Groups {
         Group::make(dirs, self.limits).map(Some)
     }
 
-    /// Takes back the group of a process that has ended, or never began.
+    /// Takes back the group of a process that has ended or failed to start.
     pub(crate) fn give_back(&mut self, group: Group) {
         if group.is_empty() { self.keep(group) } else { self.lingering.push(group) }
     }
 
-    /// Kills everything of the session; whether that was possible.
+    /// Kills all processes of the session. Returns whether that was possible.
     pub(crate) fn kill_all(&self) -> bool {
         self.session.kill()
     }
 
-    /// Removes every group. Call it when nobody is left.
+    /// Removes every group. Call it when no process is left.
     pub(crate) fn remove(&self) {
         self.session.remove();
     }
@@ -107,7 +108,9 @@ impl Groups {
 }
 
 impl Group {
-    /// Has a child begin in it.
+    /// Makes the child start in this group.
+    // At the memory limit, the kernel kills every process that shares the child's memory until its exec. So no other
+    // child may be spawned at the same time.
     pub(crate) fn let_in(&self, spawn: &mut Spawn) -> io::Result<()> {
         spawn.alone = self.has_memory_limit;
         for (hierarchy, dir) in &self.dirs {
@@ -116,7 +119,8 @@ impl Group {
                     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                     spawn.home = Some(rustix::fs::open(dir, flags, Mode::empty())?);
                 }
-                // Not `cgroup.procs`: for a whole process the kernel takes the lock that a birth in the group is to save.
+                // Not `cgroup.procs`: to move a whole process, the kernel takes the lock that starting in the group
+                // avoids.
                 Hierarchy::Pids => {
                     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
                     spawn.cgroups.push(rustix::fs::open(dir.join("tasks"), flags, Mode::empty())?);
@@ -126,23 +130,23 @@ impl Group {
         Ok(())
     }
 
-    /// Kills all that is in it, in one step; whether that was possible.
+    /// Kills all processes in the group in one step. Returns whether that was possible.
     pub(crate) fn kill(&self) -> bool {
         self.was_killed.set(true);
         let dir = self.dir(Hierarchy::Unified);
         dir.is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
     }
 
-    /// Whether nobody is in it.
+    /// Whether the group has no processes.
     pub(crate) fn is_empty(&self) -> bool {
-        // Whoever is in one is in the other, and was born in the unified one where there is such.
+        // A process is in both hierarchies, and started in the unified one if it exists, so checking one is enough.
         match self.dir(Hierarchy::Unified) {
             Some(dir) => !is_populated(dir),
             None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),
         }
     }
 
-    /// The limits that the present process or what it started has run into.
+    /// The limits that the current process or its descendants have hit.
     pub(crate) fn hit(&self) -> Hit {
         let now = self.counts();
         Hit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
@@ -171,13 +175,13 @@ impl Group {
             make(dir)?;
             set(dir, "pids.max", limits.pids_max)?;
             set(dir, "memory.max", limits.memory_max)?;
-            // Without it a process over its memory limit would be moved to swap instead of ended.
+            // Without this, a process over its memory limit would be swapped out, not killed.
             set(dir, "memory.swap.max", limits.memory_max.map(|_| 0))?;
         }
         Ok(())
     }
 
-    /// Where it has a file of that name.
+    /// The path of the file with this name, if one of the directories has it.
     fn file(&self, name: &str) -> Option<PathBuf> {
         self.dirs.iter().map(|(_, dir)| dir.join(name)).find(|file| file.exists())
     }
@@ -201,7 +205,7 @@ impl Group {
     }
 }
 
-/// Sets a limit where the group has one of that name.
+/// Sets a limit if the group has a file of that name.
 fn set(dir: &Path, name: &str, value: Option<u64>) -> io::Result<()> {
     let Some(value) = value else { return Ok(()) };
     match File::options().write(true).open(dir.join(name)) {
@@ -215,7 +219,7 @@ fn set(dir: &Path, name: &str, value: Option<u64>) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A directory in place of a hierarchy: what the kernel would answer stands in plain files.
+    /// A plain directory in place of a cgroup hierarchy. Plain files contain what the kernel would report.
     fn session(dir: &Path) -> SessionGroup {
         SessionGroup::new(vec![(Hierarchy::Unified, dir.to_owned())])
     }

@@ -1,18 +1,18 @@
-//! Control groups: what bounds the processes of a session as a whole, and ends them in one step.
+//! Control groups: limit the processes of a session as a whole, and kill them in one step.
 //!
-//! Owns where groups are made (`place`), the groups of one session as the server sees them (this file), and the groups of
-//! its processes as the holder does (`group`). It knows no process and no session beyond a name. Where the host lets us
-//! make none, everything works as if this module were not there.
+//! `place` finds where groups can be created. This file has the group of one session, as the server uses it. `group`
+//! has the groups of the session's processes, as the holder uses them. If the host does not let us create groups,
+//! everything works without them.
 //!
 //! ```text
-//! <our own group>/exec-server-NAME/        made by the server, gone when it is empty
-//!                   └── SESSION/           made by the server before the holder; killed by it when the holder is dead
-//!                         ├── 0/           made by the holder for a process, used again for the next one when it is empty
+//! <our own group>/exec-server-NAME/        created by the server, removed when empty
+//!                   └── SESSION/           created by the server before the holder; the server kills it if the holder is dead
+//!                         ├── 0/           created by the holder for a process, reused for another one when empty
 //!                         └── 1/
 //! ```
 //!
-//! A group lies in up to two hierarchies: the unified one (`cgroup.kill`, and the controllers that were delegated to us),
-//! and the older one of the controller `pids` where the unified one does not have it.
+//! A group exists in up to two hierarchies: the unified one (`cgroup.kill`, and the controllers that were delegated to
+//! us), and the version 1 hierarchy of the `pids` controller if the unified one lacks that controller.
 
 mod group;
 mod place;
@@ -27,26 +27,26 @@ use rustix::fs::{Mode, OFlags};
 pub(crate) use group::{Group, Groups};
 pub use place::{Root, find};
 
-/// Above what the files have that are read here, each a few lines of a word and a number.
+/// Larger than any file that is read here. Each has a few lines of a word and a number.
 const SMALL_BYTES: usize = 1024;
 
-/// Which hierarchy a directory lies in.
+/// The hierarchy that a directory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
     /// Version 2: one tree for all controllers.
     Unified,
-    /// Version 1, the controller `pids`.
+    /// Version 1, controller `pids`.
     Pids,
 }
 
-/// What groups in a place can enforce.
+/// Which features the groups in a place support.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforced {
-    /// Everything in a group is killed in one step.
+    /// All processes in a group can be killed in one step.
     pub kill: bool,
-    /// The number of processes and threads.
+    /// The number of processes and threads can be limited.
     pub pids: bool,
-    /// Memory.
+    /// Memory can be limited.
     pub memory: bool,
 }
 
@@ -65,7 +65,7 @@ impl SessionGroup {
         self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
     }
 
-    /// As bytes: a line each, a letter for the hierarchy, then the directory.
+    /// Encodes the directories, one per line: a letter for the hierarchy, then the path.
     pub fn encode(&self) -> Vec<u8> {
         let mut text = Vec::new();
         for (hierarchy, dir) in &self.dirs {
@@ -79,7 +79,7 @@ impl SessionGroup {
         text
     }
 
-    /// Reads what [`encode`](Self::encode) wrote; lines that it does not write are left out.
+    /// Decodes the output of [`encode`](Self::encode). Ignores malformed lines.
     pub fn decode(text: &[u8]) -> Self {
         let line = |line: &[u8]| {
             let (hierarchy, dir) = match line {
@@ -92,12 +92,12 @@ impl SessionGroup {
         Self { dirs: text.split(|byte| *byte == b'\n').filter_map(line).collect() }
     }
 
-    /// Kills all that is in it, in one step; the answer says whether that was possible.
+    /// Kills all processes in the group in one step. Returns whether that was possible.
     pub fn kill(&self) -> bool {
         self.dir(Hierarchy::Unified).is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
     }
 
-    /// Whether nobody is left in it; also where it does not exist any more.
+    /// Whether the group has no processes or does not exist.
     pub fn is_empty(&self) -> bool {
         self.dirs.iter().all(|(hierarchy, dir)| match hierarchy {
             Hierarchy::Unified => !is_populated(dir),
@@ -105,14 +105,14 @@ impl SessionGroup {
         })
     }
 
-    /// Removes it with the groups of its processes, and the place that it lies in when it was the last. Groups with somebody in
-    /// them stay.
+    /// Removes the group with the groups of its processes, and the parent directory if this was its last session.
+    /// Groups that still have processes stay.
     pub fn remove(&self) {
         for (_, dir) in &self.dirs {
             remove_below(dir);
             fs::remove_dir(dir).ok();
             if let Some(root) = dir.parent() {
-                // Refused while another session has its group there.
+                // Fails while another session has its group there.
                 fs::remove_dir(root).ok();
             }
         }
@@ -122,13 +122,13 @@ impl SessionGroup {
 fn remove_below(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        // A child may have made groups of its own.
+        // A child may have created groups inside its group.
         remove_below(&entry.path());
         fs::remove_dir(entry.path()).ok();
     }
 }
 
-/// Whether somebody is in a group of the unified hierarchy or below it.
+/// Whether a group of the unified hierarchy, or a group below it, has a process.
 fn is_populated(dir: &Path) -> bool {
     read_small(&dir.join("cgroup.events"), |events| value_of(events, "populated") == Some(1)).unwrap_or(false)
 }
@@ -137,7 +137,7 @@ fn read_number(file: &Path) -> Option<u64> {
     read_small(file, |text| text.trim().parse().ok())?
 }
 
-/// What stands in a file of the kernel's: a few lines, which come with one read.
+/// Reads a small kernel file with one `read` and passes its text to `look`.
 fn read_small<T>(file: &Path, look: impl FnOnce(&str) -> T) -> Option<T> {
     let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = [0; SMALL_BYTES];
@@ -145,12 +145,12 @@ fn read_small<T>(file: &Path, look: impl FnOnce(&str) -> T) -> Option<T> {
     std::str::from_utf8(bytes.get(..len)?).ok().map(look)
 }
 
-/// The number behind a word in a file of `word number` lines.
+/// The number after `word` in a text of `word number` lines.
 fn value_of(text: &str, word: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Makes a directory unless it is there.
+/// Creates a directory if it does not exist.
 fn make(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

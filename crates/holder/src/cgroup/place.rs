@@ -1,7 +1,8 @@
-//! Where a server may make control groups, and what they can enforce there.
+//! Finds where a server may create control groups, and what they can enforce there.
 //!
-//! Owns the reading of `/proc/self/cgroup` and `/proc/self/mountinfo`, and the few writes that hand controllers down. It
-//! changes no group that others live in: our own processes are moved aside only where nobody else is with them.
+//! Reads `/proc/self/cgroup` and `/proc/self/mountinfo`, and enables controllers for child groups. Never changes a
+//! group that contains foreign processes: our own processes are moved to another group only if they are alone in
+//! theirs.
 
 use std::fs;
 use std::io;
@@ -11,14 +12,14 @@ use rustix::io::Errno;
 
 use super::{Enforced, Hierarchy, SessionGroup, make};
 
-/// Where a server puts itself and its holders when the group it was started in is to hold nothing but groups: the kernel
-/// hands controllers down only from a group without processes.
+/// Group for the server and its holders, if the group in which the server was started must contain only groups: the
+/// kernel passes controllers down only from a group without processes.
 const SUPERVISOR: &str = "supervisor";
 
-/// Tries to make a session's group while another session's end removes the place for it.
+/// Maximum attempts to create a session's group while the end of another session removes the parent directory.
 const TRIES: usize = 16;
 
-/// The place for the groups of all sessions of one server.
+/// The parent directories for the groups of all sessions of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     dirs: Vec<(Hierarchy, PathBuf)>,
@@ -33,7 +34,7 @@ struct Own {
     pids: Option<PathBuf>,
 }
 
-/// Finds a place for groups under a name of the server's own. `None` where the host lets us make no group.
+/// Finds a place for groups under `name`. `None` if the host does not let us create any group.
 pub fn find(name: &str) -> Option<Root> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let own = Own::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
@@ -59,7 +60,7 @@ impl Own {
                 let is_kind = right.next()? == kind;
                 let options = right.nth(1)?;
                 let is_wanted = is_kind && (option.is_empty() || options.split(',').any(|word| word == option));
-                // A group outside what is mounted here begins with `/..`.
+                // The path of a group outside the mounted tree starts with `/..`.
                 let below = path.strip_prefix(root.trim_end_matches('/'))?.trim_start_matches('/');
                 (is_wanted && !below.starts_with("..")).then(|| Path::new(point).join(below))
             })
@@ -74,7 +75,7 @@ impl Root {
         let (mut dirs, mut controllers, mut enforced) = (Vec::new(), Vec::new(), Enforced::default());
         if let Some(base) = own.unified.map(without_supervisor) {
             let dir = base.join(name);
-            // Also tells whether this kernel can kill a group: the root has no such file.
+            // The file exists only if this kernel can kill a group. The root group has no such file.
             if make(&dir).is_ok() && dir.join("cgroup.kill").exists() {
                 controllers = hand_down(&base);
                 enforced = Enforced {
@@ -93,17 +94,16 @@ impl Root {
             }
         }
         let root = Self { dirs, controllers, enforced };
-        // Only tried: it is made again with the first session, and a server that is killed leaves nothing.
+        // This was only a test. The first session creates the directory again, and a killed server leaves nothing.
         root.remove();
         (!root.dirs.is_empty()).then_some(root)
     }
 
-    /// What groups here can enforce.
     pub fn enforced(&self) -> Enforced {
         self.enforced
     }
 
-    /// Makes the group of a session.
+    /// Creates the group of a session.
     pub fn session(&self, name: &str) -> io::Result<SessionGroup> {
         let mut made = Vec::new();
         for (hierarchy, root) in &self.dirs {
@@ -125,7 +125,7 @@ impl Root {
                 self.controllers.iter().try_for_each(|controller| enable(root, controller))?;
             }
             last = make(dir);
-            // A session that ended in between took the empty place with it.
+            // A session that ended at the same time removed the empty parent directory.
             if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                 continue;
             }
@@ -138,7 +138,7 @@ impl Root {
         Ok(())
     }
 
-    /// Removes the place where no session is left in it.
+    /// Removes the directories, unless a session still uses them.
     pub fn remove(&self) {
         for (_, dir) in &self.dirs {
             fs::remove_dir(dir).ok();
@@ -146,7 +146,7 @@ impl Root {
     }
 }
 
-/// The group that holds groups, where we are in the one for ourselves.
+/// The parent of our group if we are in the supervisor group, otherwise our group.
 fn without_supervisor(own: PathBuf) -> PathBuf {
     match (own.file_name().is_some_and(|name| name == SUPERVISOR), own.parent()) {
         (true, Some(parent)) => parent.to_owned(),
@@ -154,7 +154,7 @@ fn without_supervisor(own: PathBuf) -> PathBuf {
     }
 }
 
-/// Makes the controllers of a group available below it, as far as it has them; tells which are.
+/// Enables the controllers of a group for its child groups. Returns those that could be enabled.
 fn hand_down(base: &Path) -> Vec<&'static str> {
     let has = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
     let wanted = ["pids", "memory"].into_iter().filter(|name| has.split_whitespace().any(|word| word == *name));
@@ -178,7 +178,8 @@ fn enable(dir: &Path, controller: &str) -> io::Result<()> {
     fs::write(file, format!("+{controller}"))
 }
 
-/// Moves ourselves and our children out of a group that only we are in, into one beside those of the sessions.
+/// Moves this process and its children out of a group that contains no other process, into the supervisor group below
+/// it.
 fn move_aside(base: &Path) -> io::Result<()> {
     let me = std::process::id();
     let is_ours = |pid: &u32| {

@@ -1,19 +1,20 @@
-//! The spawner as a program of its own, for a library inside a program that has threads already: forking that one would copy
-//! locks that nobody ever opens again.
+//! Starts the spawner as a separate program. A library needs this if its host program already has threads: a fork of
+//! such a program would copy locks that no thread ever releases.
 //!
-//! Owns both ends of the way there: [`exec_spawner`] starts a program by path with [`ARGUMENT`] and a socket on its standard
-//! input; [`serve_stdin`] is what that program does then. The spawner introduces itself once with its layout and its id, so that
-//! another program, or another release of ours, is told apart from it before anything is asked of it.
+//! [`exec_spawner`] starts a program by path, with [`ARGUMENT`] and a socket on its stdin. [`serve_stdin`] is the other
+//! side, run by that program. The spawner sends a greeting with its layout and its pid. So the library can tell another
+//! program, or another release of ours, from a spawner before it sends a request.
 //!
 //! ```text
 //! library ── exec ──▶ program --spawner ── fork ──▶ spawner
-//!    │ wait ◀──────── ends at once                    │
-//!    └──────────── socket: introduction, then requests ┘
+//!    │ wait ◀──────── exits at once                   │
+//!    └──────────── socket: greeting, then requests ───┘
 //! ```
 //!
-//! The program ends as soon as it has forked the spawner and is waited for here: a library cannot ask its host to reap.
+//! The program exits as soon as it has forked the spawner, and `exec_spawner` waits for it: a library cannot ask its
+//! host to reap a child.
 //!
-//! Failure paths: the program is missing, is something else, or hangs: an error that says which, and the program is gone.
+//! Failure path: if the program is missing, is something else, or hangs, the error says which, and the program is gone.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -28,69 +29,50 @@ use super::request::LAYOUT;
 use super::{SpawnerHandle, fork_serving, pair};
 use crate::{title, wire};
 
-/// The first and only argument of a program that is to be a spawner.
+/// The first argument of a program that is to become a spawner.
 pub const ARGUMENT: &str = "--spawner";
 
-/// What an introduction starts with; the layout and the process id follow, four bytes each.
+/// Prefix of the greeting. The layout and the pid follow, four bytes each.
 const GREETING: &[u8] = b"exec-server spawner ";
 
-/// How long a program may take to introduce itself: far above an exec on a busy machine.
+/// Time limit for the greeting: far longer than an exec on a busy machine takes.
 const GREETING_WITHIN_S: i64 = 10;
 
-/// How much of a failed program's standard error is told on.
+/// How much of a failed program's stderr an error shows.
 const SAID_MAX: usize = 1024;
 
 /// Why a program did not become a spawner.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// It could not be started.
+    /// The program could not be started.
     #[error("start `{}`", program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It ended, or said something else, instead of introducing itself.
+    Start { program: PathBuf, source: io::Error },
+    /// The program exited, or sent something other than the greeting.
     #[error("`{}` is not an exec-server: {}", program.display(), Ended(*status, said))]
     NotOurs {
-        /// The program.
         program: PathBuf,
-        /// How it ended, where it did by itself.
+        /// The exit status, if the program exited by itself.
         status: Option<ExitStatus>,
-        /// What it left on standard error, cut short.
+        /// The beginning of its output on stderr.
         said: String,
     },
-    /// It did nothing within the time.
+    /// The program sent nothing within the time limit.
     #[error("`{}` did not become a spawner within {GREETING_WITHIN_S} s", program.display())]
-    Silent {
-        /// The program.
-        program: PathBuf,
-    },
-    /// It is an exec-server of another release.
+    Silent { program: PathBuf },
+    /// The program is an exec-server of another release.
     #[error("`{}` speaks layout {theirs}, this program {ours}; use the release that it was built with", program.display())]
-    Layout {
-        /// The program.
-        program: PathBuf,
-        /// Its layout.
-        theirs: u32,
-        /// Ours.
-        ours: u32,
-    },
-    /// Standard input is not what [`exec_spawner`] puts there.
+    Layout { program: PathBuf, theirs: u32, ours: u32 },
+    /// Stdin is not the socket that [`exec_spawner`] passes.
     #[error(
         "standard input is not a spawner's socket; `{ARGUMENT}` is for programs that embed exec-server, not for people"
     )]
     NotASocket,
     /// The spawner could not be forked.
     #[error("fork the spawner")]
-    Fork {
-        /// What the system said.
-        source: io::Error,
-    },
+    Fork { source: io::Error },
 }
 
-/// How a program that is no spawner behaved, for people.
+/// Describes in an error message how a program that is not a spawner behaved.
 struct Ended<'a>(Option<ExitStatus>, &'a str);
 
 impl std::fmt::Display for Ended<'_> {
@@ -106,25 +88,26 @@ impl std::fmt::Display for Ended<'_> {
     }
 }
 
-/// Starts the spawner by the path of a program that calls [`serve_stdin`], such as `exec-server`; a path without a slash is
-/// one in the working directory. Blocks until the spawner is there, and leaves no child that must be reaped.
+/// Starts the spawner by the path of a program that calls [`serve_stdin`], such as `exec-server`. A path without a
+/// slash is relative to the working directory. Blocks until the spawner runs, and leaves no child that must be reaped.
 pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
     exec_spawner_for(program, None)
 }
 
-/// The same with one more argument, which nobody reads but people who look at `ps`: whom the spawner and its holders serve.
+/// Like [`exec_spawner`], with one more argument for people who look at `ps`: whom the spawner and its holders serve.
+/// The program does not read it.
 pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
-    // The program starts in `/`, where its own relative path would mean something else.
+    // The program starts in `/`, where a relative path would mean something else.
     let path = std::path::absolute(program).map_err(failed)?;
     let (ours, theirs) = pair().map_err(failed)?;
     let mut child = start(&path, whom, theirs).map_err(failed)?;
     let greeted = read_greeting(&ours);
     if !matches!(greeted, Ok(Greeting::Is { .. })) {
-        // Already gone is fine.
+        // An error means that the program has exited already.
         child.kill().ok();
     }
-    // A host that ignores SIGCHLD, or reaps all, was faster: gone it is in any case.
+    // `wait` fails if the host ignores SIGCHLD or reaps all children. The program has exited in any case.
     let status = child.wait().ok();
     match greeted.map_err(failed)? {
         Greeting::Is { layout, pid } if layout == LAYOUT => Ok(SpawnerHandle { socket: ours, pid }),
@@ -135,8 +118,8 @@ pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerH
     }
 }
 
-/// What a program does whose first argument is [`ARGUMENT`], before anything else and before any thread exists: it forks the
-/// spawner on its standard input and returns at once, to end.
+/// The entry point of a program whose first argument is [`ARGUMENT`]. Call it before anything else and before any
+/// thread exists. It forks the spawner on stdin and returns at once, so that the program can exit.
 pub fn serve_stdin() -> Result<(), ExecError> {
     let stdin = rustix::stdio::stdin();
     let is_ours = sockopt::socket_domain(stdin) == Ok(AddressFamily::UNIX)
@@ -154,7 +137,8 @@ fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Ch
     Command::new(program)
         .arg(OsStr::new(ARGUMENT))
         .args(whom)
-        // Holders show it to everyone who may look at them, and need nothing of it: the host's secrets stay with the host.
+        // Clear the environment. Holders do not need it, but would expose it to every process that may inspect them. So
+        // the host's secrets stay in the host.
         .env_clear()
         .env(title::ROOM.0, title::ROOM.1)
         .current_dir("/")
@@ -164,7 +148,7 @@ fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Ch
         .spawn()
 }
 
-/// What came, or did not, instead of or as an introduction.
+/// The result of waiting for a greeting.
 enum Greeting {
     Is { layout: u32, pid: i32 },
     Other,
@@ -181,7 +165,7 @@ fn introduce(socket: &OwnedFd) -> io::Result<()> {
 
 fn read_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
     let within = Timespec { tv_sec: GREETING_WITHIN_S, tv_nsec: 0 };
-    // A signal in between starts the time anew, which harms nobody.
+    // EINTR restarts the timeout, which is harmless.
     let wait = || rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&within));
     if rustix::io::retry_on_intr(wait)? == 0 {
         return Ok(Greeting::Silence);
@@ -194,7 +178,7 @@ fn read_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
     Ok(Greeting::Is { layout: u32::from_le_bytes(*layout), pid: i32::from_le_bytes(pid) })
 }
 
-/// What is there to be read, in one line; never waits, since somebody may still hold the other end.
+/// Reads what is available on stderr, as one line. Never blocks, because another process may still hold the other end.
 fn said(stderr: Option<ChildStderr>) -> String {
     let Some(mut stderr) = stderr else { return String::new() };
     let mut bytes = vec![0; SAID_MAX];

@@ -1,10 +1,11 @@
-//! Removes the state directory of a server that was killed, where the directory was made for that server alone.
+//! Removes the state directory of a killed server, if the directory was created for that server alone.
 //!
-//! The spawner does this because it outlives its server and is the parent of the holders: it knows when the last one has ended. It then waits
-//! a while, so that a person can look at the directory or start another server on it. All it knows of a state directory is its lock.
+//! The spawner does this, because it outlives its server and is the parent of the holders: it knows when the last
+//! holder has ended. It then waits for some time, so that a person can inspect the directory or start another server on
+//! it. The only file of the directory that it uses is the lock.
 //!
-//! Failure paths: a directory that another server has locked, or that is gone, is left alone. A spawner that is killed together with its
-//! server leaves the directory behind.
+//! Failure paths: a directory that another server has locked, or that is gone, is left alone. If the spawner is killed
+//! together with its server, the directory stays.
 
 use std::fs::File;
 use std::io;
@@ -18,24 +19,27 @@ use super::request::LAYOUT;
 use super::strays::Strays;
 use super::{LOCK_NAME, SpawnerHandle};
 
-/// The kind of the request; a holder is 1, a view 2.
+/// The request kind. 1 is a holder, 2 a view.
 pub(super) const KIND: u8 = 3;
 
-/// How often to look whether the directory is gone. A server that ends in order removes it right away, so the spawner looks often at first.
+/// How often to check whether the directory is gone. A server that shuts down normally removes it right away, so the
+/// spawner checks often at first.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// From this long after the server on, it was killed, and the second time is often enough.
+/// Threshold and pause. A server that has been gone for longer than the threshold was killed, so checking once per pause
+/// is enough.
 const LOOK_LATER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
 
 /// One directory to remove.
 pub(super) struct Guard {
     dir: OwnedFd,
-    /// How long after the last holder.
+    /// How long to wait after the last holder has ended.
     after: Duration,
 }
 
 impl SpawnerHandle {
-    /// Asks the spawner to remove this state directory once the server is gone and the last holder has been gone for `after`.
+    /// Asks the spawner to remove this state directory, once the server is gone and the last holder has been gone for
+    /// `after`.
     pub fn guard(&self, dir: BorrowedFd<'_>, after: Duration) -> io::Result<()> {
         #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
         let mut message = vec![LAYOUT as u8, KIND];
@@ -46,7 +50,7 @@ impl SpawnerHandle {
 }
 
 impl Guard {
-    /// Reads the fields of a request.
+    /// Decodes a request.
     pub(super) fn read(fields: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
         let [dir] = <[OwnedFd; 1]>::try_from(fds).ok()?;
         let after = Duration::from_millis(u64::from_le_bytes(fields.try_into().ok()?));
@@ -57,14 +61,14 @@ impl Guard {
         rustix::fs::fstat(&self.dir).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
-    /// Removes the directory, unless a server has it.
+    /// Removes the directory, unless a server has locked it.
     fn remove(&self) -> io::Result<()> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = File::from(rustix::fs::openat(&self.dir, LOCK_NAME, flags, Mode::empty())?);
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))?;
         let (ours, named) = (rustix::fs::fstat(&self.dir)?, rustix::fs::lstat(&path)?);
-        // Somebody may have renamed it and put something else in its place.
+        // The directory may have been renamed and replaced by another.
         if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino) {
             return Err(rustix::io::Errno::STALE.into());
         }
@@ -72,7 +76,8 @@ impl Guard {
     }
 }
 
-/// The life of the spawner after its server: waits until every directory is gone, and removes those that are due.
+/// The main loop of the spawner after its server has ended: removes each directory when it is due, and returns when
+/// none is left.
 pub(super) fn outlive_server(mut guards: Vec<Guard>, strays: &mut Strays, signals: &OwnedFd) {
     let begun = Instant::now();
     let mut quiet_since = None;
@@ -85,7 +90,7 @@ pub(super) fn outlive_server(mut guards: Vec<Guard>, strays: &mut Strays, signal
             guards.retain(|guard| {
                 let is_due = since.elapsed() >= guard.after;
                 if is_due {
-                    // A failure has no one to go to; the directory stays.
+                    // An error cannot be reported to anyone. The directory stays.
                     guard.remove().ok();
                 }
                 !is_due
@@ -98,7 +103,7 @@ pub(super) fn outlive_server(mut guards: Vec<Guard>, strays: &mut Strays, signal
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
-            // One read takes one notice; more of them only mean another look.
+            // One read consumes one signal. Further pending signals only cause another check.
             rustix::io::read(signals, &mut [0; 128]).ok();
             strays.handle_death();
         }

@@ -1,7 +1,7 @@
-//! Layout of the request for a holder.
+//! The layout of the request for a holder.
 //!
-//! Spawner and server are the same build, or the spawner's introduction has told them apart; so fields are added at will, and
-//! [`LAYOUT`] with them.
+//! Spawner and server are of the same build, or the greeting of the spawner has revealed the difference. So fields can
+//! be added freely, as long as [`LAYOUT`] changes too.
 
 use std::os::fd::OwnedFd;
 
@@ -10,16 +10,16 @@ use crate::cgroup::SessionGroup;
 use crate::wire::DecodeError;
 use crate::{Config, Confine, Limits, User};
 
-/// The layout of the request, and what a spawner introduces itself with.
+/// Version of the request layout. The spawner sends it in its greeting.
 pub(super) const LAYOUT: u32 = 5;
 
-/// Numbers at the beginning, eight bytes each.
+/// Number of fixed integer fields at the beginning, eight bytes each.
 const FIELDS: usize = 10;
 
-/// Stands for a limit that there is none of.
+/// Encodes an absent limit.
 const NONE: u64 = u64::MAX;
 
-/// Layout, kind, secret, fixed numbers, group, user, limits, then the opaque record.
+/// Encodes layout, kind, secret, fixed integers, control group, user, rlimits, and then the opaque record.
 pub(super) fn encode(new: &NewHolder) -> Vec<u8> {
     #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
     let mut out = vec![LAYOUT as u8, 1];

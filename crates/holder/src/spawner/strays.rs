@@ -1,9 +1,9 @@
-//! What dead holders leave behind: the spawner finds it among its own children and kills it.
+//! Kills the processes that dead holders leave behind. The spawner finds them among its own children.
 //!
-//! Owns which children of the spawner are holders. Every other child was started by a holder that is dead now, or by
-//! something below it, and has come to us because the holder's own parent is the nearest subreaper. It is killed by its
-//! number while it is our unreaped child, so that no stranger is ever hit. Its own children come to us when it is dead,
-//! which is told like every death; so the kill goes on until nobody is left.
+//! Tracks which children of the spawner it forked itself (holders and view builders). Every other child is a descendant
+//! of a dead holder: it became our child because the spawner is the nearest subreaper. It is killed by its pid while it
+//! is our unreaped child, so the pid cannot have been reused. When it dies, its own children become ours, and SIGCHLD
+//! triggers the next round. So the kill continues until none is left.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,31 +17,31 @@ pub(super) struct Strays {
 }
 
 impl Strays {
-    /// A holder was forked.
+    /// Records a child that the spawner has forked.
     pub(super) fn know(&mut self, holder: i32) {
         self.holders.insert(holder);
     }
 
-    /// Whether a holder lives.
+    /// Whether a child that the spawner forked is alive.
     pub(super) fn has_holders(&self) -> bool {
         !self.holders.is_empty()
     }
 
-    /// Some child has died: reaps all that are dead, then kills what is not a holder.
+    /// Handles SIGCHLD: reaps all dead children, then kills the children that the spawner did not fork.
     pub(super) fn handle_death(&mut self) {
         while let Ok(Some((dead, _))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.holders.remove(&dead.as_raw_pid());
         }
         for child in children().into_iter().filter(|child| !self.holders.contains(child)) {
             if let Some(child) = Pid::from_raw(child) {
-                // Dead already: the next notice reaps it.
+                // An error means that the child is dead. The next SIGCHLD reaps it.
                 kill_process(child, Signal::KILL).ok();
             }
         }
     }
 }
 
-/// Our children, dead or alive. The kernel's own list where there is one, for a walk over all processes costs much more.
+/// Our children, dead or alive. Uses the kernel's list if it exists, because a walk over all processes costs much more.
 fn children() -> Vec<i32> {
     let me = getpid().as_raw_pid();
     match fs::read_to_string(format!("/proc/self/task/{me}/children")) {

@@ -1,7 +1,8 @@
-//! Views of the files, made by a fork of the spawner that ends with it: it alone can leave its namespaces, being of one thread, and open its
-//! own files in `/proc`, having no secret to keep.
+//! Builds views of the file system (mount namespaces with restricted content) in a short-lived fork of the spawner. The
+//! fork has a single thread, so it may change its namespaces. It has no secrets, so it may open its own files in
+//! `/proc`.
 //!
-//! Failure paths: a step does not work, and the answer says which; the fork dies, and the answer is the end of file.
+//! Failure paths: if a step fails, the answer names the step. If the fork dies, the answer is EOF.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,10 +15,10 @@ use super::request::LAYOUT;
 use super::{SpawnerHandle, isolate, name, pair};
 use crate::wire;
 
-/// The kind of the request, beside that of a holder.
+/// The request kind. 1 is a holder.
 pub(super) const KIND: u8 = 2;
 
-/// How long the mounts may take: thousands of them take a second.
+/// Time limit for the mounts. Thousands of mounts take about a second.
 const WITHIN_S: i64 = 10;
 
 /// First byte of an answer.
@@ -26,7 +27,7 @@ const MADE_WITH_USER: u8 = 2;
 const FAILED: u8 = 3;
 
 impl SpawnerHandle {
-    /// Has a view made. Blocks until it is there.
+    /// Requests a view, and blocks until it is built.
     pub fn view(&self, script: &Script) -> Result<Built, BuildError> {
         let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
         let (ours, theirs) = pair().map_err(failed)?;
@@ -58,26 +59,26 @@ impl SpawnerHandle {
     }
 }
 
-/// Forks a process that makes a view; gives its id in the spawner only.
+/// Forks a process that builds a view. Returns its pid, in the spawner only.
 pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([reply]) = <[OwnedFd; 1]>::try_from(fds) else { return None };
     let script = Script::decode(request)?;
-    // SAFETY: the spawner has a single thread, so the child may use everything the parent could. A failed fork shows to
-    // the server as end of file when `reply` is dropped here.
+    // SAFETY: the spawner has a single thread, so the child may use everything that the parent could. If the fork
+    // fails, `reply` is dropped here and the server sees EOF.
     match unsafe { libc::fork() } {
         0 => {}
         pid => return (pid > 0).then_some(pid),
     }
-    // A panic shows as end of file.
+    // On a panic the server sees EOF.
     catch_unwind(AssertUnwindSafe(|| answer(&script, reply))).ok();
-    // SAFETY: ends this process without the exit handlers of the program it was forked from.
+    // SAFETY: ends this process without running the exit handlers of the program that it was forked from.
     unsafe { libc::_exit(0) }
 }
 
 fn answer(script: &Script, reply: OwnedFd) {
     name(c"exec-view");
     let Ok([reply]) = isolate([reply]) else { return };
-    // Nobody is left to be told where the answer cannot be sent.
+    // An error is ignored: if the answer cannot be sent, the server is gone.
     match build(script) {
         Ok(Built { user: None, mounts, root }) => wire::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()]),
         Ok(Built { user: Some(user), mounts, root }) => {

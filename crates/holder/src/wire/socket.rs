@@ -20,8 +20,8 @@ use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder, 
 /// reported as truncated.
 const RECEIVED_MAX: usize = 64 * 1024;
 
-/// Size of the receive buffer: above the allocator's mmap threshold, so that the buffer is a mapping of its own, and
-/// only the pages that messages have touched cost memory.
+/// Size of the receive buffer: above the allocator's mmap threshold, so that the buffer is a separate mapping, and only
+/// the pages that messages have touched cost memory.
 const BUFFER: usize = 256 * 1024;
 
 thread_local! {
