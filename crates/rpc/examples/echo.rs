@@ -1,8 +1,8 @@
-//! The yardstick of a round trip: a WebSocket echo on the same engine as the server, and nothing else.
+//! A WebSocket echo server on the same engine as the real server: the baseline for the cost of a round trip.
 //!
-//! `cargo xtask bench` starts it and measures beside it. Prints its URL, takes any number of connections on a runtime like that of
-//! the server (`crates/cli/src/runtime.rs`), and sends every message back as text. Of HTTP it knows the one request that it
-//! takes for an upgrade; it is for loopback alone. Ends when it is killed.
+//! `cargo xtask bench` starts it and compares with it. It prints its URL, accepts any number of connections on a
+//! runtime like that of the server (`crates/cli/src/runtime.rs`), and sends every message back as text. It treats every
+//! HTTP request as an upgrade, so use it on loopback only. It runs until it is killed.
 
 #![expect(clippy::print_stdout, reason = "the URL is its result")]
 
@@ -17,7 +17,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Largest message, and largest request head: what a benchmark sends is far below.
+/// Largest message and largest request head. Benchmarks send far less.
 const MAX: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
@@ -34,7 +34,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Ends with its connection, however that ends.
+/// Serves one connection until it ends.
 async fn serve(mut stream: Stream) -> io::Result<()> {
     upgrade(&mut stream).await?;
     let framing = Framing::WebSocket { role: Role::Server, max: MAX };
@@ -46,7 +46,8 @@ async fn serve(mut stream: Stream) -> io::Result<()> {
             Inbound::Ping(payload) => outbox.pong(&payload),
             Inbound::Pong(_) => {}
         }
-        // What came in one piece goes back in one; the rest of a message that has begun is on its way.
+        // Flush when all messages of one read are answered. If a part of the next message is buffered, its rest is on
+        // its way.
         if receiver.buffered() == 0 || outbox.len() >= MAX {
             outbox.flush_to(&mut stream.writer).await?;
         }
@@ -54,7 +55,7 @@ async fn serve(mut stream: Stream) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers the request; no client sends a frame before it has the answer.
+/// Answers the upgrade request. The client sends no frame before it has the answer, so nothing is read past the head.
 async fn upgrade(stream: &mut Stream) -> io::Result<()> {
     let mut head = BytesMut::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,7 +1,8 @@
-//! Calls that wait for an answer: id to waiter, bounded, and emptied in one step when the connection ends.
+//! Calls that wait for an answer: a bounded map from id to waiter, which is emptied in one step when the connection
+//! ends.
 //!
-//! Owns the ids and the rule that no call outlives the connection: registering checks the end under the same lock that
-//! the end takes, so a call is either refused or woken. Knows nothing of what an answer holds.
+//! No call outlives the connection: `register` checks for the end under the same lock that `drain` takes. So a call is
+//! either refused or woken.
 
 use std::{
     collections::BTreeMap,
@@ -12,19 +13,16 @@ use tokio::sync::oneshot;
 
 use crate::Closed;
 
-/// Most calls in flight by default: 1024, as the reference. Each costs one table entry and one waiting task.
+/// Default maximum of calls in flight: 1024, as in the reference implementation. Each costs one table entry and one
+/// waiting task.
 pub const MAX_CALLS: usize = 1024;
 
 /// Why a call could not be registered, or got no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PendingError {
-    /// Too many calls wait for an answer.
     #[error("too many calls in flight: `{limit}`")]
-    Full {
-        /// The most that may wait at once.
-        limit: usize,
-    },
-    /// The connection ended; the answer, if there is one, is lost.
+    Full { limit: usize },
+    /// The connection ended. If the peer sent an answer, it is lost.
     #[error("connection ended before the answer")]
     Disconnected(#[source] Arc<Closed>),
 }
@@ -40,14 +38,14 @@ pub struct Pending<T> {
 enum State<T> {
     Open {
         next_id: i64,
-        /// In the order of their ids: the end wakes them in the order in which they were made.
+        /// Ordered by id, so that the end of the connection wakes the calls in the order in which they were made.
         waiting: BTreeMap<i64, oneshot::Sender<T>>,
     },
-    /// Never left again. Holds why.
+    /// Final state, with the reason of the end.
     Drained(Arc<Closed>),
 }
 
-/// A registered call; dropping it gives its place free, and its answer is then ignored.
+/// A registered call. Dropping it frees its place in the table. Its answer is then ignored.
 #[derive(Debug)]
 pub struct Call<T> {
     pending: Arc<Pending<T>>,
@@ -56,17 +54,17 @@ pub struct Call<T> {
 }
 
 impl<T> Pending<T> {
-    /// Makes an empty table for at most `limit` calls at once.
+    /// Creates an empty table for at most `limit` calls at once.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
     }
 
-    /// Registers a call under a fresh id; register before sending, or the answer may find nobody.
+    /// Registers a call with a new id. Call this before sending the request, or the answer may arrive before its call.
     pub fn register(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
         self.register_within(self.limit)
     }
 
-    /// As [`register`](Self::register), with one place more: for a call that frees something on the other side.
+    /// Like [`register`](Self::register), with one extra place. Use it for a call that frees a resource of the peer.
     pub fn register_cleanup(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
         self.register_within(self.limit + 1)
     }
@@ -85,7 +83,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Hands an answer to its call; false if no call has this id.
+    /// Delivers an answer to its call. Returns false if no call has this id.
     pub fn complete(&self, id: i64, answer: T) -> bool {
         let waiter = match &mut *self.lock() {
             State::Open { waiting, .. } => waiting.remove(&id),
@@ -94,18 +92,19 @@ impl<T> Pending<T> {
         waiter.is_some_and(|waiter| waiter.send(answer).is_ok())
     }
 
-    /// Ends every waiting call and refuses all later ones; the first reason stays.
+    /// Ends every waiting call and refuses all later ones. Only the first reason is kept.
     pub fn drain(&self, closed: Arc<Closed>) {
         let mut state = self.lock();
         if let State::Open { .. } = &*state {
-            // The old state drops the senders, and that wakes the calls, after the new one is in place.
+            // Dropping the old state drops the senders, which wakes the calls. Do this after the new state is set and
+            // the lock is released.
             let old = std::mem::replace(&mut *state, State::Drained(closed));
             drop(state);
             drop(old);
         }
     }
 
-    /// Returns the number of calls that wait.
+    /// Returns the number of waiting calls.
     pub fn len(&self) -> usize {
         match &*self.lock() {
             State::Open { waiting, .. } => waiting.len(),
@@ -113,12 +112,11 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Tells whether no call waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns why the connection ended, once it has.
+    /// Returns the reason of the end, if the connection has ended.
     pub fn closed(&self) -> Option<Arc<Closed>> {
         match &*self.lock() {
             State::Open { .. } => None,
@@ -127,18 +125,18 @@ impl<T> Pending<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No code under the lock can panic half-way through a change.
+        // Ignore poisoning: no code under the lock can panic in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Call<T> {
-    /// Returns the id to send.
+    /// The id of the request to send.
     pub fn id(&self) -> i64 {
         self.id
     }
 
-    /// Waits for the answer; an answer that came before the end wins over the end.
+    /// Waits for the answer. An answer that arrived before the end of the connection is returned even after the end.
     pub async fn answer(mut self) -> Result<T, PendingError> {
         match (&mut self.answer).await {
             Ok(answer) => Ok(answer),

@@ -1,11 +1,11 @@
-//! A minimal client over any stream: calls, notifications both ways, and nothing typed.
+//! A minimal, untyped client over any stream: calls, and notifications in both directions.
 //!
-//! Owns one connection and its two tasks, a reader and a writer; dropping the client aborts both. It knows the envelope
-//! of a message and no method; it does not reconnect.
+//! It owns one connection and its two tasks, a reader and a writer. Dropping the client aborts both. It handles the
+//! envelope of a message, but no method, and it does not reconnect.
 //!
-//! Failure paths: the reader alone ends the connection, after it has handed out every answer that came before the end.
-//! A failed write is told to the reader, which ends once nothing more is there to be read. The end empties the table
-//! of calls in one step, so no call hangs.
+//! Failure paths: only the reader ends the connection, after it has delivered every answer that arrived before the end.
+//! If a write fails, the writer notifies the reader, which ends when there is nothing left to read. The end empties the
+//! table of calls in one step, so no call hangs.
 
 use std::{
     sync::{
@@ -37,38 +37,36 @@ mod url;
 
 pub use url::{ConnectError, open};
 
-/// Messages queued for the writer: 128. A full queue makes `call` and `notify` wait.
+/// Messages queued for the writer: 128. If the queue is full, `call` and `notify` wait.
 const OUTGOING: usize = 128;
 
-/// Notifications queued for the user: 1024. A full queue stops the reader, see [`RawClient::notifications`].
+/// Notifications queued for the user: 1024. If the queue is full, the reader stops; see [`RawClient::notifications`].
 const NOTIFICATIONS: usize = 1024;
 
-/// Bytes encoded before a flush: 256 KiB. More would delay the first of them.
+/// Bytes encoded before a flush: 256 KiB. A larger batch would delay its first bytes.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Room for the envelope around params; more only costs a reallocation.
+/// Room for the envelope around the params. A larger envelope costs one reallocation.
 const ENVELOPE_BYTES: usize = 128;
 
-/// Largest message a client opened by [`connect`] accepts: 96 MiB, as the server does.
+/// Largest message that a client opened by [`connect`] accepts: 96 MiB, the same as the server.
 const MESSAGE_MAX: usize = 96 * 1024 * 1024;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The server answered with an error.
     #[error("server answered with error `{code}`: {message}")]
     Rpc {
-        /// The code of the error.
         code: i64,
-        /// The text for people; do not branch on it.
+        /// Text for humans. Do not branch on it.
         message: String,
-        /// What the server adds for programs.
+        /// Additional data for programs.
         data: Option<Box<RawValue>>,
     },
-    /// The parameters cannot be written as JSON.
+    /// The params cannot be encoded as JSON.
     #[error("encode the parameters")]
     Encode(#[from] serde_json::Error),
-    /// Too many calls are in flight, or the connection ended.
+    /// There are too many calls in flight, or the connection has ended.
     #[error(transparent)]
     Pending(#[from] PendingError),
 }
@@ -76,58 +74,57 @@ pub enum CallError {
 /// A notification from the server.
 #[derive(Debug)]
 pub struct Notification {
-    /// The method.
     pub method: String,
-    /// The parameters as they came; `None` if there are none, or null.
+    /// The params as received. `None` if they are missing or null.
     pub params: Option<Box<RawValue>>,
 }
 
-/// Connects to `ws://host:port/?token=..` or `unix:///path?token=..` and upgrades; see [`open`].
+/// Connects to `ws://host:port/?token=..` or `unix:///path?token=..` and upgrades to WebSocket; see [`open`].
 pub async fn connect(url: &str) -> Result<RawClient, ConnectError> {
     let (stream, framing) = open(url, MESSAGE_MAX).await?;
     Ok(RawClient::new(stream, framing))
 }
 
-/// Takes the server's notifications inside the reader's own turn, so that nothing queues between the two.
+/// Receives the server's notifications inside the reader task, so that no queue is needed between the two.
 pub trait Listener: Send + 'static {
-    /// Acts on one notification; the reader goes on when it returns, and an error ends the connection.
+    /// Handles one notification. The reader continues when the future completes. An error ends the connection.
     fn notification(
         &mut self,
         method: &str,
         params: Option<&RawValue>,
     ) -> impl Future<Output = Result<(), Closed>> + Send;
 
-    /// Acts on one frame of the dialect `binary`, likewise. Nobody who did not announce the dialect is sent one.
+    /// Handles one frame of the `binary` dialect, in the same way. A server sends such frames only to a client that
+    /// announced the dialect.
     fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send {
         drop(message);
         async { Err(UNASKED) }
     }
 }
 
-/// What is said of a frame that nobody asked for.
+/// The error for a frame of a dialect that this client did not announce.
 const UNASKED: Closed = Closed::Protocol("a frame of a dialect that was not announced");
 
 type Answer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
 
-/// A request that is on its way; see [`RawClient::send`].
+/// A request that was sent; see [`RawClient::send`].
 #[derive(Debug)]
 pub struct Sent {
     call: Call<Answer>,
 }
 
 impl Sent {
-    /// Waits for the answer; dropping the future forgets the call.
+    /// Waits for the answer. Dropping the future abandons the call.
     pub async fn answer(self) -> Result<Box<RawValue>, CallError> {
         self.attached_answer().await.map(|(result, _)| result)
     }
 
-    /// As [`answer`](Self::answer), with the bytes that are attached to it.
+    /// Like [`answer`](Self::answer), with the attached bytes.
     pub async fn attached_answer(self) -> Result<(Box<RawValue>, Option<Bytes>), CallError> {
         self.call.answer().await?
     }
 }
 
-/// One connection to a server.
 #[derive(Debug)]
 pub struct RawClient {
     shared: Arc<Shared>,
@@ -136,7 +133,7 @@ pub struct RawClient {
     probe: Option<TcpProbe>,
     /// See [`Receiver::progress`].
     progress: Arc<AtomicU64>,
-    /// The reader and the writer; aborted when the client is dropped.
+    /// The reader and the writer. Aborted when the client is dropped.
     tasks: JoinSet<()>,
 }
 
@@ -149,18 +146,18 @@ enum Outgoing {
 #[derive(Debug)]
 struct Shared {
     pending: Arc<Pending<Answer>>,
-    /// Where notifications go; written by the user's subscription and by the end.
+    /// Where notifications go. Set by the user's subscription and by the end of the connection.
     subscriber: Mutex<Subscriber>,
-    /// Control frames owed to the peer; they pass the queue.
+    /// Control frames to send to the peer. They bypass the queue.
     owed: Mutex<Owed>,
     owed_changed: Notify,
-    /// Ends the reader; taken by the first who does.
+    /// Ends the reader. The first caller of `abandon` takes it.
     abandon_tx: Mutex<Option<oneshot::Sender<Closed>>>,
 }
 
 #[derive(Debug)]
 enum Subscriber {
-    /// Nobody listens: notifications are discarded.
+    /// Notifications are discarded, because the user has not subscribed.
     Absent,
     Listening(mpsc::Sender<Notification>),
     Ended,
@@ -168,14 +165,14 @@ enum Subscriber {
 
 #[derive(Debug, Default)]
 struct Owed {
-    /// Payload of the latest ping. RFC 6455 allows to answer only that.
+    /// Payload of the latest ping. RFC 6455 allows answering only the latest one.
     pong: Option<Bytes>,
     ping: bool,
     close: Option<u16>,
 }
 
 impl RawClient {
-    /// Starts a client on a connected stream, WebSocket after its upgrade; must be called inside a tokio runtime.
+    /// Starts a client on a connected stream (for WebSocket: after the upgrade). Call it inside a Tokio runtime.
     pub fn new(stream: Stream, framing: Framing) -> Self {
         Self::build(stream, framing, Subscribed)
     }
@@ -215,30 +212,30 @@ impl RawClient {
         let writing = Writing { shared: Arc::clone(&shared), outbox, outgoing_rx };
         tasks.spawn(async move {
             if let Err(error) = writing.run(&mut writer).await {
-                broken_tx.send(Closed::Io(error)).ok(); // The reader ended first and has its own reason.
+                broken_tx.send(Closed::Io(error)).ok(); // Fails if the reader has ended first, with its own reason.
             }
         });
         Self { shared, outgoing_tx, closed_rx, probe, progress, tasks }
     }
 
-    /// Sends a request and waits for its answer; has no deadline.
+    /// Sends a request and waits for its answer, without a timeout.
     ///
-    /// Dropping the future forgets the call: the request may have been sent, its answer is ignored.
+    /// Dropping the future abandons the call. The request may have been sent, and its answer is ignored.
     pub async fn call(&self, method: &str, params: &impl Serialize) -> Result<Box<RawValue>, CallError> {
         self.send(method, params).await?.answer().await
     }
 
-    /// Sends a request and returns once it is queued, behind everything that was sent before.
+    /// Sends a request. Returns when it is queued behind everything that was sent before.
     pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         self.post(self.shared.pending.register()?, method, to_raw_value(params)?).await
     }
 
-    /// Sends a request that frees something on the server: it has a place of its own when all others are taken.
+    /// Sends a request that frees a resource on the server. It has one extra place when the table of calls is full.
     pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
         self.post(self.shared.pending.register_cleanup()?, method, to_raw_value(params)?).await
     }
 
-    /// Sends a request with bytes attached, to a peer that has said that it understands that.
+    /// Sends a request with attached bytes, to a peer that has announced support for them.
     pub async fn send_attached(
         &self,
         method: &str,
@@ -254,7 +251,7 @@ impl RawClient {
         Ok(Sent { call })
     }
 
-    /// Sends a request as a frame of bytes, whose head `head` writes for its id.
+    /// Sends a request as a binary frame. `head` encodes the frame's head for the given id.
     pub async fn send_frame(&self, head: impl FnOnce(i64, &mut Vec<u8>), bytes: Bytes) -> Result<Sent, CallError> {
         let call = self.shared.pending.register()?;
         let mut message = Vec::with_capacity(ENVELOPE_BYTES);
@@ -270,7 +267,7 @@ impl RawClient {
         Ok(Sent { call })
     }
 
-    /// Sends a notification; returns when it is queued.
+    /// Sends a notification. Returns when it is queued.
     pub async fn notify(&self, method: &str, params: &impl Serialize) -> Result<(), CallError> {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
@@ -278,24 +275,25 @@ impl RawClient {
         self.queue(Message::text(message)).await
     }
 
-    /// Queues for the writer, which a peer that does not read can hold up for ever; the end of the connection ends the wait.
+    /// Queues a message for the writer. A peer that does not read can block the writer indefinitely, so the end of the
+    /// connection also ends this wait.
     async fn queue(&self, message: Message) -> Result<(), CallError> {
-        // Both are cancel safe: a message that was not queued was not sent.
+        // Both arms are cancel safe: a message that was not queued is not sent.
         tokio::select! {
             biased;
             closed = self.closed() => Err(PendingError::Disconnected(closed).into()),
             queued = self.outgoing_tx.send(Outgoing::Message(message)) => match queued {
                 Ok(()) => Ok(()),
-                // The writer is gone, so the reader is about to end: its reason is the better one.
+                // The writer is gone, so the reader is about to end. Wait for its reason, which is more precise.
                 Err(_) => Err(PendingError::Disconnected(self.closed().await).into()),
             },
         }
     }
 
-    /// Subscribes to the server's notifications, in place of an earlier subscription; ends with the connection.
+    /// Subscribes to the server's notifications and replaces an earlier subscription. Ends with the connection.
     ///
-    /// Without a subscription they are discarded: subscribe before the first call. The queue holds 1024; when it is
-    /// full nothing more is read, so a user who stops taking notifications also holds up the answers to calls.
+    /// Without a subscription, notifications are discarded, so subscribe before the first call. The queue holds 1024.
+    /// If it is full, the reader stops. So a user who does not take notifications also blocks the answers to calls.
     pub fn notifications(&self) -> mpsc::Receiver<Notification> {
         let (notifications_tx, notifications_rx) = mpsc::channel(NOTIFICATIONS);
         let mut subscriber = lock(&self.shared.subscriber);
@@ -311,56 +309,58 @@ impl RawClient {
         self.shared.pending.len()
     }
 
-    /// Waits for the end of the connection and returns its reason.
+    /// Waits for the end of the connection and returns the reason.
     pub async fn closed(&self) -> Arc<Closed> {
         let mut closed_rx = self.closed_rx.clone();
         match closed_rx.wait_for(Option::is_some).await {
             Ok(closed) => closed.clone().expect("waited for a reason"),
-            // The reader was aborted with the runtime.
+            // The reader was aborted together with the runtime.
             Err(_) => Arc::new(Closed::Eof),
         }
     }
 
-    /// Sends what is queued and a close frame, and ends the connection without waiting for the peer.
+    /// Sends all queued messages and a close frame, then ends the connection without waiting for the peer.
     pub async fn close(mut self) {
         if self.outgoing_tx.send(Outgoing::Close).await.is_err() {
             return;
         }
-        // The writer ends after the close, the reader at the latest when the peer closes: the first is enough.
+        // The writer ends after the close frame. The reader ends when the peer closes, at the latest. The first of them
+        // is enough.
         self.tasks.join_next().await;
     }
 
-    /// As [`close`](Self::close), for a client that others still use; returns when the connection has ended.
+    /// Like [`close`](Self::close), but can be called on a shared client. Returns when the connection has ended.
     pub async fn finish(&self) {
         if self.outgoing_tx.send(Outgoing::Close).await.is_ok() {
             self.closed().await;
         }
     }
 
-    /// Pings a WebSocket peer, past everything that is queued: its answer shows in [`silent_for`](Self::silent_for).
+    /// Sends a WebSocket ping ahead of everything that is queued. The peer's answer shows in
+    /// [`silent_for`](Self::silent_for).
     pub fn ping(&self) {
         self.shared.owe(|owed| owed.ping = true);
     }
 
-    /// How long the peer's machine has shown no sign of life; `None` where only TCP could tell and this is none.
+    /// How long the peer's host has sent no TCP acknowledgement. `None` if the transport is not TCP.
     pub fn silent_for(&self) -> Option<Duration> {
         self.probe.as_ref().and_then(TcpProbe::last_ack_ms).map(|ms| Duration::from_millis(ms.into()))
     }
 
-    /// A count that grows whenever something came from the peer, also a part of a message.
+    /// A counter that grows with everything received from the peer, including parts of a message.
     pub fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// Ends a connection that nothing more is expected of: every waiting call ends with this reason.
+    /// Ends the connection without waiting for the peer. Every waiting call ends with this reason.
     pub fn abandon(&self, reason: Closed) {
         if let Some(abandon_tx) = lock(&self.shared.abandon_tx).take() {
-            abandon_tx.send(reason).ok(); // It has ended by itself.
+            abandon_tx.send(reason).ok(); // Fails if the reader has already ended.
         }
     }
 }
 
-/// Where the reader takes notifications to.
+/// Where the reader delivers notifications.
 trait Hearing: Send + 'static {
     fn hear(
         &mut self,
@@ -372,10 +372,10 @@ trait Hearing: Send + 'static {
     fn hear_frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send;
 }
 
-/// To the subscription of the moment.
+/// Delivers to the current subscription.
 struct Subscribed;
 
-/// To one listener, without a copy.
+/// Delivers to one listener, without a copy.
 struct Listening<L>(L);
 
 impl Hearing for Subscribed {
@@ -399,14 +399,13 @@ impl<L: Listener> Hearing for Listening<L> {
     }
 }
 
-/// The reader task.
 struct Reading<H> {
     shared: Arc<Shared>,
     receiver: Receiver,
     outgoing_tx: mpsc::Sender<Outgoing>,
-    /// Fires when the writer failed.
+    /// Fires when the writer has failed.
     broken_rx: oneshot::Receiver<Closed>,
-    /// Fires when the user gives the connection up.
+    /// Fires when the user abandons the connection.
     abandon_rx: oneshot::Receiver<Closed>,
     closed_tx: watch::Sender<Option<Arc<Closed>>>,
     hearing: H,
@@ -415,7 +414,7 @@ struct Reading<H> {
 impl<H: Hearing> Reading<H> {
     async fn run(mut self) {
         let closed = loop {
-            // Both are cancel safe. Reading first: an answer that is there wins over a failed write.
+            // All arms are cancel safe. Read first: an answer that has arrived takes precedence over a failed write.
             let received = tokio::select! {
                 biased;
                 received = self.receiver.recv() => received,
@@ -425,7 +424,7 @@ impl<H: Hearing> Reading<H> {
             match received {
                 Ok(Inbound::Message(bytes)) => {
                     let Self { shared, outgoing_tx, abandon_rx, hearing, .. } = &mut self;
-                    // A listener may take its time; whoever gives up does not wait for it.
+                    // A listener may take long, and `abandon` must not wait for it.
                     let handled = tokio::select! {
                         biased;
                         handled = handle_message(shared, outgoing_tx, hearing, bytes) => handled,
@@ -443,7 +442,8 @@ impl<H: Hearing> Reading<H> {
         self.shared.owe(|owed| owed.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
         *lock(&self.shared.subscriber) = Subscriber::Ended;
-        // Last the calls: who sees a call fail also sees the reason and the end of the notifications.
+        // Drain the calls last: a caller that sees its call fail can then also see the reason and the end of the
+        // notifications.
         self.closed_tx.send_replace(Some(Arc::clone(&closed)));
         self.shared.pending.drain(closed);
     }
@@ -461,7 +461,7 @@ async fn handle_message(
     let (json, attached) = message::detach(&bytes);
     let incoming = message::decode(json).map_err(|_| Closed::Protocol("malformed message"))?;
     match incoming {
-        // An unknown id is an abandoned call, or the answer to a message the server could not read.
+        // An unknown id belongs to an abandoned call, or to a message that the server could not parse.
         Incoming::Response { id: RequestId::Number(id), result } => {
             let attached = attached.map(|attached| bytes.slice_ref(attached));
             shared.pending.complete(id, Ok((result.to_owned(), attached)));
@@ -471,20 +471,20 @@ async fn handle_message(
             let error = CallError::Rpc { code: error.code, message: error.message.into_owned(), data };
             shared.pending.complete(id, Err(error));
         }
-        // Our ids are numbers.
+        // Our ids are numbers, so these answers are not for us.
         Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
         Incoming::Notification { method, params } => hearing.hear(shared, &method, params).await?,
         Incoming::Request { id, .. } => {
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
-            outgoing_tx.send(Outgoing::Message(Message::text(refusal))).await.ok(); // The writer failed: `broken_rx` tells.
+            // Fails only if the writer has failed, which `broken_rx` reports.
+            outgoing_tx.send(Outgoing::Message(Message::text(refusal))).await.ok();
         }
     }
     Ok(())
 }
 
-/// The writer task.
 struct Writing {
     shared: Arc<Shared>,
     outbox: Outbox,
@@ -496,7 +496,7 @@ impl Writing {
         use tokio::io::AsyncWriteExt as _;
         let mut open = true;
         while open {
-            // Both are cancel safe: a message or a wake-up that is not taken stays.
+            // Both arms are cancel safe: a message or a wake-up that was not received stays pending.
             tokio::select! {
                 biased;
                 () = self.shared.owed_changed.notified() => open = self.pay(),
@@ -511,7 +511,7 @@ impl Writing {
         writer.shutdown().await
     }
 
-    /// Encodes one message; false if it is the last.
+    /// Encodes one message. Returns false if it is the last one.
     fn encode(&mut self, outgoing: Outgoing) -> bool {
         match outgoing {
             Outgoing::Message(message) => {
@@ -525,7 +525,7 @@ impl Writing {
         }
     }
 
-    /// Encodes the control frames owed; false after a close.
+    /// Encodes the pending control frames. Returns false after a close.
     fn pay(&mut self) -> bool {
         let owed = std::mem::take(&mut *lock(&self.shared.owed));
         if let Some(payload) = owed.pong {
@@ -554,7 +554,7 @@ impl Shared {
         };
         if notifications_tx.send(notification).await.is_err() {
             let mut subscriber = lock(&self.subscriber);
-            // Only if no newer subscription has taken its place.
+            // Only if no newer subscription has replaced it.
             if matches!(&*subscriber, Subscriber::Listening(current) if current.same_channel(&notifications_tx)) {
                 *subscriber = Subscriber::Absent;
             }
@@ -563,6 +563,6 @@ impl Shared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can panic half-way through a change.
+    // Ignore poisoning: no code under these locks can panic in the middle of a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
 //! Frame headers and masking of RFC 6455, as pure functions over bytes.
 //!
-//! Knows neither streams nor messages; fragmentation rules are the receiver's and the outbox's.
+//! The receiver and the outbox implement the rules of fragmentation.
 
 use crate::Role;
 
 /// Largest payload of a control frame, set by RFC 6455 section 5.5.
 pub(crate) const CONTROL_MAX: usize = 125;
 
-/// Longest header: 2 bytes, 8 of length, 4 of mask.
+/// Longest header: 2 bytes, plus 8 of length and 4 of mask.
 pub(crate) const HEADER_MAX: usize = 14;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads a header off the front of `bytes`; `Ok(None)` while it is not complete.
+    /// Decodes the header at the front of `bytes`. `Ok(None)` while it is incomplete.
     ///
     /// Returns the header and its size. `role` is the reader's own role.
     pub(crate) fn decode(bytes: &[u8], role: Role) -> Result<Option<(Self, usize)>, &'static str> {
@@ -98,7 +98,7 @@ impl Header {
         Ok(Some((Self { fin, opcode, mask, len }, 2 + len_bytes + mask_bytes)))
     }
 
-    /// Writes the header in its shortest form; returns the buffer and the bytes used.
+    /// Encodes the header in its shortest form. Returns the buffer and the number of bytes used.
     pub(crate) fn encode(&self) -> ([u8; HEADER_MAX], usize) {
         let mut bytes = [0; HEADER_MAX];
         bytes[0] = u8::from(self.fin) << 7 | self.opcode.bits();
@@ -137,10 +137,11 @@ impl Header {
     }
 }
 
-/// The key that changes nothing.
+/// The mask key that changes nothing.
 pub(crate) const NO_MASK: [u8; 4] = [0; 4];
 
-/// Applies the mask to a part of a payload that begins `offset` bytes into it; the same call masks and unmasks.
+/// Applies the mask to a part of a payload that begins `offset` bytes into the payload. The same call masks and
+/// unmasks.
 pub(crate) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: usize) {
     if mask == NO_MASK {
         return;
@@ -148,8 +149,8 @@ pub(crate) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: usize) {
     let mut key = mask;
     key.rotate_left(offset % 4);
     let [a, b, c, d] = key;
-    // 32 bytes a step: two words of 16 give the optimiser whole vector registers, and 32 is a multiple of the key's
-    // length, so the tail starts with the key unrotated.
+    // 32 bytes per step: two 16-byte words let the optimizer use whole vector registers. 32 is a multiple of the key's
+    // length, so the tail starts with the unrotated key.
     let wide = u128::from_ne_bytes([a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d]);
     let (blocks, tail) = bytes.as_chunks_mut::<32>();
     for block in blocks {

@@ -1,6 +1,6 @@
-//! The WebSocket upgrade: the key arithmetic of both ends and the client's half of the exchange.
+//! The WebSocket upgrade: the key computation of both ends and the client's half of the exchange.
 //!
-//! Knows HTTP only as far as one request and one response head. The server's half is its listener's.
+//! Of HTTP it implements only one request head and one response head. The server's half is in its listener.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::Stream;
 
-/// Largest response head accepted: 8 KiB. It is read before the peer has proved to speak WebSocket.
+/// Largest accepted response head: 8 KiB. It is read before the peer has proved that it speaks WebSocket.
 const HEAD_MAX: usize = 8 * 1024;
 
-/// Most headers in a response; more is refused by the parser.
+/// Maximum number of headers in a response. The parser rejects more.
 const HEADERS_MAX: usize = 64;
 
 /// The constant of RFC 6455 section 1.3.
@@ -22,41 +22,36 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Why an upgrade failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// A part of the request holds a character that would end it.
+    /// A part of the request contains a control character or space that would end the part early.
     #[error("request part holds a control character: `{part}`")]
     InvalidRequest {
-        /// Which part: the host, the path or a header's name.
+        /// The host, the path or the name of a header.
         part: String,
     },
-    /// The stream failed or ended before the response did.
+    /// The stream failed, or ended before the response was complete.
     #[error("exchange the upgrade")]
     Io(#[from] io::Error),
     /// The response is not HTTP, or its head is over 8 KiB.
     #[error("response is not an HTTP/1.1 head of at most 8 KiB")]
     InvalidResponse,
-    /// The server answered with another status than 101.
+    /// The server answered with a status other than 101.
     #[error("server refused the upgrade with status `{status}`")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-    },
-    /// The response has status 101 but a header of the upgrade is missing or wrong.
+    Refused { status: u16 },
+    /// The response has status 101, but a header of the upgrade is missing or wrong.
     #[error("upgrade header is missing or wrong: `{header}`")]
-    NotUpgraded {
-        /// Name of the header.
-        header: &'static str,
-    },
+    NotUpgraded { header: &'static str },
 }
 
-/// Returns the `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`.
+/// Returns the `Sec-WebSocket-Accept` value for a `Sec-WebSocket-Key`.
 pub fn accept_key(key: &str) -> String {
     let digest = Sha1::new().chain_update(key.as_bytes()).chain_update(GUID).finalize();
     base64_simd::STANDARD.encode_to_string(digest)
 }
 
-/// Upgrades a fresh connection to WebSocket as the client; the stream comes back with what was read past the head.
+/// Upgrades a new connection to WebSocket as the client, without a timeout. Bytes read past the response head are in
+/// `leftover` of the returned stream.
 ///
-/// Has no deadline of its own. `headers` are added to those of the upgrade.
+/// `headers` are added to those of the upgrade.
 pub async fn connect(
     mut stream: Stream,
     host: &str,
@@ -74,7 +69,7 @@ pub async fn connect(
     loop {
         if let Some(size) = check_response(&head, &accept_key(&key))? {
             head.advance(size);
-            // Without the head's allocation: the receiver would hold it.
+            // Copy the rest, because the receiver would keep the whole allocation of the head alive.
             stream.leftover = BytesMut::from(&head[..]);
             return Ok(stream);
         }
@@ -102,7 +97,7 @@ fn request(host: &str, path: &str, key: &str, headers: &[(&str, &str)]) -> Resul
     );
     for (name, value) in headers {
         if !one_word(name) || !plain(value) {
-            // The value may be a secret: only the name is told.
+            // The value may be a secret, so the error contains only the name.
             return Err(HandshakeError::InvalidRequest { part: name.escape_debug().to_string() });
         }
         request.extend([name, ": ", value, "\r\n"]);
@@ -111,7 +106,7 @@ fn request(host: &str, path: &str, key: &str, headers: &[(&str, &str)]) -> Resul
     Ok(request)
 }
 
-/// Returns the size of the head once it is complete and proves the upgrade.
+/// Returns the size of the response head once it is complete and confirms the upgrade.
 fn check_response(bytes: &[u8], accept: &str) -> Result<Option<usize>, HandshakeError> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
@@ -137,7 +132,7 @@ fn check_response(bytes: &[u8], accept: &str) -> Result<Option<usize>, Handshake
     if !has("Sec-WebSocket-Accept", &|value| value == accept) {
         return Err(HandshakeError::NotUpgraded { header: "Sec-WebSocket-Accept" });
     }
-    // We offer no extension; one that is in force would change the frames.
+    // We offer no extension. An active extension would change the frames.
     if has("Sec-WebSocket-Extensions", &|value| !value.is_empty()) {
         return Err(HandshakeError::NotUpgraded { header: "Sec-WebSocket-Extensions" });
     }

@@ -1,9 +1,8 @@
-//! Moves messages between two peers and knows no method.
+//! Moves messages between two peers, without interpreting them: it handles no method, session or process.
 //!
-//! Owns the byte level: streams ([`Stream`]), framing in both directions ([`Receiver`], [`Outbox`]), the client half of
-//! the WebSocket upgrade ([`handshake`]), the parts of a URL ([`url`]), calls that wait for an answer ([`calls`]), buffers
-//! for large messages ([`pool`]) and a minimal client ([`client`]).
-//! It must not know what a message means: no method, no session, no process.
+//! It has the byte streams ([`Stream`]), the framing in both directions ([`Receiver`], [`Outbox`]), the client half of
+//! the WebSocket upgrade ([`handshake`]), URL parsing ([`url`]), calls that wait for an answer ([`calls`]), buffers for
+//! large messages ([`pool`]) and a minimal client ([`client`]).
 
 use std::{fmt, io};
 
@@ -28,24 +27,25 @@ pub use stream::{Stream, memory};
 pub use sys::register;
 pub use tcp::TcpProbe;
 
-/// How a message of bytes begins on lines; no text in UTF-8 does. Four bytes of length follow, the lowest first, and the message.
+/// First byte of a binary message in the [`Framing::Lines`] framing. No UTF-8 text begins with it. It is followed by
+/// the length in four bytes, little-endian, and the message.
 pub const LINES_MARK: u8 = 0xc0;
 
-/// The mark and the length.
+/// Size of the mark and the length.
 const LINES_HEAD: usize = 5;
 
-/// Says how messages are told apart on a byte stream.
+/// How a byte stream is divided into messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// One message a line, LF-terminated; blank lines are skipped and a CR before the LF is stripped. Messages of bytes come behind
-    /// [`LINES_MARK`] and their length instead.
+    /// One message per line, terminated by LF. Blank lines are skipped, and a CR before the LF is removed. A binary
+    /// message begins with [`LINES_MARK`] and its length instead.
     Lines {
-        /// Largest inbound payload in bytes, line end or mark and length excluded.
+        /// Largest inbound payload in bytes, without the line end or the mark and length.
         max: usize,
     },
     /// RFC 6455 frames, after the upgrade.
     WebSocket {
-        /// Which end of the connection this is: it decides who masks.
+        /// This end of the connection. It determines which side masks its frames.
         role: Role,
         /// Largest inbound message in bytes, also the largest inbound frame.
         max: usize,
@@ -53,7 +53,6 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Returns the largest inbound message in bytes.
     pub fn max(&self) -> usize {
         match *self {
             Self::Lines { max } | Self::WebSocket { max, .. } => max,
@@ -61,7 +60,7 @@ impl Framing {
     }
 }
 
-/// The end of a WebSocket connection: a client masks what it sends, a server must not.
+/// The end of a WebSocket connection. A client must mask its frames, a server must not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Accepted the connection; requires masked frames.
@@ -70,24 +69,21 @@ pub enum Role {
     Client,
 }
 
-/// Why no further message will come from the peer.
+/// Why no more messages will come from the peer.
 #[derive(Debug)]
 pub enum Closed {
     /// The stream ended between two messages.
     Eof,
     /// The peer sent a close frame.
     Peer {
-        /// The status of the close frame; 1005 if it carried none.
+        /// The status code of the close frame, 1005 if it has none.
         code: u16,
-        /// The text of the close frame, often empty.
+        /// The reason text of the close frame, often empty.
         reason: String,
     },
     /// A message or frame was larger than the limit.
-    TooLarge {
-        /// The limit in bytes.
-        limit: usize,
-    },
-    /// The peer broke the framing.
+    TooLarge { limit: usize },
+    /// The peer violated the framing.
     Protocol(&'static str),
     /// A line was not UTF-8.
     InvalidUtf8,
@@ -96,11 +92,11 @@ pub enum Closed {
 }
 
 impl Closed {
-    /// Returns the WebSocket status that tells the peer why we close; `None` where it cannot be told any more.
+    /// Returns the WebSocket close code to send to the peer. `None` if the connection can no longer carry it.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Eof | Self::Io(_) => None,
-            // A close is answered with its own code; 1005 must never be sent, 1000 stands for it.
+            // A close frame is answered with the same code. 1005 must never be sent, so 1000 replaces it.
             Self::Peer { code: 1005, .. } => Some(1000),
             Self::Peer { code, .. } => Some(*code),
             Self::TooLarge { .. } => Some(1009),

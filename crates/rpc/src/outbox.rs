@@ -1,7 +1,7 @@
-//! The send buffer of a connection: messages are encoded straight into it, framed in place and written from it.
+//! The send buffer of a connection: messages are encoded directly into it, framed in place and written from it.
 //!
-//! Owns what was encoded and not yet written, and how far the writing came. Knows no stream: the caller passes one to
-//! [`Outbox::flush_to`]. The bound on its size is the caller's, who looks at [`Outbox::len`] before encoding more.
+//! It holds the bytes that are encoded but not yet written, and the write position. The caller passes the stream to
+//! [`Outbox::flush_to`]. The caller also bounds the size: it checks [`Outbox::len`] before it encodes more.
 
 use std::{
     collections::VecDeque,
@@ -16,73 +16,72 @@ use crate::{
     frame::{self, CONTROL_MAX, HEADER_MAX, Header, Opcode},
 };
 
-/// Largest frame sent: 8 MiB, since a reference peer drops the connection at a frame above 16 MiB.
+/// Largest frame sent: 8 MiB. A reference peer drops the connection at a frame above 16 MiB.
 const FRAME_MAX: usize = 8 * 1024 * 1024;
 
-/// Capacity kept when everything is written: 256 KiB. More would hold the memory of one large message for ever.
+/// Capacity kept when everything is written: 256 KiB. Keeping more would hold the memory of one large message forever.
 const KEEP_BYTES: usize = 256 * 1024;
 
-/// The same after more than that was written, for more may follow: a batch, and the block that goes beyond it.
+/// Capacity kept after more than `KEEP_BYTES` were written, because more may follow: one batch, plus the block that
+/// exceeds it.
 const KEEP_BUSY_BYTES: usize = 1024 * 1024;
 
-/// From here on, 64 KiB, an encoded message is not copied into the buffer.
+/// From 64 KiB on, an encoded message is not copied into the buffer.
 const LARGE: usize = 64 * 1024;
 
-/// Bytes masked at once: 16 KiB, while they are in the processor's nearest cache.
+/// Bytes masked in one step: 16 KiB, which fits into the L1 cache.
 const MASK_BYTES: usize = 16 * 1024;
 
-/// Pieces given to one write; more wait for the next.
+/// Maximum number of slices in one vectored write.
 const SLICES: usize = 16;
 
-/// Longest reason of a close frame: a control payload less the two bytes of the code.
+/// Longest reason of a close frame: the largest control payload minus the two bytes of the code.
 const REASON_MAX: usize = CONTROL_MAX - 2;
 
-/// Encoded and framed bytes that wait for the stream.
+/// Encoded and framed bytes that wait to be written to the stream.
 #[derive(Debug)]
 pub struct Outbox {
     framing: Framing,
-    /// Framed bytes; those below `sent` are written. Grows by encoding, is emptied when all is written.
+    /// Framed bytes. Those below `sent` are written. Cleared when everything is written.
     buf: Vec<u8>,
     sent: usize,
-    /// What leaves between the bytes of `buf`, in order, so that neither it nor they are moved: headers of second and later
-    /// fragments, and bytes that are attached to a message.
+    /// Bytes to send between the bytes of `buf`, in order, without moving either: headers of second and later
+    /// fragments, and bytes attached to a message.
     inserts: VecDeque<Insert>,
-    /// A close frame was queued: nothing may follow it.
+    /// A close frame was queued. Nothing may follow it.
     closing: bool,
     keys: MaskKeys,
 }
 
 #[derive(Debug)]
 struct Insert {
-    /// Index into `buf` before which the bytes leave.
+    /// Index in `buf` before which the bytes are sent.
     at: usize,
-    /// Those that are not yet written.
+    /// The bytes that are not yet written.
     bytes: Bytes,
 }
 
-/// A message that is encoded already.
+/// An encoded message.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// It, or what comes before the attached bytes.
+    /// The whole message, or the part before the attached bytes.
     pub head: Vec<u8>,
-    /// What follows, in a message that is sent as bytes and not as text.
+    /// The rest of a message that is sent as binary, not as text.
     pub attached: Option<Bytes>,
 }
 
 impl Message {
-    /// A message without attached bytes.
+    /// A text message without attached bytes.
     #[must_use]
     pub fn text(head: Vec<u8>) -> Self {
         Self { head, attached: None }
     }
 
-    /// Returns its size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.head.len() + self.attached.as_ref().map_or(0, Bytes::len)
     }
 
-    /// Tells whether there is nothing in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -90,29 +89,29 @@ impl Message {
 }
 
 impl Outbox {
-    /// Makes an empty outbox.
     pub fn new(framing: Framing) -> Self {
         Self { framing, buf: Vec::new(), sent: 0, inserts: VecDeque::new(), closing: false, keys: MaskKeys::default() }
     }
 
-    /// Makes an empty outbox whose frames have the key zero where they have one, so that what is attached leaves from where it is.
+    /// Creates an empty outbox that uses the mask key zero, so that attached bytes are sent without a copy.
     ///
-    /// A key hides nothing. It keeps a proxy that reads along from taking bytes that somebody chose for a request of its own; where
-    /// nobody can read along there is no such proxy.
+    /// A mask key does not hide anything. It prevents a proxy between the two ends from mistaking payload bytes that an
+    /// attacker chose for a request to the proxy. On a private connection there cannot be such a proxy.
     pub fn unmasked(framing: Framing) -> Self {
         Self { keys: MaskKeys { is_zero: true, left: Vec::new() }, ..Self::new(framing) }
     }
 
     /// Encodes one message in place.
     ///
-    /// `hint` is the expected size in bytes: it decides the room left for the header, and a wrong guess of its size
-    /// class costs one move of the message. `write` must only append, and on lines must write no LF. A message over
-    /// 8 MiB leaves as several frames. After [`Outbox::close`] nothing is queued and `write` is not called.
+    /// `hint` is the expected size in bytes. It determines the room reserved for the header. If the header needs
+    /// another size, the message is moved once. `write` must only append, and must not write an LF in the `Lines`
+    /// framing. A message over 8 MiB is sent as several frames. After [`Outbox::close`], nothing is queued and `write`
+    /// is not called.
     pub fn message(&mut self, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.encode(Opcode::Text, hint, write);
     }
 
-    /// Queues a message that is encoded already; one with attached bytes is sent as bytes.
+    /// Queues an encoded message. A message with attached bytes is sent as binary.
     pub fn encoded(&mut self, message: Message) {
         let Message { head, attached } = message;
         match (attached, self.framing) {
@@ -127,9 +126,9 @@ impl Outbox {
         }
     }
 
-    /// Queues a message of bytes in two parts, with one copy of each.
+    /// Queues a binary message from two parts, with one copy of each.
     ///
-    /// On lines it goes behind a mark and its length: it may hold a LF.
+    /// In the `Lines` framing it is sent after a mark and its length, because it may contain an LF.
     pub fn binary(&mut self, head: &[u8], bytes: &[u8]) {
         let total = head.len() + bytes.len();
         self.encode(Opcode::Binary, total, |buf| {
@@ -138,7 +137,7 @@ impl Outbox {
         });
     }
 
-    /// One frame. What is attached and not masked leaves from where it is.
+    /// Queues one frame. Attached bytes that are not masked are sent without a copy.
     fn attached(&mut self, opcode: Opcode, masked: bool, head: &[u8], attached: Bytes) {
         if self.closing {
             return;
@@ -190,19 +189,19 @@ impl Outbox {
         }
     }
 
-    /// Queues a ping; does nothing on lines. At most 125 bytes of `payload` are sent.
+    /// Queues a ping. Does nothing in the `Lines` framing. At most 125 bytes of `payload` are sent.
     pub fn ping(&mut self, payload: &[u8]) {
         self.control(Opcode::Ping, &payload[..payload.len().min(CONTROL_MAX)]);
     }
 
-    /// Queues a pong; does nothing on lines. At most 125 bytes of `payload` are sent.
+    /// Queues a pong. Does nothing in the `Lines` framing. At most 125 bytes of `payload` are sent.
     pub fn pong(&mut self, payload: &[u8]) {
         self.control(Opcode::Pong, &payload[..payload.len().min(CONTROL_MAX)]);
     }
 
-    /// Queues a close frame, after which nothing more is queued; on lines only the latter.
+    /// Queues a close frame and ignores everything queued after it. The `Lines` framing has no close frame.
     ///
-    /// A reason longer than 123 bytes is cut at a character boundary.
+    /// A reason longer than 123 bytes is truncated at a character boundary.
     pub fn close(&mut self, code: u16, reason: &str) {
         let reason = &reason[..reason.floor_char_boundary(REASON_MAX)];
         let mut payload = Vec::with_capacity(CONTROL_MAX);
@@ -212,12 +211,12 @@ impl Outbox {
         self.closing = true;
     }
 
-    /// Returns the bytes that are encoded and not yet written.
+    /// Returns the number of bytes that are encoded and not yet written.
     pub fn len(&self) -> usize {
         self.buf.len() - self.sent + self.inserts.iter().map(|insert| insert.bytes.len()).sum::<usize>()
     }
 
-    /// Tells whether everything is written.
+    /// Whether everything is written.
     pub fn is_empty(&self) -> bool {
         self.sent == self.buf.len() && self.inserts.is_empty()
     }
@@ -227,9 +226,10 @@ impl Outbox {
         self.buf.capacity()
     }
 
-    /// Writes everything queued and flushes the stream.
+    /// Writes everything that is queued and flushes the stream.
     ///
-    /// Cancel safe: what the stream took is recorded before the next await, so a later call goes on at that byte.
+    /// Cancel safe: the bytes that the stream accepted are recorded before the next await, so a later call continues at
+    /// that byte.
     pub async fn flush_to(&mut self, w: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while !self.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -246,7 +246,7 @@ impl Outbox {
         w.flush().await
     }
 
-    /// Finds the bytes that leave next, in pieces; returns how many, none only if the outbox is empty.
+    /// Collects the next bytes to write as slices. Returns the number of slices, zero only if the outbox is empty.
     fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES]) -> usize {
         let (mut filled, mut at) = (0, self.sent);
         let mut put = |bytes: &'a [u8]| {
@@ -260,7 +260,7 @@ impl Outbox {
             put(&insert.bytes);
             at = insert.at;
         }
-        // Behind inserts that found no place there is no place either.
+        // If there are more inserts than slices, the rest of `buf` comes after inserts that are not in this write.
         if self.inserts.len() <= SLICES {
             put(&self.buf[at..]);
         }
@@ -294,7 +294,8 @@ impl Outbox {
         }
     }
 
-    /// Reclaims the written part once it is the larger one, so that an outbox that never runs empty stays bounded.
+    /// Reclaims the written part when it is at least half of the buffer, so that an outbox that never becomes empty
+    /// stays bounded.
     fn compact(&mut self) {
         if self.sent >= KEEP_BYTES && self.sent >= self.buf.len() / 2 {
             self.buf.drain(..self.sent);
@@ -366,10 +367,10 @@ impl Outbox {
     }
 }
 
-/// Unpredictable mask keys, fetched 64 at a time: a system call for each frame would cost more than the frame.
+/// Unpredictable mask keys, fetched 64 at a time: one system call per frame would cost more than the frame.
 #[derive(Debug, Default)]
 struct MaskKeys {
-    /// All are zero.
+    /// All keys are zero.
     is_zero: bool,
     left: Vec<[u8; 4]>,
 }

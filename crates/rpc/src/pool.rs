@@ -1,19 +1,20 @@
-//! Large buffers that are used again: what files go through, in blocks.
+//! A pool of large buffers that are reused, for transferring files in blocks.
 //!
-//! Fresh memory of this size comes from the kernel page by page, each filled with zeros first, and goes back when it is freed;
-//! for a file in blocks that costs more than the bytes themselves. So a few are kept while any is in use.
+//! New memory of this size comes from the kernel page by page. The kernel zeroes each page, and takes it back when the
+//! memory is freed. For a file in blocks this costs more than copying the bytes. So the pool keeps a few buffers while
+//! any is in use.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Room of one buffer: a block of 256 KiB, and the words around it.
+/// Capacity of one buffer: a block of 256 KiB and the message around it.
 pub const BUFFER_BYTES: usize = (256 + 4) * 1024;
 
-/// Buffers kept while some are in use: as many as one file has on its way.
+/// Number of spare buffers kept while any buffer is in use: as many as one file has in flight.
 const KEPT_BUSY: usize = 32;
 
-/// Buffers kept when none is in use: 4 MiB, what one file has on its way in one direction.
+/// Number of spare buffers kept when no buffer is in use: 4 MiB, which one file has in flight in one direction.
 const KEPT_IDLE: usize = 16;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool { spare: Vec::new(), in_use: 0 });
@@ -24,16 +25,16 @@ struct Pool {
     in_use: usize,
 }
 
-/// Some room, and how much of it is filled. It is used again when it is dropped.
+/// A buffer with a filled and a spare part. Dropping it returns it to the pool.
 #[derive(Debug)]
 pub struct Buffer {
-    /// What it was filled with before is still there, behind `filled`.
+    /// The bytes after `filled` are left over from an earlier use.
     room: Box<[u8]>,
     filled: usize,
 }
 
 impl Buffer {
-    /// Takes one that has room for `len` bytes, or for [`BUFFER_BYTES`] where that is more.
+    /// Takes a buffer with room for at least `len` bytes and at least [`BUFFER_BYTES`].
     #[must_use]
     pub fn with_room(len: usize) -> Self {
         let mut pool = pool();
@@ -44,28 +45,26 @@ impl Buffer {
         Self { room, filled: 0 }
     }
 
-    /// What it was filled with.
     #[must_use]
     pub fn filled(&self) -> &[u8] {
         &self.room[..self.filled]
     }
 
-    /// The same, to be changed.
     pub fn filled_mut(&mut self) -> &mut [u8] {
         &mut self.room[..self.filled]
     }
 
-    /// The room that is left.
+    /// The part that is not filled.
     pub fn spare(&mut self) -> &mut [u8] {
         &mut self.room[self.filled..]
     }
 
-    /// Counts `len` more bytes as filled.
+    /// Marks `len` more bytes as filled.
     pub fn fill(&mut self, len: usize) {
         self.filled = self.room.len().min(self.filled + len);
     }
 
-    /// What is in it, to be shared; it is used again when the last share is dropped.
+    /// Turns the filled part into shared `Bytes`. The buffer returns to the pool when the last clone is dropped.
     #[must_use]
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
@@ -77,7 +76,7 @@ impl Drop for Buffer {
         let room = std::mem::take(&mut self.room);
         let mut pool = pool();
         pool.in_use -= 1;
-        // A larger one is not worth its memory.
+        // A larger buffer is not worth the memory that it would keep.
         if room.len() == BUFFER_BYTES && pool.spare.len() < KEPT_BUSY {
             pool.spare.push(room);
         }
@@ -94,7 +93,7 @@ impl AsRef<[u8]> for Buffer {
 }
 
 fn pool() -> MutexGuard<'static, Pool> {
-    // No code under this lock can panic half-way through a change.
+    // Ignore poisoning: no code under this lock can panic in the middle of a change.
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -104,7 +103,7 @@ mod tests {
 
     #[test]
     fn buffers_come_back_empty_and_few_are_kept() {
-        // The only test of this program that takes any: the pool is everybody's.
+        // The pool is global, so this is the only test of this binary that takes buffers.
         let mut first = Buffer::with_room(9);
         first.spare()[..9].copy_from_slice(b"left over");
         first.fill(9);

@@ -1,7 +1,7 @@
 //! The receiving half of a connection: turns bytes into messages.
 //!
-//! Owns the receive buffer and the state of a half-received frame or line. Knows neither JSON nor who gets the message;
-//! it never answers: pings and closes are reported and the owner of the outbox replies.
+//! It owns the receive buffer and the state of a partially received frame or line. It never sends: it reports pings and
+//! closes, and the owner of the outbox answers them.
 
 use std::{
     io,
@@ -20,31 +20,30 @@ use crate::{
     pool::{BUFFER_BYTES, Buffer},
 };
 
-/// Room offered to a read while the peer is quiet: 16 KiB. It is what an idle connection holds.
+/// Room for a read while the peer is quiet: 16 KiB. This is the memory that an idle connection holds.
 const READ_MIN: usize = 16 * 1024;
 
-/// Room offered to a read while reads come back full: 256 KiB. Larger would leave the processor's cache.
+/// Room for a read while reads return full: 256 KiB. A larger buffer would not fit the CPU cache.
 const READ_MAX: usize = 256 * 1024;
 
-/// Room made at once for a frame whose header announces much: 8 MiB, so that a header alone pins no more.
+/// Room reserved at once for a frame with a large announced length: 8 MiB. A header alone cannot make us allocate more.
 const RESERVE_MAX: usize = 8 * 1024 * 1024;
 
-/// Room that is worth a read of its own: 4 KiB. A new buffer for every small message would let each one that is still held keep
-/// [`READ_MIN`] bytes.
+/// Spare room in the buffer that is worth a read: 4 KiB. If every small message got a new buffer, each message that is
+/// still held would keep [`READ_MIN`] bytes alive.
 const SPARE_MIN: usize = 4 * 1024;
 
-/// Messages of bytes from this size on, 128 KiB, are read into a buffer that is used again, if they fit one: blocks of files, and not output, of
-/// which one read takes several pieces.
+/// Binary messages from this size on, 128 KiB, are read into a pooled buffer if they fit. These are blocks of files.
+/// Output comes in smaller messages, and one read takes several of them.
 const POOLED_MIN: u64 = 128 * 1024;
 
-/// What came from the peer.
+/// A message or control frame from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inbound {
-    /// One whole message; text and binary are not told apart.
+    /// One complete message, text or binary.
     Message(Bytes),
-    /// A ping, to be answered with a pong of the same payload.
+    /// A ping. The caller must answer it with a pong of the same payload.
     Ping(Bytes),
-    /// A pong.
     Pong(Bytes),
 }
 
@@ -52,21 +51,21 @@ pub enum Inbound {
 pub struct Receiver {
     framing: Framing,
     reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// Bytes read and not yet given out. A message is split off it without a copy.
+    /// Bytes that were read but not yet returned. A message is split off without a copy.
     buf: BytesMut,
-    /// Lines: bytes at the front of `buf` known to hold no LF. Frames: bytes of the payload already unmasked.
+    /// Lines: number of bytes at the front of `buf` without an LF. Frames: number of payload bytes already unmasked.
     scanned: usize,
     /// Header of the frame whose payload is at the front of `buf`.
     frame: Option<Header>,
-    /// The payload of that frame instead, where it goes into a buffer of its own; then `buf` is empty.
+    /// The payload of that frame, if it goes into a pooled buffer. Then `buf` is empty.
     pooled: Option<Buffer>,
-    /// Payload of a fragmented message so far.
+    /// Payload of the fragmented message so far.
     partial: Option<BytesMut>,
-    /// Room offered to the next read; doubles after a full read, halves after a small one.
+    /// Room for the next read. Doubles after a full read, halves after a small one.
     room: usize,
-    /// Reads that brought something: whether a peer is alive shows here before a large message is whole.
+    /// Number of reads that returned. Shows that the peer is alive before a large message is complete.
     progress: Arc<AtomicU64>,
-    /// The stream ended or failed; only what `buf` holds may still come out.
+    /// The stream has ended or failed. Only the contents of `buf` may still be returned.
     ended: bool,
 }
 
@@ -81,7 +80,7 @@ impl std::fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    /// Makes a receiver; `leftover` are bytes that the handshake read too far.
+    /// Creates a receiver. `leftover` holds bytes that the handshake has read past its end.
     pub fn new(framing: Framing, reader: Box<dyn AsyncRead + Send + Unpin>, leftover: BytesMut) -> Self {
         Self {
             framing,
@@ -97,12 +96,13 @@ impl Receiver {
         }
     }
 
-    /// A count that grows with every read that brought something.
+    /// A counter that grows with every read that returned.
     pub fn progress(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.progress)
     }
 
-    /// Returns the next message or control frame, or why there will be none; after that always [`Closed::Eof`].
+    /// Returns the next message or control frame, or the reason why there is none. After a reason, always returns
+    /// [`Closed::Eof`].
     ///
     /// Cancel safe: the only await is a read into the receiver's own buffer.
     pub async fn recv(&mut self) -> Result<Inbound, Closed> {
@@ -118,13 +118,13 @@ impl Receiver {
         result
     }
 
-    /// Returns the bytes that are read and not given out.
+    /// Returns the number of bytes that were read but not yet returned.
     pub fn buffered(&self) -> usize {
         let pooled = self.pooled.as_ref().map_or(0, |pooled| pooled.filled().len());
         self.buf.len() + pooled + self.partial.as_ref().map_or(0, BytesMut::len)
     }
 
-    /// Lets go of what was read, and reads on only to throw it away, until the peer has closed its side.
+    /// Drops everything that was read, then reads and discards until the peer has closed its side.
     pub async fn drain(&mut self) {
         (self.buf, self.pooled, self.partial) = (BytesMut::new(), None, None);
         (self.frame, self.scanned) = (None, 0);
@@ -150,10 +150,10 @@ impl Receiver {
         }
     }
 
-    /// Reads once; no message is complete.
+    /// Reads once. Called when no message is complete.
     async fn read(&mut self) -> io::Result<()> {
         if let (Some(pooled), Some(header)) = (&mut self.pooled, &self.frame) {
-            // Up to the end of the frame and no further.
+            // Up to the end of the frame, so that the pooled buffer holds nothing else.
             let missing = header.len as usize - pooled.filled().len();
             let count = match self.reader.read(&mut pooled.spare()[..missing]).await {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
@@ -165,10 +165,10 @@ impl Receiver {
             return Ok(());
         }
         let missing = match (&self.framing, &self.frame) {
-            // One byte over the limit and a CR decide that a line is too long, and a message of bytes has a longer head: more is
-            // never buffered.
+            // One byte over the limit and a CR are enough to see that a line is too long. A binary message has a longer
+            // head. So never buffer more than `LINES_HEAD` bytes beyond the limit.
             (Framing::Lines { max }, _) => (max.saturating_add(LINES_HEAD) - self.buf.len()).min(self.room),
-            // Up to the end of a large frame and no further, so that its buffer leaves with it.
+            // Up to the end of a large frame, so that its buffer holds nothing else and leaves with it.
             (Framing::WebSocket { .. }, Some(header)) => {
                 (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
             }
@@ -178,7 +178,7 @@ impl Receiver {
         let missing = if spare >= missing.min(SPARE_MIN) { spare.min(missing) } else { missing };
         self.buf.reserve(missing);
         let count = match self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await {
-            // Nothing was read and nothing is wrong: the next round asks again.
+            // EINTR: the caller's loop reads again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             other => other?,
         };
@@ -200,18 +200,18 @@ impl Receiver {
         Closed::Eof
     }
 
-    /// Gives out the first `len` bytes; a large message takes its whole buffer with it.
+    /// Returns the first `len` bytes. A large message takes its whole buffer with it.
     fn take(&mut self, len: usize) -> BytesMut {
         let taken = self.buf.split_to(len);
         self.scanned = 0;
         if len > READ_MAX {
-            // What is left is less than one read. Left in place it would hold the large allocation, and reuse it.
+            // The rest is less than one read. Copy it: in place it would keep the large allocation alive, and reuse it.
             self.buf = BytesMut::from(&self.buf[..]);
         }
         taken
     }
 
-    /// A message of bytes among lines.
+    /// Decodes a binary message in the `Lines` framing.
     fn counted(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
         let len = match *self.buf {
             [_, a, b, c, d, ..] => usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX),
@@ -279,7 +279,7 @@ impl Receiver {
                     *self.frame.insert(header)
                 }
             };
-            // Bounded by `max`, which is a `usize`.
+            // `check` has compared it with `max`, which is a `usize`.
             let len = header.len as usize;
             if let Some(pooled) = &mut self.pooled {
                 if let Some(mask) = header.mask {
@@ -294,7 +294,7 @@ impl Receiver {
             }
             let arrived = self.buf.len().min(len);
             if let Some(mask) = header.mask {
-                // As it arrives, while it is in the processor's cache.
+                // Unmask bytes as they arrive, while they are in the CPU cache.
                 frame::apply_mask(&mut self.buf[self.scanned..arrived], mask, self.scanned);
                 self.scanned = arrived;
             }
@@ -309,7 +309,7 @@ impl Receiver {
         }
     }
 
-    /// Checks a header against the message in progress, before a byte of the payload is buffered.
+    /// Checks a header against the message in progress, before any of the payload is buffered.
     fn check(&self, header: &Header, max: usize) -> Result<(), Closed> {
         let before = match (header.opcode, &self.partial) {
             (Opcode::Continuation, None) => return Err(Closed::Protocol("continuation without a message")),
@@ -347,7 +347,7 @@ impl Receiver {
     }
 }
 
-/// Whether a frame is a whole message that goes into a buffer of its own.
+/// Whether a frame is a whole message that goes into a pooled buffer.
 fn is_pooled(header: &Header) -> bool {
     header.opcode == Opcode::Binary && header.fin && (POOLED_MIN..=BUFFER_BYTES as u64).contains(&header.len)
 }

@@ -1,8 +1,8 @@
-//! Standard input and output as a stream, without a blocking thread where the kernel can tell readiness.
+//! Standard input and output as a stream, without a blocking thread if the kernel can report readiness.
 //!
-//! Owns the choice of how a descriptor is read. `O_NONBLOCK` belongs to the open file, which the parent and other
-//! programs may share: it is never set on it. Pipes and terminals are opened anew through `/proc/self/fd`, which makes
-//! an open file of our own; sockets are asked with `MSG_DONTWAIT`; all else is left to tokio's blocking thread.
+//! `O_NONBLOCK` belongs to the open file description, which the parent and other programs may share, so it is never set
+//! there. Pipes and terminals are reopened through `/proc/self/fd`, which creates a separate open file description.
+//! Sockets are used with `MSG_DONTWAIT`. All other files are left to Tokio's blocking thread.
 
 use std::{
     io,
@@ -19,17 +19,17 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
 use crate::{Stream, sys};
 
-/// Room given to one read: 64 KiB, what a pipe holds. It is zeroed each time, so more would cost without use.
+/// Room for one read: 64 KiB, the capacity of a pipe. It is zeroed each time, so a larger one would only cost more.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Makes a stream of standard input and output.
+/// Creates a stream from standard input and output.
 ///
-/// Must be called inside a tokio runtime. The descriptors 0 and 1 stay open and keep their flags.
+/// Call it inside a Tokio runtime. Fds 0 and 1 stay open and keep their flags.
 pub fn stdio() -> Stream {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     let (input, output) = (Descriptor::open(stdin.as_fd(), Way::In), Descriptor::open(stdout.as_fd(), Way::Out));
     let mut stream = Stream::new(tokio::io::stdin(), tokio::io::stdout());
-    // A descriptor that cannot be waited for is not an error: the blocking thread reads regular files and devices well.
+    // Ignore an fd that cannot be polled: the blocking thread works for regular files and devices.
     if let Ok(input) = input {
         stream.reader = Box::new(input);
     }
@@ -45,12 +45,12 @@ enum Way {
     Out,
 }
 
-/// A descriptor of our own that never blocks.
+/// A nonblocking fd that belongs to us.
 struct Descriptor {
     fd: AsyncFd<OwnedFd>,
     kind: Kind,
-    /// A read was tried. A named pipe whose writers left before we opened it never becomes readable, so the first read
-    /// does not wait.
+    /// Whether a read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
+    /// read does not wait for readiness.
     tried: bool,
 }
 
@@ -135,7 +135,7 @@ impl AsyncWrite for Descriptor {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing: the descriptor 1 stays open, and what it leads to may be shared.
+    /// Does nothing: fd 1 stays open, and its open file may be shared.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -171,7 +171,7 @@ mod tests {
         assert!(!is_nonblocking(&near) && !is_nonblocking(&far), "the shared open files keep their flags");
         let sent: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
         let expected = sent.clone();
-        // Both ends at once: neither a pipe nor a socket holds all of it.
+        // Run both ends concurrently: neither a pipe nor a socket can hold all bytes.
         let (output, received) = tokio::join!(
             async move {
                 output.write_all(&sent).await.unwrap();

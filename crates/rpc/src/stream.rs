@@ -1,6 +1,6 @@
-//! A byte stream in two halves, whatever carries it.
+//! A byte stream in two halves, independent of its transport.
 //!
-//! Owns the conversion from sockets and the in-memory pair; knows no framing.
+//! Converts sockets and the in-memory pair to this form.
 
 use std::fmt;
 
@@ -14,20 +14,18 @@ use crate::TcpProbe;
 
 /// A connected byte stream, ready for a [`Receiver`](crate::Receiver) and an [`Outbox`](crate::Outbox).
 pub struct Stream {
-    /// The receiving half.
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// The sending half.
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// What the kernel knows of the peer; TCP only.
+    /// Information of the kernel about the peer. TCP only.
     pub probe: Option<TcpProbe>,
-    /// Bytes read past the handshake; they come before those of `reader`.
+    /// Bytes that the handshake has read past its end. They come before those of `reader`.
     pub leftover: BytesMut,
-    /// Nobody stands between the two ends who could read what passes: both are on this host, or it is encrypted.
+    /// No third party can read the stream: both ends are on this host, or it is encrypted.
     pub is_private: bool,
 }
 
 impl Stream {
-    /// Makes a stream of two halves, without a probe and with nothing left over; not taken to be private.
+    /// Creates a stream from two halves, without a probe or leftover bytes, and not private.
     pub fn new(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
@@ -53,9 +51,9 @@ impl From<UnixStream> for Stream {
     }
 }
 
-/// Makes two ends of an in-memory stream that buffers `capacity` bytes in each direction.
+/// Creates two ends of an in-memory stream that buffers `capacity` bytes in each direction.
 ///
-/// The other end sees the end of the stream when both halves of this one are dropped, or its writer is shut down.
+/// The other end sees EOF when both halves of this end are dropped, or when its writer is shut down.
 pub fn memory(capacity: usize) -> (Stream, Stream) {
     let (left, right) = tokio::io::duplex(capacity);
     let (left_reader, left_writer) = tokio::io::split(left);

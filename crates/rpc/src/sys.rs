@@ -1,6 +1,6 @@
-//! The only unsafe code of the crate: calls that neither rustix nor tokio offers as safe ones.
+//! The only unsafe code of the crate: calls for which neither rustix nor Tokio has a safe wrapper.
 //!
-//! Each function is a safe wrapper of one call. Knows nothing of what it is called for.
+//! Each function is a safe wrapper of one call.
 
 #![expect(unsafe_code, reason = "socket options that rustix lacks, and the registration of a descriptor")]
 
@@ -16,8 +16,8 @@ use tokio::{
 };
 
 pub(crate) fn set_notsent_lowat(socket: &TcpStream, bytes: u32) -> io::Result<()> {
-    // SAFETY: the descriptor is open while `socket` is borrowed; the pointer and the length describe `bytes`, which
-    // lives across the call; the kernel only reads it.
+    // SAFETY: the fd is open while `socket` is borrowed. Pointer and length describe `bytes`, which lives across the
+    // call. The kernel only reads it.
     let status = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -31,11 +31,11 @@ pub(crate) fn set_notsent_lowat(socket: &TcpStream, bytes: u32) -> io::Result<()
 }
 
 pub(crate) fn last_ack_ms(socket: &TcpStream) -> Option<u32> {
-    // SAFETY: `tcp_info` consists of integers only, for which all zeroes is a value.
+    // SAFETY: `tcp_info` consists of integers only, for which all zeros is a valid value.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut len = mem::size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while `socket` is borrowed; `len` is the size of `info`, and the kernel writes
-    // at most that many bytes of plain integers; both live across the call.
+    // SAFETY: the fd is open while `socket` is borrowed. `len` is the size of `info`, and the kernel writes at most
+    // that many bytes of plain integers. Both live across the call.
     let status = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -49,8 +49,8 @@ pub(crate) fn last_ack_ms(socket: &TcpStream) -> Option<u32> {
     (status == 0 && len as usize >= end).then_some(info.tcpi_last_ack_recv)
 }
 
-/// Registers a descriptor with the runtime, so that its readiness can be awaited. It should be nonblocking.
+/// Registers an fd with the runtime, so that its readiness can be awaited. The fd should be nonblocking.
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is open until it is dropped, always gives the same number, and the `AsyncFd` owns it.
+    // SAFETY: an `OwnedFd` is open until it is dropped and always returns the same number. The `AsyncFd` owns it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

@@ -1,6 +1,6 @@
-//! TCP: halves of a socket, the options of a message stream and what the kernel knows of the peer.
+//! TCP streams: the halves of a socket, the socket options, and the kernel's information about the peer.
 //!
-//! Owns the sharing of a socket between its halves and the probe; knows no framing.
+//! The halves and the probe share one socket.
 
 use std::{
     fmt,
@@ -17,10 +17,10 @@ use tokio::{
 
 use crate::{Stream, sys};
 
-/// Unsent bytes the kernel takes ahead: 128 KiB. With more, answers queue behind megabytes of output.
+/// Unsent bytes that the kernel accepts in advance: 128 KiB. With more, answers would queue behind megabytes of output.
 const NOTSENT_LOWAT: u32 = 128 * 1024;
 
-/// Asks the kernel about the peer of a TCP connection, without keeping the connection open.
+/// Queries the kernel about the peer of a TCP connection, without keeping the connection open.
 #[derive(Clone)]
 pub struct TcpProbe {
     source: Source,
@@ -33,12 +33,13 @@ enum Source {
 }
 
 impl TcpProbe {
-    /// A probe of a transport that is no socket of this host and knows of its peer by itself: a tunnel, a simulated link.
+    /// A probe for a transport that is not a socket of this host but has its own information about the peer, such as a
+    /// tunnel or a simulated link.
     pub fn from_fn(last_ack_ms: impl Fn() -> Option<u32> + Send + Sync + 'static) -> Self {
         Self { source: Source::Other(Arc::new(last_ack_ms)) }
     }
 
-    /// Returns the milliseconds since the peer's TCP last acknowledged anything; `None` once the socket is closed.
+    /// Milliseconds since the peer's TCP last acknowledged anything. `None` if the socket is closed.
     pub fn last_ack_ms(&self) -> Option<u32> {
         match &self.source {
             Source::Socket(socket) => sys::last_ack_ms(&*socket.upgrade()?),
@@ -54,11 +55,11 @@ impl fmt::Debug for TcpProbe {
 }
 
 impl From<TcpStream> for Stream {
-    /// Splits the socket, switches Nagle's delay off and bounds what the kernel queues.
+    /// Splits the socket, sets `TCP_NODELAY` and limits how much the kernel queues (`TCP_NOTSENT_LOWAT`).
     ///
-    /// Options that the kernel refuses are left as they are: they change timing, not meaning.
+    /// If the kernel rejects an option, it is left unset: the options affect timing, not correctness.
     fn from(socket: TcpStream) -> Self {
-        socket.set_nodelay(true).ok(); // Refused only by a socket that is dead already; the first read tells.
+        socket.set_nodelay(true).ok(); // Fails only on a dead socket, which the first read reports.
         sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
         let is_private = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let socket = Arc::new(socket);
@@ -68,8 +69,8 @@ impl From<TcpStream> for Stream {
     }
 }
 
-/// Tokio's own halves hide the socket from [`TcpProbe`]; these share it. There is one of each, so that each direction
-/// has one waker.
+/// The reading half. Tokio's own halves hide the socket from [`TcpProbe`], these share it. There is exactly one half
+/// per direction, because each direction of the socket has only one waker.
 struct ReadHalf(Arc<TcpStream>);
 
 impl AsyncRead for ReadHalf {
@@ -85,7 +86,8 @@ impl AsyncRead for ReadHalf {
     }
 }
 
-/// Ends the sending direction when dropped, so that the peer sees the end even while the reading half lives.
+/// The writing half. Shuts down the write direction when dropped, so that the peer sees EOF even while the reading half
+/// lives.
 struct WriteHalf(Arc<TcpStream>);
 
 impl WriteHalf {
@@ -136,6 +138,6 @@ impl AsyncWrite for WriteHalf {
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write).ok(); // Fails if the peer is gone already.
+        rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write).ok(); // Fails if the peer is already gone.
     }
 }

@@ -1,16 +1,16 @@
-//! The parts of a server's URL, for whoever connects to one.
+//! Parses the parts of a server's URL.
 //!
-//! Knows the text alone: it opens nothing. Errors never repeat the URL: its query may hold a token.
+//! It works on text only and opens nothing. Errors never contain the URL, because its query may hold a token.
 
-/// Why a URL is not understood.
+/// Why a URL is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct InvalidUrl {
-    /// What is wrong with it; never a part of it.
+    /// The problem. Never contains a part of the URL.
     pub what: &'static str,
 }
 
-/// Splits `host:port`; an IPv6 address stands in brackets and comes without them.
+/// Splits `host:port`. An IPv6 address is in brackets, which are removed.
 pub fn split_authority(authority: &str, default_port: u16) -> Result<(&str, u16), InvalidUrl> {
     if authority.contains('@') {
         return Err(InvalidUrl { what: "user in the authority" });
@@ -23,7 +23,7 @@ pub fn split_authority(authority: &str, default_port: u16) -> Result<(&str, u16)
         return Err(InvalidUrl { what: "host is empty" });
     }
     match port.strip_prefix(':') {
-        // Rust reads `+1` as a number, nobody else does.
+        // Rust parses `+1` as a number, but other implementations do not.
         Some(port) if port.starts_with('+') => Err(InvalidUrl { what: "port is not a number below 65536" }),
         Some(port) => match port.parse() {
             Ok(port) => Ok((host, port)),
@@ -34,7 +34,7 @@ pub fn split_authority(authority: &str, default_port: u16) -> Result<(&str, u16)
     }
 }
 
-/// Makes the target of a request line: it always starts with a slash.
+/// Returns the target of a request line, which always starts with a slash.
 pub fn origin_form(target: &str) -> String {
     if target.starts_with('/') { target.to_owned() } else { format!("/{target}") }
 }

@@ -1,6 +1,6 @@
 //! Opens the URL of a server: `ws://host:port/path?query` or `unix:///path?query`.
 //!
-//! Knows addresses and the upgrade, not what the query says. Errors never repeat the URL: its query holds the token.
+//! The query is passed on unchanged. Errors never contain the URL, because its query holds the token.
 
 use std::{ffi::OsString, io, os::unix::ffi::OsStringExt as _};
 
@@ -15,28 +15,23 @@ use crate::{
 /// Why a server could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The URL has another form than `ws://host:port/` or `unix:///path`.
+    /// The URL is not of the form `ws://host:port/` or `unix:///path`.
     #[error("url is not understood: {what}")]
-    InvalidUrl {
-        /// What is wrong with it.
-        what: &'static str,
-    },
-    /// The address does not answer.
+    InvalidUrl { what: &'static str },
     #[error("connect to `{address}`")]
     Unreachable {
-        /// Host and port, or the socket's path.
+        /// Host and port, or the path of the socket.
         address: String,
-        /// What the system said.
         source: io::Error,
     },
-    /// The server does not speak WebSocket to us.
+    /// The WebSocket upgrade failed.
     #[error("upgrade the connection")]
     Handshake(#[from] HandshakeError),
 }
 
-/// Connects and upgrades; inbound messages may have `max` bytes. Has no deadline of its own.
+/// Connects and upgrades, without a timeout. `max` is the largest inbound message in bytes.
 ///
-/// In a `unix:` path `%XX` stands for a byte, so that a path may hold a question mark.
+/// In a `unix:` path, `%XX` stands for one byte, so that a path can contain a question mark.
 pub async fn open(url: &str, max: usize) -> Result<(Stream, Framing), ConnectError> {
     let url = url.split_once('#').map_or(url, |(url, _)| url);
     let framing = Framing::WebSocket { role: Role::Client, max };

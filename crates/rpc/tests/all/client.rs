@@ -1,4 +1,4 @@
-//! The raw client against a server played by hand over memory.
+//! The raw client against a scripted server over an in-memory stream.
 
 use std::{
     io,
@@ -142,7 +142,7 @@ async fn rpc_client_timeout_removes_pending_request() {
     let (result, request) = tokio::join!(call, server.recv());
     assert!(result.is_err());
     assert_eq!(client.in_flight(), 0);
-    // The late answer harms nobody.
+    // The late answer is ignored.
     let serve = async {
         server.send(&json!({"id": request["id"], "result": "late"})).await;
         let next = server.recv().await;
@@ -193,7 +193,7 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
         server
     };
     let consume = async {
-        // Not before the queue is full and the sender blocked.
+        // Wait until the queue is full and the sender is blocked.
         while notifications.len() < 1024 {
             tokio::task::yield_now().await;
         }
@@ -203,7 +203,7 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
         }
     };
     let (mut server, ()) = tokio::join!(serve, consume);
-    // Without a subscriber they are discarded and hold up nothing.
+    // Without a subscriber, notifications are discarded and do not block the reader.
     drop(notifications);
     let serve = async {
         for number in 0..COUNT {
@@ -235,7 +235,7 @@ impl AsyncWrite for Broken {
 
 #[tokio::test]
 async fn no_call_hangs_on_a_half_open_link() {
-    // Reads hang for ever while `far` lives.
+    // Reads never complete while `far` lives.
     let (near, far) = memory(64);
     let client = RawClient::new(Stream::new(near.reader, Broken), LINES);
     for _ in 0..2 {

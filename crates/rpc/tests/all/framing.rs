@@ -1,4 +1,4 @@
-//! What an outbox sends a receiver gets, whatever the slices, cancellations and partial writes between them.
+//! A receiver gets exactly what an outbox sends, for all slice sizes, cancellations and partial writes.
 
 use bytes::Bytes;
 use exec_server_rpc::{Closed, Framing, Inbound, Message, Outbox, Role};
@@ -18,21 +18,21 @@ enum Op {
         payload: Vec<u8>,
         hint: usize,
     },
-    /// A message that was encoded elsewhere.
+    /// A message that was encoded before.
     Encoded(Vec<u8>),
-    /// A message whose bytes behind the first few are attached.
+    /// A message whose bytes from `head` on are attached.
     Attached {
         payload: Vec<u8>,
         head: usize,
     },
     Ping(Vec<u8>),
     Pong(Vec<u8>),
-    /// Polls the flush this often and cancels it.
+    /// Polls the flush this many times, then cancels it.
     Flush(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Around the sizes at which the header grows.
+    // Sizes around those at which the header grows.
     let size = prop_oneof![0usize..8, 120usize..132, 65_530usize..65_542, 0usize..5000];
     let payload =
         |size: usize, seed: u8| (0..size).map(move |i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
@@ -56,7 +56,7 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(prop_oneof![1usize..4, 1usize..200, 1usize..40_000], 1..6)
 }
 
-/// Runs `ops` through an outbox, and what it wrote through a receiver.
+/// Sends `ops` through an outbox and reads the written bytes with a receiver.
 fn round_trip(
     send: Framing,
     receive: Framing,
@@ -250,7 +250,7 @@ fn an_outbox_that_never_runs_empty_stays_bounded() {
     }
     for _ in 0..200 {
         outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
-        // A poll writes one slice: as much leaves as comes, and the backlog stays.
+        // One poll writes one slice, so as much leaves as arrives and the backlog stays constant.
         slices::flush_some(&mut outbox, &mut sink, 1);
         assert!(!outbox.is_empty());
     }

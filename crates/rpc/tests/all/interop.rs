@@ -19,7 +19,7 @@ use crate::upgrade;
 const MAX: usize = 96 * 1024 * 1024;
 const LARGE: usize = 20 * 1024 * 1024;
 
-/// One end of ours.
+/// Our end of a connection.
 struct Ours {
     receiver: Receiver,
     outbox: Outbox,
@@ -42,7 +42,7 @@ impl Ours {
     }
 }
 
-/// Frames of 8 MiB and no more, and a message of 20 MiB.
+/// Accepts frames of at most 8 MiB and messages of at most 20 MiB.
 fn strict() -> WebSocketConfig {
     WebSocketConfig::default().max_frame_size(Some(8 * 1024 * 1024)).max_message_size(Some(LARGE))
 }
@@ -54,7 +54,7 @@ async fn sockets() -> (TcpStream, TcpStream) {
     (client.unwrap(), accepted.unwrap().0)
 }
 
-/// Our client and their server.
+/// Our client with a tungstenite server.
 async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("ws://{}/?token=t", listener.local_addr().unwrap());
@@ -66,7 +66,7 @@ async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
     (Ours::new(stream, framing), theirs)
 }
 
-/// Our server and their client.
+/// Our server with a tungstenite client.
 async fn our_server() -> (Ours, WebSocketStream<TcpStream>) {
     let (theirs, ours) = sockets().await;
     let mut stream = Stream::from(ours);
@@ -101,7 +101,7 @@ async fn check(mut ours: Ours, mut theirs: WebSocketStream<TcpStream>) {
     ours.flush().await;
     let Message::Close(Some(close)) = theirs.next().await.unwrap().unwrap() else { panic!("a close frame") };
     assert_eq!((close.code, close.reason.as_str()), (CloseCode::Away, "going"));
-    theirs.flush().await.ok(); // The answer to the close may have left already.
+    theirs.flush().await.ok(); // Fails if the answer to the close was already sent.
     assert!(matches!(ours.receiver.recv().await, Err(Closed::Peer { code: 1001, .. })));
 }
 
@@ -152,7 +152,7 @@ async fn websocket_connection_keeps_outbound_message_while_send_is_backpressured
     for _ in 0..4 {
         ours.outbox.message(payload.len(), |buf| buf.extend_from_slice(payload.as_bytes()));
     }
-    // Nobody reads: the flush stalls, and each pong cancels it.
+    // The peer does not read, so the flush stalls and each pong cancels it.
     for _ in 0..3 {
         theirs.send(Message::Pong(Bytes::new())).await.unwrap();
         tokio::select! {

@@ -1,4 +1,4 @@
-//! What the receiver refuses, and that limits are exact.
+//! Input that the receiver must reject, with exact limits.
 
 use exec_server_rpc::{Closed, Framing, Inbound, Role};
 
@@ -47,7 +47,7 @@ fn a_line_one_byte_over_the_limit_is_refused() {
 
 #[test]
 fn stdio_connection_rejects_overlong_unterminated_message() {
-    // Endless: the receiver must give up by itself.
+    // The input is endless, so the receiver must stop by itself.
     let reader = Box::new(tokio::io::repeat(b'x'));
     let mut receiver = exec_server_rpc::Receiver::new(Framing::Lines { max: 1 << 20 }, reader, Default::default());
     assert!(matches!(slices::recv(&mut receiver), Err(Closed::TooLarge { limit }) if limit == 1 << 20));

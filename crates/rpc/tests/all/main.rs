@@ -1,4 +1,4 @@
-//! Tests of the crate from outside: framing by itself, against another WebSocket implementation, and the client.
+//! Integration tests of the crate: framing alone, framing against another WebSocket implementation, and the client.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 

@@ -1,5 +1,5 @@
-//! Streams that come and go in slices of chosen sizes, with a pending poll between any two: every await is a chance to
-//! be cancelled, and the helpers cancel at each.
+//! Streams that transfer bytes in slices of chosen sizes, with a pending poll between any two slices. So a future can
+//! be cancelled at every await, and the helpers do cancel it at each one.
 
 use std::{
     collections::VecDeque,
@@ -13,13 +13,13 @@ use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Receiver};
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gives `bytes` in slices of `sizes`, in turn.
+/// Returns `bytes` in slices. The sizes in `sizes` repeat.
 pub(crate) struct Source {
     bytes: VecDeque<u8>,
     sizes: Sizes,
 }
 
-/// Takes bytes in slices of `sizes`, in turn.
+/// Accepts bytes in slices. The sizes in `sizes` repeat.
 pub(crate) struct Sink {
     pub(crate) bytes: Vec<u8>,
     sizes: Sizes,
@@ -108,7 +108,7 @@ impl AsyncWrite for Sink {
     }
 }
 
-/// Polls a fresh future each time, so that every pending one was cancelled.
+/// Polls a new future each time, so every pending future is cancelled.
 fn cancelling<T>(mut start: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(output) = start() {
@@ -117,12 +117,12 @@ fn cancelling<T>(mut start: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Receives, cancelled at every await.
+/// Receives one message, with a cancellation at every await.
 pub(crate) fn recv(receiver: &mut Receiver) -> Result<Inbound, Closed> {
     cancelling(|| receiver.recv().now_or_never())
 }
 
-/// Receives until the end.
+/// Receives until the connection is closed.
 pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<Inbound>, Closed) {
     let mut received = Vec::new();
     loop {
@@ -133,12 +133,12 @@ pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<Inbound>, Closed) {
     }
 }
 
-/// Flushes, cancelled at every await.
+/// Flushes everything, with a cancellation at every await.
 pub(crate) fn flush(outbox: &mut Outbox, sink: &mut Sink) {
     cancelling(|| outbox.flush_to(sink).now_or_never()).unwrap();
 }
 
-/// Flushes for `polls` polls and then gives up.
+/// Flushes for at most `polls` polls.
 pub(crate) fn flush_some(outbox: &mut Outbox, sink: &mut Sink, polls: usize) {
     for _ in 0..polls {
         if let Some(result) = outbox.flush_to(sink).now_or_never() {

@@ -1,4 +1,4 @@
-//! The client's half of the upgrade against servers that behave and that do not, and what a TCP stream offers.
+//! The client's half of the upgrade against correct and incorrect servers, and the features of a TCP stream.
 
 use bytes::BytesMut;
 use exec_server_rpc::{
@@ -11,7 +11,6 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Reads a request head and returns it.
 pub(crate) async fn read_head(stream: &mut Stream) -> String {
     let mut head = BytesMut::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -20,7 +19,7 @@ pub(crate) async fn read_head(stream: &mut Stream) -> String {
     String::from_utf8(head.to_vec()).unwrap()
 }
 
-/// Answers an upgrade as a server does.
+/// Answers an upgrade request like a server. Returns the request head.
 pub(crate) async fn accept(stream: &mut Stream) -> String {
     let head = read_head(stream).await;
     let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key");
@@ -36,7 +35,7 @@ fn response(key: &str) -> String {
     )
 }
 
-/// Connects to a server that answers with `answer`, which gets the key.
+/// Connects to a server that sends the result of `answer`, which gets the key.
 async fn against(answer: impl FnOnce(&str) -> Vec<u8>) -> Result<Stream, HandshakeError> {
     let (client, mut server) = memory(64 * 1024);
     let serve = async {
@@ -108,7 +107,7 @@ async fn a_tcp_probe_tells_the_last_acknowledgement_and_does_not_hold_the_socket
     let probe = near.probe.clone().expect("TCP has a probe");
     assert!(probe.last_ack_ms().is_some_and(|ms| ms < 60_000));
 
-    // The sending half alone ends its direction; the socket goes with the last half.
+    // Dropping the write half ends only its direction. Dropping the last half closes the socket.
     drop(near.writer);
     assert_eq!(far.reader.read(&mut [0; 1]).await.unwrap(), 0);
     assert!(probe.last_ack_ms().is_some());
