@@ -1,6 +1,7 @@
-//! The proxy as a program: put it before a server and see what your client makes of it.
+//! The proxy as a program: put it in front of a server and watch how your client copes.
 //!
 //! `cargo run -p exec-server-chaos --example chaos -- --to 127.0.0.1:4000 --seed 7 --cut-within 1000000`
+//!
 //! A server that checks `Host` needs `--allow-host 127.0.0.1` for the port of the proxy.
 #![expect(clippy::print_stdout, reason = "a command line tool: standard output is its result")]
 
@@ -14,40 +15,40 @@ use std::{
 use clap::Parser;
 use exec_server_chaos::{Event, Plan, Proxy, Random, Shape, Way};
 
-/// Delays, slices, throttles, damages, swallows and cuts the connections to a server, by a seed.
+/// Delays, slices, throttles, damages, swallows and cuts the connections to a server, controlled by a seed.
 #[derive(Parser)]
 struct Options {
-    /// The server.
+    /// The address of the server.
     #[arg(long, value_name = "IP:PORT")]
     to: SocketAddr,
-    /// Where to listen.
+    /// The address to listen on.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// The same seed does the same to the same bytes of each connection.
+    /// Seed. The same seed does the same to the same bytes of each connection.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Hold every read back, in milliseconds.
+    /// Delay every read by this time, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     delay: u64,
-    /// And for a random time up to this, in milliseconds.
+    /// Delay every read by a random additional time of at most this, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     jitter: u64,
-    /// Pass on in random pieces of at most so many bytes.
+    /// Pass bytes on in random slices of at most this size.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     slice: usize,
-    /// Bytes a second, each way.
+    /// Limit each direction to this many bytes per second.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     throttle: u64,
-    /// Cut each connection (FIN or RST) somewhere in so many bytes of a random direction.
+    /// Cut each connection (FIN or RST) at a random byte below this, in a random direction.
     #[arg(long, value_name = "BYTES")]
     cut_within: Option<u64>,
-    /// End one direction somewhere in so many bytes.
+    /// Half-close one direction at a random byte below this.
     #[arg(long, value_name = "BYTES")]
     half_close_within: Option<u64>,
-    /// Swallow one direction or both from somewhere in so many bytes.
+    /// Discard one direction or both from a random byte below this.
     #[arg(long, value_name = "BYTES")]
     blackhole_within: Option<u64>,
-    /// Flip a bit, repeat or leave out some bytes, somewhere in so many bytes.
+    /// Flip a bit, repeat bytes or leave bytes out at a random byte below this.
     #[arg(long, value_name = "BYTES")]
     damage_within: Option<u64>,
 }

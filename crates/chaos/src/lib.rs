@@ -1,8 +1,9 @@
-//! A seeded TCP proxy for tests: it delays, slices, throttles, damages, swallows and cuts what passes.
+//! A seeded TCP proxy for tests: it delays, slices, throttles, damages, swallows and cuts connections.
 //!
-//! Every connection gets a [`Plan`], drawn from the seed and the connection's number alone, whose events stand at bytes of the
-//! stream and not at moments: the same seed does the same to the same bytes, however the kernel cuts them. It knows nothing of
-//! what the bytes mean and depends on nothing of ours, so that the oracle of a fault run may use it.
+//! Every connection gets a [`Plan`], which depends only on the seed and the number of the connection. Its events are at
+//! byte positions of the stream, not at points in time. So the same seed does the same to the same bytes, however the
+//! kernel splits them. The proxy does not interpret the bytes and depends on none of our crates, so the oracle of a
+//! fault run can use it.
 //!
 //! ```no_run
 //! use exec_server_chaos::{Event, Plan, Proxy};

@@ -1,6 +1,6 @@
-//! One direction of a connection: reads, shapes, and does what the plan has for each byte.
+//! One direction of a connection: reads bytes, shapes their flow and applies the events of the plan.
 //!
-//! Owns the position in the stream. Both directions hold both sockets; the last one to end closes them.
+//! A pipe owns the position in its stream. Both directions hold both sockets, and the last one to end closes them.
 
 #![expect(clippy::disallowed_methods, reason = "a throttle measures the real time")]
 
@@ -20,10 +20,10 @@ use crate::{
     proxy::{Injected, Shared},
 };
 
-/// Read at once; the most that can still pass after a blackhole was asked for.
+/// Size of one read. At most this many bytes can still pass after a blackhole was requested.
 const READ_BYTES: usize = 64 << 10;
 
-/// Both sockets of a connection and what was decided about it meanwhile.
+/// Both sockets of a connection, and the flags that can change while it is open.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) number: u64,
@@ -37,10 +37,11 @@ impl Link {
     /// Ends the connection on both sides.
     pub(crate) fn cut(&self, event: Event) {
         let how = match event {
-            // With a linger of zero the close sends a reset; ending the reads wakes the other direction to let go.
+            // With a linger time of zero, closing the socket sends an RST. Shutting down the reads wakes the other
+            // direction, so that it drops its sockets.
             Event::Rst => {
                 for socket in [&self.client, &self.server] {
-                    rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)).ok(); // Gone: cut already.
+                    rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)).ok(); // Fails if the socket is already cut.
                 }
                 Shutdown::Read
             }
@@ -51,7 +52,7 @@ impl Link {
         }
     }
 
-    /// Whether a direction leads nowhere any more.
+    /// The flag that discards all further bytes of a direction.
     fn swallows(&self, way: Way) -> &AtomicBool {
         match way {
             Way::Up => &self.swallow_up,
@@ -60,28 +61,26 @@ impl Link {
     }
 }
 
-/// What a pipe does after an event.
 enum Next {
     GoOn,
-    /// The link has ended, or this direction has.
+    /// The connection has ended, or this direction has.
     Stop,
 }
 
-/// One direction.
 pub(crate) struct Pipe {
     pub(crate) link: Arc<Link>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) way: Way,
     pub(crate) shape: Shape,
-    /// The next one last.
+    /// In reverse order: the next event is last.
     pub(crate) events: Vec<(u64, Event)>,
-    /// Of pauses and slices.
+    /// The source of random pauses and slice sizes.
     pub(crate) random: Random,
-    /// Bytes of the stream, as it was sent, that are behind us.
+    /// Number of bytes of the stream, as the sender counts them, that were already processed.
     pub(crate) at: u64,
-    /// Bytes that are still to be left out.
+    /// Number of bytes still to leave out.
     pub(crate) skip: usize,
-    /// The last bytes that were passed on, where an event may repeat them.
+    /// The last bytes that were passed on, in case an event repeats them.
     pub(crate) tail: Vec<u8>,
 }
 
@@ -102,11 +101,11 @@ impl Pipe {
             }
         }
         if self.link.swallows(self.way).load(Ordering::Relaxed) {
-            // Not even the end is told.
+            // Do not pass on EOF either. Keep the link, so that its sockets stay open.
             return self.shared.keep(&self.link);
         }
-        // The end of one direction is passed on; the other may still have something to say.
-        self.to().shutdown(Shutdown::Write).ok(); // Gone by itself.
+        // Pass on EOF in this direction only. The other direction may still carry data.
+        self.to().shutdown(Shutdown::Write).ok(); // Fails if the peer is already gone.
     }
 
     fn from(&self) -> &TcpStream {
@@ -138,7 +137,7 @@ impl Pipe {
         }
     }
 
-    /// Passes these bytes on, with every event that stands in them or right behind them.
+    /// Passes these bytes on and applies every event within them or directly after them.
     fn pass(&mut self, mut bytes: &mut [u8]) -> io::Result<Next> {
         loop {
             let due = self.events.last().copied().filter(|(byte, _)| *byte <= self.at + bytes.len() as u64);
@@ -147,7 +146,7 @@ impl Pipe {
                 return Ok(Next::GoOn);
             };
             let before = usize::try_from(byte.saturating_sub(self.at)).unwrap_or(0);
-            // A flip needs its byte; all others happen as soon as what is before them has passed.
+            // A flip needs its byte. All other events happen as soon as the bytes before them are passed on.
             if before == bytes.len() && matches!(event, Event::Flip { .. }) {
                 self.write(bytes)?;
                 return Ok(Next::GoOn);
@@ -163,7 +162,7 @@ impl Pipe {
     }
 
     fn strike(&mut self, byte: u64, event: Event, rest: &mut [u8]) -> io::Result<Next> {
-        // Counted before the peers can notice, so that a run never sees a fault that is not counted.
+        // Count the fault before the peers can notice it, so that a test never sees an uncounted fault.
         if !self.shared.injects(Injected { connection: self.link.number, way: self.way, byte, event }) {
             return Ok(Next::GoOn);
         }
@@ -174,7 +173,7 @@ impl Pipe {
             }
             Event::HalfClose => {
                 self.to().shutdown(Shutdown::Write)?;
-                io::copy(&mut self.from(), &mut io::sink()).ok(); // Read, so that the sender is not held up.
+                io::copy(&mut self.from(), &mut io::sink()).ok(); // Keep reading, so that the sender does not block.
                 return Ok(Next::Stop);
             }
             Event::Blackhole => self.link.swallows(self.way).store(true, Ordering::Relaxed),
@@ -192,7 +191,7 @@ impl Pipe {
         Ok(Next::GoOn)
     }
 
-    /// Passes bytes on in pieces, without those that are to be left out; counts them either way.
+    /// Passes bytes on in slices, without those to be left out. Counts all of them.
     fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         self.at += bytes.len() as u64;
         let skipped = self.skip.min(bytes.len());

@@ -1,6 +1,6 @@
-//! The proxy: accepts, draws a plan for each connection, and starts its two directions.
+//! The proxy: accepts connections, draws a plan for each one and starts its two directions.
 //!
-//! Owns the links, the count of what was injected, and what can be done to all links at once.
+//! It owns the links and the record of injected faults, and can blackhole or cut all links at once.
 
 use std::{
     collections::VecDeque,
@@ -18,23 +18,21 @@ use crate::{
     pipe::{Link, Pipe},
 };
 
-/// The faults that are remembered one by one: the last so many.
+/// Number of faults that are kept one by one. Older ones are dropped.
 const REMEMBERED: usize = 1 << 16;
 
-/// One fault that happened.
+/// A fault that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injected {
-    /// The connection, in the order of their arrival; the first is 0.
+    /// Number of the connection in the order of arrival, starting at 0.
     pub connection: u64,
-    /// The direction.
     pub way: Way,
-    /// The byte of that direction, as the sender counts.
+    /// The byte position in that direction, as the sender counts.
     pub byte: u64,
-    /// What happened there.
     pub event: Event,
 }
 
-/// Shared by the proxy and its threads.
+/// State that the proxy shares with its threads.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     over: AtomicBool,
@@ -43,12 +41,12 @@ pub(crate) struct Shared {
     connections: AtomicU64,
     injected: Mutex<VecDeque<Injected>>,
     links: Mutex<Vec<Weak<Link>>>,
-    /// Swallowed links whose peers must not be told that the other has gone.
+    /// Blackholed links that are kept open, so that a peer does not notice that the other one is gone.
     kept: Mutex<Vec<Arc<Link>>>,
 }
 
 impl Shared {
-    /// Whether an event happens now; if so, it is counted.
+    /// Returns whether an event takes effect now. If so, counts it.
     pub(crate) fn injects(&self, fault: Injected) -> bool {
         if self.disarmed.load(Ordering::Relaxed) {
             return false;
@@ -76,11 +74,11 @@ impl Shared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is inside is whole after every statement.
+    // Ignore poisoning: the contents are consistent after every statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A proxy in front of a server. Dropping it cuts what passes through it.
+/// A proxy in front of a server. Dropping it cuts all its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -89,7 +87,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port of loopback; each connection gets the plan that is drawn for it.
+    /// Listens on a free loopback port. `draw` creates the plan of each connection.
     pub fn start(
         upstream: SocketAddr,
         seed: u64,
@@ -98,7 +96,7 @@ impl Proxy {
         Self::listen(TcpListener::bind("127.0.0.1:0")?, upstream, seed, draw)
     }
 
-    /// As [`Proxy::start`], on a listener of the caller's.
+    /// Like [`Proxy::start`], with the caller's listener.
     pub fn listen(
         listener: TcpListener,
         upstream: SocketAddr,
@@ -115,45 +113,46 @@ impl Proxy {
                     return;
                 }
                 let number = shared.connections.fetch_add(1, Ordering::Relaxed);
-                // Of seed and number alone: what one connection uses up does not shift the next one's.
+                // Derive the numbers from the seed and the connection number only: then the numbers that one connection
+                // uses do not affect the next one.
                 let mut random = Random::new(seed ^ Random::new(number).next());
                 let plan = draw(&mut random);
-                // A server that does not listen at this moment is a refused connection to the client too.
+                // If the server does not accept a connection now, drop the client's connection.
                 if let Ok(server) = TcpStream::connect(upstream) {
-                    link(client, server, number, (&plan, random), &shared).ok(); // A socket that died already is a cut.
+                    link(client, server, number, (&plan, random), &shared).ok(); // A dead socket counts as a cut.
                 }
             }
         })?;
         Ok(Self { address, shared, acceptor: Some(acceptor) })
     }
 
-    /// Where to connect to.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// How many events have happened.
+    /// Number of events that have happened.
     pub fn count(&self) -> u64 {
         self.shared.count.load(Ordering::Relaxed)
     }
 
-    /// The events that have happened, in their order; the last 65,536.
+    /// The events that have happened, in order. At most the last 65,536.
     pub fn injected(&self) -> Vec<Injected> {
         lock(&self.shared.injected).iter().copied().collect()
     }
 
-    /// From now on no event happens, also in connections that are open.
+    /// Disables all further events, also in open connections.
     pub fn disarm(&self) {
         self.shared.disarmed.store(true, Ordering::Relaxed);
     }
 
-    /// Swallows, from now on, what the open connections send in these directions; new ones are not touched. At most 64 KiB that
-    /// had been read already still pass.
+    /// Discards from now on what open connections send in these directions. Does not affect new connections. Up to 64
+    /// KiB that were already read may still pass.
     pub fn blackhole(&self, ways: &[Way]) {
         for link in self.shared.live() {
             for way in ways {
@@ -165,7 +164,6 @@ impl Proxy {
         }
     }
 
-    /// Cuts every open connection.
     pub fn cut(&self, event: Event) {
         for link in self.shared.live() {
             link.cut(event);
@@ -178,10 +176,10 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         self.cut(Event::Fin);
-        // The acceptor looks at the flag when somebody comes.
+        // The acceptor checks the flag only when a connection arrives, so make one.
         let woken = TcpStream::connect(self.address).is_ok();
         if let Some(acceptor) = self.acceptor.take().filter(|_| woken) {
-            acceptor.join().ok(); // A plan that panicked has said so already.
+            acceptor.join().ok(); // If `draw` panicked, that is already reported.
         }
         self.cut(Event::Fin);
     }

@@ -1,21 +1,19 @@
-//! A seeded stream of numbers. Owns reproducibility: one seed, one run. Not for secrets.
+//! A seeded random number generator, so that a run can be reproduced from its seed. Not for secrets.
 
-/// SplitMix64: tiny, and good enough to scatter cuts and kills.
+/// SplitMix64: tiny, and good enough to choose the places of cuts and kills.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A stream of its own for one part of a run, so that parts do not shift each other's numbers.
+    /// An independent generator for one part of a run, so that the parts do not affect each other's numbers.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// The next number.
     #[expect(clippy::should_implement_trait, reason = "a stream without an end is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -28,12 +26,13 @@ impl Random {
     /// A number in `low..high`.
     ///
     /// # Panics
-    /// Where the range is empty.
+    ///
+    /// Panics if the range is empty.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low)
     }
 
-    /// True once in `n` times.
+    /// True with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.next().is_multiple_of(n)
     }

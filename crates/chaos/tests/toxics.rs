@@ -1,4 +1,5 @@
-//! Every toxic against a real echo server: what it does to the bytes, and that a seed does it again at the same ones.
+//! Every fault against a real echo server: its effect on the bytes, and that the same seed repeats it at the same
+//! bytes.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -14,10 +15,10 @@ use std::{
 
 use exec_server_chaos::{Event, Injected, Plan, Proxy, Random, Shape, Way};
 
-/// Longer than anything here takes.
+/// Longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Echoes every connection; ends with the test program.
+/// Starts an echo server that runs until the test program ends.
 fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -38,7 +39,7 @@ fn bytes(count: usize) -> Vec<u8> {
     (0..count).map(|_| random.next() as u8).collect()
 }
 
-/// How the reading side of a client ended.
+/// How the client's reading side ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Fin,
@@ -46,14 +47,14 @@ enum End {
     Silence,
 }
 
-/// Sends all and reads until the end; the end of the sending side is passed on.
+/// Sends all bytes, closes the sending side and reads until the end.
 fn send(proxy: &Proxy, bytes: &[u8], silence: Duration) -> (Vec<u8>, End) {
     let mut stream = TcpStream::connect(proxy.address()).unwrap();
     stream.set_read_timeout(Some(silence)).unwrap();
     let mut writer = stream.try_clone().unwrap();
     let all = bytes.to_vec();
     let writing = thread::spawn(move || {
-        // Whoever is cut cannot send the rest.
+        // Errors are expected: after a cut, the rest cannot be sent.
         writer.write_all(&all).ok();
         writer.shutdown(Shutdown::Write).ok();
     });
@@ -91,7 +92,7 @@ fn an_end_comes_at_its_byte_in_either_direction() {
         for plan in [Plan::default().up(at, Event::Fin), Plan::default().down(at, Event::Fin)] {
             let (got, end, injected) = through(plan.clone(), &sent);
             assert_eq!((end, injected.len()), (End::Fin, 1), "{plan:?}");
-            // What the client sent up to the byte is echoed only if the echo was quicker than the end.
+            // The bytes that the client sent before the cut are echoed only if the echo was faster than the cut.
             assert!(got.len() as u64 <= at && sent.starts_with(&got), "{plan:?}: {} bytes", got.len());
             if injected[0].way == Way::Down {
                 assert_eq!(got.len() as u64, at, "{plan:?}");
@@ -140,7 +141,7 @@ fn a_blackhole_can_be_asked_for() {
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     stream.write_all(b"ping").unwrap();
     assert!(stream.read(&mut answer).is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
-    // Whoever comes later is served.
+    // A later connection is not affected.
     assert_eq!(send(&proxy, b"later", PATIENCE), (b"later".to_vec(), End::Fin));
     proxy.cut(Event::Fin);
     assert_eq!(stream.read(&mut answer).unwrap(), 0);
@@ -188,7 +189,7 @@ fn a_disarmed_proxy_does_nothing() {
     assert_eq!(proxy.count(), 0);
 }
 
-/// Damage and a cut in either direction for each of twenty connections.
+/// Injects damage and a cut in the direction of the client, into each of twenty connections.
 fn twenty(seed: u64) -> (Vec<Vec<Injected>>, Vec<Vec<u8>>) {
     let sent = bytes(40_000);
     let proxy = Proxy::start(echo(), seed, |random| {
@@ -212,7 +213,7 @@ fn the_same_seed_does_the_same_to_the_same_bytes() {
     assert_eq!(first, second);
     assert!(first.iter().all(|faults| faults.len() == 6), "{first:?}");
     for ((faults, one), two) in first.iter().zip(&one).zip(&two) {
-        // What a reset destroys on its way is the kernel's choice; an orderly end loses nothing.
+        // The kernel decides how many bytes in transit an RST destroys. An orderly end loses nothing.
         let lossy = faults.iter().any(|fault| fault.event == Event::Rst);
         assert!(if lossy { one.starts_with(two) || two.starts_with(one) } else { one == two }, "{faults:?}");
     }
