@@ -1,7 +1,7 @@
-//! Copying a file, a link or a tree, on this machine.
+//! Copying a file, a link or a tree on this machine.
 //!
-//! The source is examined without following its last part. Below it everything is opened from the one descriptor of the source, and
-//! no link is followed, so that nobody swaps what is copied for something else. The destination is resolved through the view, name by name.
+//! The last component of the source path is not followed. Below the source, everything is opened relative to the fd of the source, without
+//! following links, so that the source cannot be swapped for something else. Destination paths are resolved through the view, one by one.
 
 use std::{
     collections::VecDeque,
@@ -30,19 +30,19 @@ use crate::{
     write::{Draft, Finish},
 };
 
-/// Bytes that are copied between two looks at whether anybody still waits.
+/// Maximum bytes per copy step. Cancellation is checked between two steps.
 const STEP: usize = 8 << 20;
 
-/// Entries of one tree: more than any tree of source has, and an end for one that grows as fast as it is copied.
+/// Maximum number of entries of a tree: more than any source tree has. It ends the copy of a tree that grows as fast as it is copied.
 const ENTRIES: usize = 10_000_000;
 
-/// How often a link is made before it replaces something: as often as others may take its name away.
+/// How often to retry replacing a name by a link, if others keep removing the temporary link.
 const LINK_TRIES: u32 = 16;
 
-/// What peers compare.
+/// Clients compare this text, so it must not change.
 const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath is a directory";
 
-/// Copies a file with its mode, a link as it is, or with `recursive` a directory into another, which may be there.
+/// Copies a file with its mode, a link as it is, or with `recursive` a directory. A destination directory may already exist.
 pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, cancel: &Cancel) -> Result<()> {
     let look = || -> Result<(OwnedFd, Stat), Trouble> {
         let fd = view.open(source, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
@@ -75,10 +75,10 @@ fn regular(fd: OwnedFd) -> Result<File, Trouble> {
     Ok(File::from(fd))
 }
 
-/// The bytes go through the same steps as those of any write: nobody sees half a copy.
+/// Copies like any other write, so that no reader sees a partial copy.
 fn copy_file(view: &View, from: File, destination: &Path, cancel: &Cancel) -> Result<()> {
     let stat = Stat::of(from.as_fd()).on("copy", destination)?;
-    // Onto itself, by whatever name: it is done.
+    // The destination is the same file, perhaps under another name: nothing to do.
     if let Ok(there) = view.locate(destination, Links::Follow)
         && Stat::of(there.as_fd()).is_ok_and(|there| there.is_same_file(&stat))
     {
@@ -100,7 +100,7 @@ fn copy_link(view: &View, link: BorrowedFd<'_>, destination: &Path) -> Result<()
     copy().on("copy a link to", destination)
 }
 
-/// A directory must not be copied into itself: it would never end.
+/// Refuses to copy a directory into itself, which would never end.
 fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Result<(), Trouble> {
     let real_source = real_path(source)?;
     let mut rest = PathBuf::new();
@@ -123,7 +123,7 @@ fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Res
 
 fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, cancel: &Cancel) -> Result<()> {
     crate::directory::create_directory(view, destination, Links::Follow, (true, None))?;
-    // Where the copies are, for a tree that somebody moves into itself while it is copied.
+    // Remember the destination, in case the tree is moved into itself while it is copied.
     let made = view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).on("copy", destination)?;
     let mut waiting = VecDeque::from([PathBuf::from(".")]);
     let mut entries = 0;
@@ -151,12 +151,12 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     Ok(())
 }
 
-/// Copies one entry of a tree; true where it is a directory, whose own entries are still to be copied.
+/// Copies one entry of a tree. Returns true for a directory, whose own entries the caller must still copy.
 fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Path), cancel: &Cancel) -> Result<bool> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
         Ok(fd) => fd,
-        // Somebody removed it meanwhile: it is as if it had never been there.
+        // The entry was removed in the meantime.
         Err(Errno::NOENT) => return Ok(false),
         Err(errno) => return Err(Trouble::from(errno).on("copy", from)),
     };
@@ -176,7 +176,7 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
             };
             copy_file(view, open().on("copy", from)?, to, cancel).map(|()| false)
         }
-        // There is nothing in them to copy.
+        // They have no content to copy.
         Type::Fifo | Type::Socket | Type::Device => Ok(false),
     }
 }
@@ -186,7 +186,7 @@ fn below(top: &OwnedFd, relative: &Path, flags: OFlags) -> Result<OwnedFd, Troub
     Ok(rustix::fs::openat2(top, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
 }
 
-/// Copies what a file has now, and leaves its holes as holes. The target is empty.
+/// Copies the current content of a file and preserves its holes. The target must be empty.
 pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), Trouble> {
     let size = Stat::of(from.as_fd())?.size;
     let mut at = 0;
@@ -194,7 +194,7 @@ pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), 
         cancel.check()?;
         at = match rustix::fs::seek(from, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => break,
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(errno) => return Err(errno.into()),
@@ -205,7 +205,7 @@ pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), 
             Err(errno) => return Err(errno.into()),
         };
         let copied = copy_some(from, to, at, end.saturating_sub(at))?;
-        // It became shorter meanwhile: what is there was copied.
+        // The file was truncated in the meantime. All that is left of it is copied.
         if copied == 0 {
             return Ok(());
         }
@@ -217,7 +217,7 @@ pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), 
     Ok(())
 }
 
-/// Copies some bytes, in the kernel where it can.
+/// Copies some bytes, in the kernel if possible.
 fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, Trouble> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(STEP);
@@ -234,13 +234,13 @@ fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, Trouble> 
 }
 
 impl Draft {
-    /// Writes what another file has.
+    /// Writes the content of another file into the draft.
     fn fill(&self, from: &File, cancel: &Cancel) -> Result<()> {
         self.file().and_then(|file| copy_bytes(from, file, cancel)).on("copy to", self.path())
     }
 }
 
-/// Makes a link that leads to `target`, whatever is there. With `replace` a file or link of this name goes in the same step.
+/// Creates a symbolic link to `target`, which need not exist. With `replace`, an existing file or link of this name is replaced atomically.
 pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], replace: bool) -> Result<()> {
     let create = || -> Result<(), Trouble> {
         if target.is_empty() || target.contains(&0) {
@@ -258,8 +258,8 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
     create().on("link", path)
 }
 
-/// Puts a link in place of what has this name. No lock can be held on a link, so the name that it has before may be taken away by
-/// whoever clears up, or replaces the same name: then it is made again.
+/// Replaces a name by a link. A link cannot be locked, so a cleanup or another writer of the same name may remove the temporary link before
+/// the rename. Then the link is created again.
 fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<(), Trouble> {
     let mut scratch = link_scratch_name(name);
     for _ in 0..LINK_TRIES {

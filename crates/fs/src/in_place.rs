@@ -1,8 +1,8 @@
-//! Writing over a file that stays the same file: one with more than one name, or in a directory where nothing can be made.
+//! Overwriting a file in place: a file with more than one hard link, or one in a directory where no new file can be created.
 //!
-//! It cannot happen in one step, so all that may refuse it is asked first: whether the file is in the expected state, whether its mode and
-//! time may be set, whether there is room. From the first byte that is changed on nothing calls it off. Room is promised by the file
-//! system; one that makes no such promise may still be full in the middle.
+//! An in-place write is not atomic. Everything that could refuse it is therefore checked first: the etag, whether mode and time may be set,
+//! and whether there is enough space. After the first byte is changed, the write can no longer be cancelled. The space is reserved by the
+//! file system; on one without such reservations the disk may still fill up midway.
 
 use std::{
     fs::File,
@@ -23,21 +23,21 @@ use crate::{
     write::{Finish, Written, written},
 };
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const STEP: usize = 1 << 20;
 
-/// A write over a file, before its first byte is changed.
+/// An in-place write that is ready to start. No byte has been changed yet.
 pub(crate) struct InPlace<'a> {
     existing: &'a Existing,
     finish: &'a Finish,
-    /// Bytes that the file has.
+    /// Current size of the file.
     size: u64,
-    /// Of the name, and of the file, which may have other names.
+    /// The lock of the name, and the lock of the file, which may have other names.
     _locks: (MutexGuard<'static, ()>, MutexGuard<'static, ()>),
 }
 
 impl<'a> InPlace<'a> {
-    /// Waits for its turn and finds out whether it can be done to its end.
+    /// Takes the locks and checks that the write can be completed.
     pub(crate) fn begin(
         target: &Target,
         existing: &'a Existing,
@@ -55,7 +55,7 @@ impl<'a> InPlace<'a> {
         Ok(Self { existing, finish, size, _locks: locks })
     }
 
-    /// Makes bytes the whole file.
+    /// Replaces the whole content with `bytes`.
     pub(crate) fn write(self, bytes: &[u8]) -> Result<Written, Trouble> {
         let file = &self.existing.file;
         self.room(|| reserve(file, 0, bytes.len() as u64))?;
@@ -64,7 +64,8 @@ impl<'a> InPlace<'a> {
         finish_in_place(self.existing, self.finish)
     }
 
-    /// Makes what another file has the whole file, holes included. `begun` tells whether bytes were changed, also when it fails.
+    /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed, so that
+    /// the caller knows it after an error.
     pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<Written, Trouble> {
         let file = &self.existing.file;
         let size = Stat::of(from.as_fd())?.size;
@@ -80,28 +81,29 @@ impl<'a> InPlace<'a> {
         finish_in_place(self.existing, self.finish)
     }
 
-    /// Takes room, and gives back what was taken where there is not enough.
+    /// Reserves space. If there is not enough, releases what was reserved.
     fn room(&self, take: impl FnOnce() -> Result<(), Trouble>) -> Result<(), Trouble> {
         take().inspect_err(|_| {
-            // It has this size already: what goes is what lies behind its end. Nobody is helped by a second error.
+            // Setting the current size again releases the space that was reserved behind the end. Ignore an error here: the first one is
+            // reported.
             self.existing.file.set_len(self.size).ok();
         })
     }
 }
 
-/// Asks whether mode and time of a file may be set, where that is wanted: they are set when the bytes are changed already.
+/// Checks whether mode and time may be set, if requested. They are set after the bytes are changed, when it would be too late to refuse.
 pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(), Trouble> {
     finish.mode.map(permissions).transpose()?;
     finish.modified.map(times).transpose()?;
     if finish.mode.is_some() || finish.modified.is_some() {
-        // Whoever may set the mode that it has may set any, and any time too. The system knows best who that is.
+        // A caller that may set the current mode again may set any mode and any time. Only the kernel can decide that reliably.
         let mode = Stat::of(existing.file.as_fd())?.mode;
         rustix::fs::fchmod(&existing.file, Mode::from_raw_mode(mode & 0o7777))?;
     }
     Ok(())
 }
 
-/// What is left when the bytes are there.
+/// Sets mode and time and syncs, after the bytes were written.
 pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Written, Trouble> {
     let file = &existing.file;
     if let Some(mode) = finish.mode {
@@ -116,19 +118,19 @@ pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Wr
     written(file, false)
 }
 
-/// Takes room for bytes at a place, also where the file has a hole. What is seen of it stays as it is.
+/// Reserves space for a range, also where the file has a hole. The visible content does not change.
 fn reserve(file: &File, at: u64, len: u64) -> Result<(), Trouble> {
     if len == 0 {
         return Ok(());
     }
     match retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, at, len)) {
-        // Not every file system can promise it.
+        // Not every file system supports reservations.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Goes through the parts of a file in order, each with bytes or a hole.
+/// Calls `take` for each part of a file in order: data or a hole.
 fn each_part(
     file: &File,
     size: u64,
@@ -138,7 +140,7 @@ fn each_part(
     while at < size {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) => data.min(size),
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => size,
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(errno) => return Err(errno.into()),
@@ -175,7 +177,7 @@ fn copy_part(from: &File, to: &File, mut at: u64, end: u64) -> Result<(), Troubl
     Ok(())
 }
 
-/// Makes a part of a file a hole, or zeros where there are no holes. Nothing where it ends before it begins.
+/// Turns a range of a file into a hole, or writes zeros if holes are not supported. Does nothing for an empty range.
 fn clear(file: &File, mut at: u64, end: u64) -> Result<(), Trouble> {
     if at >= end {
         return Ok(());

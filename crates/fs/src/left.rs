@@ -4,8 +4,8 @@
 //! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel releases the lock
 //! clearer:  open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
 //! ```
-//! A file is removed only if it has one of the names that this crate generates, belongs to this user and is not locked. A symbolic link cannot
-//! be locked, so a link may be removed while its writer is active. The writer of a link must expect this and create the link again.
+//! A file is removed only if it has one of the names that this crate generates, belongs to this user and is not locked. A symbolic link
+//! cannot be locked, so a link may be removed while its writer is active. The writer of a link must expect this and create the link again.
 
 use std::{
     ffi::{OsStr, OsString},

@@ -32,8 +32,8 @@ impl Line {
         !std::mem::replace(&mut state.is_worked_on, true)
     }
 
-    /// Runs all jobs in the queue, including those added in the meantime, and returns when it is empty. If a job panics, the jobs behind it are
-    /// dropped without being run.
+    /// Runs all jobs in the queue, including those added in the meantime, and returns when it is empty. If a job panics, the jobs behind it
+    /// are dropped without being run.
     pub fn work(&self) {
         let leave = Leave(self);
         while let Some(job) = self.next() {

@@ -1,8 +1,8 @@
-//! What is known of a file: type, size, times, and a word for its state.
+//! Metadata of a file: type, size, times, and the etag that identifies its state.
 //!
-//! An *etag* changes whenever the bytes of a file do. It is made of the file's identity, size and times. Times have the grain of the
-//! kernel's clock, so that two changes of one tick could look the same; of a file that was changed so recently the etag has a
-//! hash of the bytes, too.
+//! An *etag* changes whenever the bytes of a file change. It consists of the file's identity, size and times. The resolution of the times
+//! is the tick of the kernel's clock, so two changes within one tick could have the same times. The etag of a file that changed very
+//! recently therefore also contains a hash of its bytes.
 
 use std::{
     fs::File,
@@ -22,26 +22,26 @@ use rustix::{
 
 use crate::{Cancel, Links, Result, Trouble, View, error::On, view::proc_path};
 
-/// Changes that lie closer together than this may carry the same time: the coarsest tick of a kernel, doubled.
+/// Two changes within this time may have the same timestamp: twice the coarsest kernel tick.
 const TICK_NS: i128 = 20_000_000;
 
-/// Bytes of a file that are read for the sake of its etag; times alone speak for what is larger.
+/// Largest file whose bytes are hashed for its etag. The etag of a larger file consists of identity, size and times only.
 const HASHED_BYTES: u64 = 1 << 20;
 
-/// The state that `if_match` names for a file that is not there.
+/// Value of `if_match` that requires that the file does not exist.
 pub const ABSENT: &str = "absent";
 
-/// A moment, to the nanosecond.
+/// A point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment {
-    /// Whole seconds since 1970.
+    /// Whole seconds since the Unix epoch.
     pub seconds: i64,
-    /// Nanoseconds after them.
+    /// Additional nanoseconds.
     pub nanos: u32,
 }
 
 impl Moment {
-    /// Milliseconds since 1970, rounded down.
+    /// Milliseconds since the Unix epoch, rounded down.
     #[must_use]
     pub fn millis(self) -> i64 {
         self.seconds.saturating_mul(1000).saturating_add(i64::from(self.nanos / 1_000_000))
@@ -52,25 +52,19 @@ impl Moment {
     }
 }
 
-/// What something is.
+/// Type of a file system object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Type {
-    /// A regular file.
     File,
-    /// A directory.
     Directory,
-    /// A symbolic link.
     Symlink,
-    /// A FIFO.
     Fifo,
-    /// A socket.
     Socket,
-    /// A device.
     Device,
 }
 
 impl Type {
-    /// What to call it in an error.
+    /// The name of the type in error messages.
     pub(crate) fn noun(self) -> &'static str {
         match self {
             Self::File => "a file",
@@ -94,56 +88,53 @@ impl Type {
     }
 }
 
-/// What is known of one file, directory or link.
+/// Metadata of one file, directory or link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// What it is.
     pub kind: Type,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
-    /// Names that it has.
+    /// Number of hard links.
     pub links: u64,
-    /// When its bytes were changed last.
+    /// Modification time (mtime).
     pub modified: Moment,
-    /// When it was made, where the file system knows.
+    /// Creation time, if the file system records it.
     pub created: Option<Moment>,
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// The user it belongs to.
     pub uid: u32,
-    /// The group it belongs to.
     pub gid: u32,
     pub(crate) changed: Moment,
-    /// Bytes that it takes up on its disk.
+    /// Bytes allocated on disk.
     pub(crate) stored: u64,
 }
 
 impl Stat {
-    /// Whether it is known to have no holes.
+    /// Whether the file certainly has no holes.
     pub(crate) fn is_dense(&self) -> bool {
         self.stored >= self.size
     }
 
-    /// Device and inode: the same for every path that leads to it.
+    /// Device and inode. They are the same for every path that leads to the object.
     #[must_use]
     pub fn identity(&self) -> (u64, u64) {
         (self.device, self.inode)
     }
 
-    /// When its inode was changed last: on creation, on every write, chmod, rename and on every new hard link.
+    /// Change time (ctime): updated on creation, on every write, chmod and rename, and on every new hard link.
     #[must_use]
     pub fn changed(&self) -> Moment {
         self.changed
     }
 
-    /// Of what a descriptor stands for.
+    /// Metadata of an open object.
     pub fn of(fd: BorrowedFd<'_>) -> Result<Self, Trouble> {
         Self::at(fd, Path::new(""), AtFlags::EMPTY_PATH)
     }
 
-    /// Of an entry of a directory; a link is not followed.
+    /// Metadata of a directory entry. A link is not followed.
     pub fn entry(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Self, Trouble> {
         Self::at(dir, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
     }
@@ -154,7 +145,7 @@ impl Stat {
         Ok(Self::from(&found))
     }
 
-    /// Whether both stand for the same file.
+    /// Whether both describe the same file.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
@@ -181,20 +172,20 @@ impl From<&Statx> for Stat {
     }
 }
 
-/// What [`metadata`] tells.
+/// Result of [`metadata`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
-    /// What the path leads to, or the link itself where that was asked for.
+    /// Metadata of the object that the path leads to, or of the link itself if the caller asked for it.
     pub stat: Stat,
     /// Whether the path itself is a link.
     pub is_symlink: bool,
-    /// The state of a regular file.
+    /// Only for a regular file.
     pub etag: Option<String>,
-    /// Where the link leads, if it is described itself.
+    /// Target of the link, if the link itself is described.
     pub link_target: Option<Vec<u8>>,
 }
 
-/// Describes what a path leads to; with `of_link` a link at its end itself.
+/// Describes the object that a path leads to. With `of_link`, describes a link at the end of the path itself.
 pub fn metadata(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata> {
     describe(view, path, links, of_link).on("look at", path)
 }
@@ -216,7 +207,7 @@ fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Met
     Ok(Metadata { stat, is_symlink: true, etag, link_target: None })
 }
 
-/// The etag of a file that is only located so far. One that may not be read has none of its bytes in it.
+/// The etag of a file that was located but not opened. If the file cannot be read, the etag contains no hash.
 fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<String, Trouble> {
     if !is_recent(stat) || stat.size > HASHED_BYTES {
         return Ok(base(stat));
@@ -225,14 +216,14 @@ fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<S
     match view.open(path, links, flags, Mode::empty()) {
         Ok(fd) => {
             let file = File::from(fd);
-            // What was opened may be another file by now; then it is described as it was located.
+            // The name may refer to another file by now. Then return the etag of the located file, without a hash.
             if Stat::of(file.as_fd())? == *stat { etag(&file, stat) } else { Ok(base(stat)) }
         }
         Err(_) => Ok(base(stat)),
     }
 }
 
-/// The word for the state that an open file is in, described by `stat`.
+/// The etag of an open file whose metadata is `stat`.
 pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, Trouble> {
     if !is_recent(stat) || stat.size > HASHED_BYTES {
         return Ok(base(stat));
@@ -240,7 +231,7 @@ pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, Trouble> {
     Ok(format!("{}-{:016x}", base(stat), hash(file)?))
 }
 
-/// Whether an etag of an earlier look fits the state that a file is in now.
+/// Whether an etag from an earlier time matches the current state of a file.
 pub(crate) fn matches(file: &File, stat: &Stat, expected: &str) -> Result<bool, Trouble> {
     let Some(rest) = expected.strip_prefix(&base(stat)) else { return Ok(false) };
     match rest.strip_prefix('-') {
@@ -263,20 +254,20 @@ fn base(stat: &Stat) -> String {
 fn is_recent(stat: &Stat) -> bool {
     let now = rustix::time::clock_gettime(ClockId::Realtime);
     let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-    // A clock that was set back makes every file recent, which costs a hash and nothing else.
+    // If the clock was set back, every file counts as recent. That only costs a hash.
     now - stat.changed.nanoseconds() < TICK_NS
 }
 
-/// The uid that files of this thread are made with: the kernel's fsuid, which a caller may have set apart from the effective uid.
+/// The uid that new files of this thread get: the fsuid, which a caller may have set to another value than the effective uid.
 pub(crate) fn file_uid() -> u32 {
-    // `Uid:` has the real, effective, saved and file system uid.
+    // `Uid:` lists the real, effective, saved and file system uid.
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let uid = line.and_then(|ids| ids.split_whitespace().nth(3)).and_then(|uid| uid.parse().ok());
     uid.unwrap_or_else(|| rustix::process::geteuid().as_raw())
 }
 
-/// Against accidents, not against enemies: whoever can write the file needs no collision.
+/// The hash protects against accidents, not against attackers: an attacker who can write the file needs no collision.
 fn hash(file: &File) -> Result<u64, Trouble> {
     let mut hasher = DefaultHasher::new();
     let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
@@ -288,7 +279,7 @@ fn hash(file: &File) -> Result<u64, Trouble> {
                 at += read as u64;
             }
             Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-            // A file that may be written and not read has no bytes to show.
+            // The fd is open for writing only, so the bytes cannot be read. The hash then covers no bytes.
             Err(error) if error.raw_os_error() == Some(Errno::BADF.raw_os_error()) => break,
             Err(error) => return Err(error.into()),
         }
@@ -296,7 +287,7 @@ fn hash(file: &File) -> Result<u64, Trouble> {
     Ok(hasher.finish())
 }
 
-/// Changes permission bits and the time of modification of what a path leads to; what is `None` stays.
+/// Changes the permission bits and the modification time. A value of `None` is not changed.
 pub fn set_metadata(
     view: &View,
     path: &Path,
@@ -321,7 +312,7 @@ pub fn set_metadata(
     change().on("change", path)
 }
 
-/// The bits of a mode that a request may set.
+/// Checks that a mode has only bits that a request may set.
 pub(crate) fn permissions(mode: u32) -> Result<Mode, Trouble> {
     if mode > 0o7777 {
         return Err(Trouble::InvalidInput("a mode has twelve bits, up to 0o7777"));
@@ -329,7 +320,7 @@ pub(crate) fn permissions(mode: u32) -> Result<Mode, Trouble> {
     Ok(Mode::from_raw_mode(mode))
 }
 
-/// The times to set for a file that was modified then; when it was read last stays.
+/// The timestamps for `futimens`: a new modification time, and an unchanged access time.
 pub(crate) fn times(modified: Moment) -> Result<Timestamps, Trouble> {
     if modified.nanos >= 1_000_000_000 {
         return Err(Trouble::InvalidInput("nanoseconds go up to 999,999,999"));
@@ -339,7 +330,7 @@ pub(crate) fn times(modified: Moment) -> Result<Timestamps, Trouble> {
     Ok(Timestamps { last_access: untouched, last_modification })
 }
 
-/// The path that something has when all links are resolved.
+/// The path of an object with all links resolved.
 pub fn canonicalize(view: &View, path: &Path, cancel: &Cancel) -> Result<std::path::PathBuf> {
     let resolve = || -> Result<_, Trouble> {
         cancel.check()?;

@@ -1,4 +1,4 @@
-//! Reading: a file, a range or some lines of it at once, and an open file by blocks.
+//! Reading: a whole file, a range or some lines of it at once, and an open file in blocks.
 
 use std::{
     fs::File,
@@ -17,70 +17,67 @@ use rustix::{
 
 use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::etag};
 
-/// Bytes that are read between two looks at whether anybody still waits.
+/// Bytes read between two checks for cancellation.
 const STEP: usize = 1 << 20;
 
-/// The file system of processes: what looks like a file there is memory, descriptors or orders to the kernel.
+/// Magic number of procfs. Its "files" are process memory, fds or kernel controls.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// Which part of a file is read.
+/// The part of a file to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// So many bytes from this one on; without a length up to the end.
+    /// A range of bytes. Without `len`, up to the end of the file.
     Bytes {
-        /// The first byte.
         offset: u64,
-        /// How many at most.
+        /// Maximum number of bytes.
         len: Option<u64>,
     },
-    /// So many lines from this one on, counted from 1.
+    /// A range of lines. The first line has the number 1.
     Lines {
-        /// The first line.
         first: u64,
-        /// How many at most.
+        /// Maximum number of lines.
         count: u64,
     },
 }
 
 impl Part {
-    /// All of it.
+    /// The whole file.
     pub const ALL: Self = Self::Bytes { offset: 0, len: None };
 }
 
-/// What was read.
+/// Result of `OpenFile::read`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
-    /// The bytes.
     pub bytes: Vec<u8>,
-    /// The state that the file was in before it was read.
+    /// Etag of the file before it was read.
     pub etag: String,
-    /// Bytes of the whole file.
+    /// Size of the whole file.
     pub size: u64,
-    /// Whether the bytes reach its end.
+    /// Whether the bytes reach the end of the file.
     pub eof: bool,
 }
 
-/// A regular file that is open for reading. What happens to its name changes nothing for it.
+/// A regular file that is open for reading. Renaming or removing its name does not affect it.
 #[derive(Debug)]
 pub struct OpenFile {
     file: File,
     path: PathBuf,
-    /// What it was when it was opened.
+    /// Metadata from when the file was opened.
     pub stat: Stat,
 }
 
-/// A block of an open file, beside its bytes.
+/// Result of reading a block. The bytes themselves are in the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// How many bytes were read, fewer than there was room for only at the end of the file and before a hole.
+    /// Number of bytes read. It is less than the size of the buffer only at the end of the file and before a hole.
     pub len: usize,
-    /// Whether fewer are there than were asked for.
+    /// Whether the file has fewer bytes than requested.
     pub eof: bool,
-    /// Zeros at this place that no disk holds.
+    /// Length of the hole at the offset, or 0.
     pub hole: u64,
 }
 
-/// Opens a regular file for reading, without waiting for anybody.
+/// Opens a regular file for reading, without blocking.
 pub fn open(view: &View, path: &Path, links: Links) -> Result<OpenFile> {
     let open = || -> Result<OpenFile, Trouble> {
         let (file, stat) = open_regular(view, path, links, OFlags::RDONLY)?;
@@ -89,7 +86,8 @@ pub fn open(view: &View, path: &Path, links: Links) -> Result<OpenFile> {
     open().on("open", path)
 }
 
-/// Looks before it opens, for opening alone can set a device off; and again afterwards, for what was opened counts.
+/// Checks the type before opening, because opening a device can have side effects. Checks again afterwards, because the name may then refer
+/// to another object.
 pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags) -> Result<(File, Stat), Trouble> {
     require_regular(&Stat::of(view.locate(path, links)?.as_fd())?)?;
     let fd = view.open(path, links, flags | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
@@ -112,18 +110,18 @@ pub(crate) fn refuse_proc(fd: BorrowedFd<'_>) -> Result<(), Trouble> {
 }
 
 impl OpenFile {
-    /// The word for the state that the file is in.
+    /// The etag of the file when it was opened.
     pub fn etag(&self) -> Result<String> {
         etag(&self.file, &self.stat).on("read", &self.path)
     }
 
-    /// The path it was opened by.
+    /// The path that the file was opened by.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that [`read`](Self::read) would hold, as far as can be told: for whoever counts memory.
+    /// Upper estimate of the bytes that [`read`](Self::read) will return, for callers that limit their memory.
     #[must_use]
     pub fn expects(&self, part: Part, most: u64) -> u64 {
         match part {
@@ -132,7 +130,7 @@ impl OpenFile {
         }
     }
 
-    /// Reads a part of it, `most` bytes of it at most: what is larger is an error that gives `advice`.
+    /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`.
     pub fn read(&self, part: Part, most: u64, advice: &'static str, cancel: &Cancel) -> Result<Content> {
         let too_large = || Trouble::TooLarge { most, advice };
         let read = || -> Result<Content, Trouble> {
@@ -159,7 +157,7 @@ impl OpenFile {
         read().on("read", &self.path)
     }
 
-    /// Reads one block into `buf`. With `holes`, a place that no disk holds is told and not read.
+    /// Reads one block into `buf`. With `holes`, a hole is reported instead of being read as zeros.
     pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<Block> {
         let mut read = || -> Result<Block, Trouble> {
             let mut len = buf.len();
@@ -183,8 +181,8 @@ impl OpenFile {
         read().on("read", &self.path)
     }
 
-    /// Reads one block if all of it is in memory and the file has no holes, so that nobody waits; `None` otherwise, and where this cannot
-    /// be told.
+    /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None` otherwise, also if
+    /// this is unknown.
     #[must_use]
     pub fn read_block_now(&self, buf: &mut [u8], offset: u64) -> Option<Block> {
         if !self.stat.is_dense() || i64::try_from(offset).is_err() {
@@ -196,7 +194,7 @@ impl OpenFile {
     }
 }
 
-/// Where the next bytes lie that a disk holds; `None` where there are none. A file system that knows no holes has bytes everywhere.
+/// The offset of the next data in the file. `None` if only a hole is left. On a file system without support for holes, all is data.
 fn next_data(file: &File, offset: u64) -> Result<Option<u64>, Trouble> {
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),
@@ -206,7 +204,7 @@ fn next_data(file: &File, offset: u64) -> Result<Option<u64>, Trouble> {
     }
 }
 
-/// How much of a block lies before the next hole.
+/// Length of the part of a block that lies before the next hole.
 fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, Trouble> {
     match rustix::fs::seek(file, SeekFrom::Hole(offset)) {
         Ok(hole) => Ok(usize::try_from(hole.saturating_sub(offset)).unwrap_or(len).clamp(1, len)),
@@ -215,10 +213,10 @@ fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, Trouble> {
     }
 }
 
-/// Reads up to `len` bytes; fewer where the file ends, also one that became shorter meanwhile.
+/// Reads up to `len` bytes. Returns fewer if the file ends first, for example because it was truncated in the meantime.
 fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec<u8>, Trouble> {
     let (mut bytes, mut at) = (Vec::new(), offset);
-    // No file has bytes beyond what its offsets can say.
+    // File offsets are at most `i64::MAX`. Stop there, so that `pread` does not fail with EINVAL.
     while at - offset < len && i64::try_from(at).is_ok() {
         cancel.check()?;
         let step = (len - (at - offset)).min(STEP as u64);
@@ -230,12 +228,12 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
             Err(errno) => return Err(errno.into()),
         }
     }
-    // There may have been room for more than was asked for.
+    // `spare_capacity` may be larger than the requested length.
     bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
     Ok(bytes)
 }
 
-/// Fills `buf`, and tells how far; less where the file ends.
+/// Fills `buf` and returns the number of bytes read. It is less than the buffer's length if the file ends first.
 fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, Trouble> {
     let (mut reader, mut got) = (At { file, offset }, 0);
     while got < buf.len() {
@@ -250,7 +248,7 @@ fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Resul
     Ok(got)
 }
 
-/// Reads at a place of its own; the file's shared position stays where it is.
+/// A reader with its own position. It does not change the shared position of the file.
 struct At<'a> {
     file: &'a File,
     offset: u64,
@@ -258,7 +256,7 @@ struct At<'a> {
 
 impl Read for At<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // No file has bytes beyond what its offsets can say.
+        // File offsets are at most `i64::MAX`. Reading beyond returns no data.
         if i64::try_from(self.offset).is_err() {
             return Ok(0);
         }

@@ -1,8 +1,8 @@
-//! Removing a file, a link, or a directory with all that is in it.
+//! Removing a file, a link, or a directory with its content.
 //!
-//! A tree is taken down from inside, with one descriptor at a time: each directory is opened from its parent without following a
-//! link, and left through `..`, which must lead back to where it came from. So a tree of any depth is removed, and whoever swaps a
-//! directory for a link meanwhile loses the link.
+//! A tree is removed from the inside, with one open fd at a time. Each directory is opened from its parent without following links, and
+//! left through `..`, which must lead back to that parent. So a tree of any depth can be removed. If a directory is swapped for a link in
+//! the meantime, only the link is removed.
 
 use std::{
     ffi::OsString,
@@ -21,13 +21,13 @@ use crate::{
     error::On,
 };
 
-/// How often a directory is listed again that others fill while it is emptied.
+/// How often to list a directory again if others add entries while it is emptied.
 const ROUNDS: usize = 64;
 
-/// Names that are held of one directory at a time.
+/// Number of names of one directory that are held in memory at a time.
 const BATCH: usize = 4096;
 
-/// Removes what a path names; a link itself. With `force` what is not there is no mistake.
+/// Removes what a path names. A link itself is removed. With `force`, a path that does not exist is not an error.
 pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool, bool), cancel: &Cancel) -> Result<()> {
     let remove = || -> Result<(), Trouble> {
         if recursive && links == Links::Refuse {
@@ -52,7 +52,7 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
     }
 }
 
-/// A directory that was entered: its name in its parent, and who that parent is.
+/// A directory that was entered: its name, and the metadata of its parent.
 struct Level {
     name: OsString,
     parent: Stat,
@@ -72,13 +72,13 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
                 view.refuse_kept(dir.as_fd(), &below)?;
                 match enter(&dir, &below) {
                     Ok(entered) => {
-                        // By the descriptor: the name may mean another directory than a moment ago.
+                        // Check the opened fd: the name may refer to another directory by now.
                         view.admit(entered.as_fd())?;
                         dir = entered;
                         level.rounds = 0;
                         levels.push(Level { name: below, parent, rounds: 0 });
                     }
-                    // It is a file or a link by now, or gone; the next round sees it as it is.
+                    // The entry is now a file or a link, or gone. The next round handles it.
                     Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) if level.rounds < ROUNDS => {}
                     Err(errno) => return Err(errno.into()),
                 }
@@ -86,7 +86,7 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
             None => {
                 let above = up(&dir, &level.parent)?;
                 match unlink(above.as_fd(), &level.name, true) {
-                    // Filled again meanwhile.
+                    // Other processes added entries.
                     Err(Errno::NOTEMPTY | Errno::EXIST) if level.rounds < ROUNDS => continue,
                     Err(Errno::NOENT) if levels.len() > 1 => {}
                     other => other?,
@@ -104,16 +104,16 @@ fn enter(parent: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
-/// Back to where it was entered from; a directory that was moved elsewhere is not followed there.
+/// Opens the parent directory again. Returns an error if the directory was moved elsewhere in the meantime.
 fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, Trouble> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::openat(dir, "..", flags, Mode::empty())?;
     if Stat::of(above.as_fd())?.is_same_file(parent) {
-        // With `PATH` it cannot be listed, which the next round does.
+        // An `O_PATH` fd cannot be listed, and the next round lists the directory.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::openat(&above, ".", flags, Mode::empty()) {
             Ok(listed) => Ok(listed),
-            // The parent of the tree itself is never listed.
+            // Only the parent of the whole tree may be unreadable, and it is never listed.
             Err(Errno::ACCESS) => Ok(above),
             Err(errno) => Err(errno.into()),
         }
@@ -122,7 +122,7 @@ fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, Trouble> {
     }
 }
 
-/// Removes all that is no directory; returns a directory that is still in it.
+/// Removes everything except directories. Returns one of the directories that are left, if any.
 fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, Trouble> {
     loop {
         let (mut others, mut below) = (Vec::new(), None);
@@ -145,7 +145,7 @@ fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>
             view.refuse_kept(dir.as_fd(), &name)?;
             match unlink(dir.as_fd(), &name, false) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // A directory by now.
+                // The entry is a directory by now.
                 Err(Errno::ISDIR) => below = Some(name),
                 Err(errno) => return Err(errno.into()),
             }

@@ -1,12 +1,12 @@
-//! Writing: a whole file at once, or a draft of it block by block.
+//! Writing: a whole file at once, or a draft of a file block by block.
 //!
-//! Bytes go into a file without a name, in the directory of the target; it gets its name when all of it is there. So nobody sees
-//! half of it, a full disk leaves the old file whole, and what is abandoned is gone with its descriptor, also when the program is
-//! killed. For the moment in which it replaces another file, and from the beginning where the file system knows no files without
-//! a name, it has one that begins with `.exec-server-`. Whoever has such a file holds a lock on it: see `left`.
+//! The bytes are written to a file without a name (`O_TMPFILE`) in the target's directory, which gets its name when it is complete. No
+//! reader sees a partly written file, and a full disk leaves the old file intact. An abandoned write disappears with its fd, even if the
+//! process is killed. To replace an existing file, the new one needs a name just before the rename; on file systems without `O_TMPFILE` it
+//! has one from the start. That name begins with `.exec-server-`, and the writer holds a lock on the file: see `left`.
 //!
-//! In place, and so not in one step, are written: a file with more than one name (the other names must see the change, as in the
-//! reference), what is appended or written at an offset, and a file in a directory where nothing can be made.
+//! Some writes happen in place and are not atomic: a file with more than one hard link (the other names must see the change, as in the
+//! reference), appending, writing at an offset, and a file in a directory where no new file can be created.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -33,54 +33,54 @@ use crate::{
     view::proc_path,
 };
 
-/// Bytes that are written between two looks at whether anybody still waits.
+/// Bytes written between two checks for cancellation.
 const STEP: usize = 1 << 20;
 
-/// Entries of a directory that are looked at for what older drafts left.
+/// Maximum number of directory entries that are checked for leftovers of older drafts.
 const STALE_SEEN: usize = 100_000;
 
-/// Names that are tried for a file that cannot be without one.
+/// Number of names that are tried for a file that needs a name.
 const NAME_TRIES: u32 = 8;
 
-/// Names of attributes that are carried over to a new file, in bytes.
+/// Maximum size of the list of extended attribute names that are copied to a new file, and of each value.
 const ATTRIBUTES_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a write go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// They are the file.
+    /// Replace the whole file.
     Whole,
-    /// Behind what is there.
+    /// Append to the file.
     End,
-    /// Over what is there, from this byte on.
+    /// Overwrite the file from this offset.
     Offset(u64),
 }
 
-/// What a write does beside writing.
+/// Conditions and attributes of a write.
 #[derive(Debug, Clone, Default)]
 pub struct Finish {
-    /// Only if the file is in this state, or [`ABSENT`].
+    /// Write only if the file has this etag, or with [`ABSENT`] only if it does not exist.
     pub if_match: Option<String>,
-    /// Waits until it is on the disk.
+    /// Return only when the data is on disk.
     pub fsync: bool,
-    /// Permission bits; else those of the file that is replaced, or what the umask leaves.
+    /// Permission bits. Default: those of the file that is replaced, or 0666 minus the umask.
     pub mode: Option<u32>,
-    /// Time of modification; else now.
+    /// Modification time. Default: now.
     pub modified: Option<Moment>,
 }
 
-/// What became of a write.
+/// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// Whether it happened in one step.
+    /// Whether the file was replaced atomically.
     pub atomic: bool,
-    /// The state that the file is in now.
+    /// Etag of the file after the write.
     pub etag: String,
-    /// Bytes of the file now.
+    /// Size of the file after the write.
     pub size: u64,
 }
 
-/// Writes bytes to a file, which is made if it is not there. Its directory must be.
+/// Writes bytes to a file. Creates the file if it does not exist. Its directory must exist.
 pub fn write(
     view: &View,
     path: &Path,
@@ -100,7 +100,7 @@ pub fn write(
 }
 
 fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
-    // Before anything is written: whoever may not write the file learns it, and whoever comes too late.
+    // Check permissions and etag before anything is written, so that a request that must fail fails early.
     let existing = target.existing()?;
     require_state(existing.as_ref(), finish.if_match.as_deref())?;
     let in_place =
@@ -110,7 +110,7 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
     }
     let scratch = match (Scratch::new(target, existing.as_ref()), &existing) {
         (Ok(scratch), _) => scratch,
-        // Nothing can be made in the directory, but the file can be written.
+        // The directory does not allow new files, but the file itself can be written.
         (Err(trouble), Some(existing)) if is_refused(&trouble) && !existing.is_busy => return in_place(existing),
         (Err(trouble), _) => return Err(trouble),
     };
@@ -122,7 +122,7 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
 }
 
 fn is_refused(trouble: &Trouble) -> bool {
-    // Not so a full disk: it may have room for these bytes in place of the old ones, but then not in one step.
+    // A full disk does not count: the bytes might fit in place of the old ones, but then the write would not be atomic.
     [Errno::ACCESS, Errno::PERM, Errno::ROFS].into_iter().any(|errno| trouble.is(errno))
 }
 
@@ -154,7 +154,7 @@ fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> R
     finish_in_place(&existing, finish)
 }
 
-/// The kernel finds the end for each write, so that others who append lose nothing.
+/// Appends with O_APPEND: the kernel finds the end for each write, so that concurrent appends of other processes are not lost.
 fn append(file: &File, mut bytes: &[u8]) -> Result<(), Trouble> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags | OFlags::APPEND)?;
@@ -173,20 +173,20 @@ pub(crate) fn written(file: &File, atomic: bool) -> Result<Written, Trouble> {
     Ok(Written { atomic, etag: etag(file, &stat)?, size: stat.size })
 }
 
-/// A file without its name yet.
+/// A new file that does not have its final name yet.
 #[derive(Debug)]
 struct Scratch {
     file: File,
-    /// The name that it has meanwhile, where it must have one.
+    /// The temporary name, if the file needs one.
     name: Option<OsString>,
-    /// Stays when it is abandoned.
+    /// The file stays when the draft is abandoned.
     is_kept: bool,
 }
 
 impl Scratch {
-    /// An empty one beside the target, with the attributes of what it replaces.
+    /// Creates an empty file beside the target, with the attributes of the file that it replaces.
     fn new(target: &Target, existing: Option<&Existing>) -> Result<Self, Trouble> {
-        // Secret until it has the mode of what it replaces; a new file has what the umask leaves, from the beginning.
+        // Create with 0600 when replacing (the old mode is copied later), with 0666 minus the umask when new.
         let mode = Mode::from_raw_mode(if existing.is_some() { 0o600 } else { 0o666 });
         let unnamed = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let scratch = match rustix::fs::openat(&target.dir, ".", unnamed, mode) {
@@ -208,16 +208,16 @@ impl Scratch {
         for _ in 0..NAME_TRIES {
             let name = Target::random_name(FILE_END)?;
             let file = File::from(rustix::fs::openat(&target.dir, &name, flags, mode)?);
-            // Whoever swept between these two steps holds the lock, or has taken the name away.
+            // A concurrent `sweep` between the two steps may hold the lock or have removed the name. Then try another name.
             if left::hold(&file) && Stat::of(file.as_fd())?.links > 0 {
                 return Ok(Self { file, name: Some(name), is_kept: false });
             }
-            rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // It may be gone already.
+            rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // The sweep may have removed it already.
         }
         Err(Trouble::Busy("others hold every file that is made there"))
     }
 
-    /// Takes over owner, mode and attributes. What cannot be taken over makes the caller write in place.
+    /// Copies owner, mode and extended attributes. If that is not permitted, the caller writes in place.
     fn resemble(&self, existing: &Existing) -> Result<(), Trouble> {
         let own = Stat::of(self.file.as_fd())?;
         if (own.uid, own.gid) != (existing.stat.uid, existing.stat.gid) {
@@ -225,12 +225,12 @@ impl Scratch {
             rustix::fs::fchown(&self.file, Some(owner.0), Some(owner.1))?;
         }
         copy_attributes(&existing.file, &self.file)?;
-        // Whoever may run it as its owner was trusted with the old bytes, not with these.
+        // Drop the set-user-id and set-group-id bits: the users who may run the file as its owner trusted the old bytes, not the new ones.
         rustix::fs::fchmod(&self.file, Mode::from_raw_mode(existing.stat.mode & 0o1777))?;
         Ok(())
     }
 
-    /// Gives it its name.
+    /// Gives the file its final name.
     fn publish(mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
         let published = self.try_publish(target, finish, cancel);
         if published.is_err() {
@@ -250,7 +250,7 @@ impl Scratch {
             rustix::fs::fsync(&self.file)?;
         }
         let _lock = target.lock();
-        // Under the lock: whoever was called off before another began does not come after it.
+        // Check under the lock: a write that was cancelled before another writer took the lock must not take effect after that writer.
         cancel.check()?;
         if let Some(expected) = finish.if_match.as_deref() {
             require_state(target.existing()?.as_ref(), Some(expected))?;
@@ -266,7 +266,7 @@ impl Scratch {
         written(&self.file, true)
     }
 
-    /// Takes the name only if nobody has it, not even since a moment ago.
+    /// Takes the name only if it is free. The kernel checks this atomically.
     fn take_free_name(&mut self, target: &Target) -> Result<(), Trouble> {
         let taken = match &self.name {
             Some(name) => {
@@ -286,7 +286,8 @@ impl Scratch {
 
     fn replace(&mut self, target: &Target) -> Result<(), Trouble> {
         if self.name.is_none() {
-            // Where nothing is to be replaced there is no other name that a kill could leave.
+            // If nothing has to be replaced, link the file directly under its final name. Then no temporary name exists that a kill could
+            // leave behind.
             match self.link(target, &target.name) {
                 Err(Errno::EXIST) => self.name = Some(self.link_aside(target)?),
                 other => return Ok(other?),
@@ -299,15 +300,15 @@ impl Scratch {
         Ok(())
     }
 
-    /// Gives it the name that it has for the moment before it replaces something.
+    /// Gives the file a temporary name just before it replaces another file.
     fn link_aside(&self, target: &Target) -> Result<OsString, Trouble> {
-        // Nobody else has it as long as it has no name.
+        // The result can be ignored: a file without a name is open nowhere else, so the lock is free.
         left::hold(&self.file);
         let name = target.scratch_name();
         for _ in 0..2 {
             match self.link(target, &name) {
                 Err(Errno::EXIST) if left::clear(target.dir.as_fd(), &name) => {}
-                // Another program is about to replace the same file.
+                // Another process is about to replace the same file.
                 Err(Errno::EXIST) => break,
                 other => return Ok(other.map(|()| name)?),
             }
@@ -321,10 +322,10 @@ impl Scratch {
         rustix::fs::linkat(CWD, proc_path(self.file.as_fd()), &target.dir, name, AtFlags::SYMLINK_FOLLOW)
     }
 
-    /// Takes its name away, if it has one. Bytes without a name go with their descriptor.
+    /// Removes the temporary name, if there is one. A file without a name disappears with its fd.
     fn discard(&self, target: &Target) {
         if let Some(name) = &self.name {
-            // Somebody else may have cleared it away.
+            // Another process may have removed the name already.
             rustix::fs::unlinkat(&target.dir, name, AtFlags::empty()).ok();
         }
     }
@@ -332,7 +333,7 @@ impl Scratch {
 
 fn sync_directory(target: &Target) -> Result<(), Trouble> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // A directory that may be written and not listed cannot be synced either; the file was.
+    // A directory that can be written but not read cannot be opened for fsync. The file itself was synced.
     match rustix::fs::openat(&target.dir, ".", flags, Mode::empty()) {
         Ok(dir) => Ok(rustix::fs::fsync(dir)?),
         Err(Errno::ACCESS) => Ok(()),
@@ -340,7 +341,7 @@ fn sync_directory(target: &Target) -> Result<(), Trouble> {
     }
 }
 
-/// Carries access lists and other attributes over.
+/// Copies access control lists and other extended attributes.
 fn copy_attributes(from: &File, to: &File) -> Result<(), Trouble> {
     let mut names = vec![0_u8; ATTRIBUTES_BYTES];
     let len = match rustix::fs::flistxattr(from, &mut names) {
@@ -349,7 +350,7 @@ fn copy_attributes(from: &File, to: &File) -> Result<(), Trouble> {
         Err(errno) => return Err(errno.into()),
     };
     for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        // Rights of the program that was there are not those of the bytes that come.
+        // File capabilities were granted to the old program, not to the new bytes.
         if name == b"security.capability" {
             continue;
         }
@@ -360,7 +361,7 @@ fn copy_attributes(from: &File, to: &File) -> Result<(), Trouble> {
             Err(errno) => return Err(errno.into()),
         };
         match rustix::fs::fsetxattr(to, name, &value[..len], XattrFlags::empty()) {
-            // Labels are the system's to give.
+            // The system assigns security labels. Setting them may fail without harm.
             Err(_) if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {}
             other => other?,
         }
@@ -368,8 +369,8 @@ fn copy_attributes(from: &File, to: &File) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// A file that is written block by block and seen by nobody before [`commit`](Draft::commit). Dropped without it, it leaves nothing behind,
-/// unless it was made to be kept.
+/// A file that is written block by block and stays invisible until [`commit`](Draft::commit). If it is dropped without a commit, it leaves
+/// nothing behind, unless it was created with `keep`.
 #[derive(Debug)]
 pub struct Draft {
     target: Target,
@@ -379,10 +380,10 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Begins one for the file that a path leads to.
+    /// Begins a draft of the file that a path leads to.
     ///
-    /// With `keep`, what is written stays when the draft is dropped, and the next one for the same path and word goes on with it;
-    /// how much is there is what [`size`](Self::size) says. Two at a time are refused.
+    /// With `keep`, the bytes stay when the draft is dropped. The next draft with the same path and word continues them;
+    /// [`size`](Self::size) says how many there are. A second draft at the same time is refused.
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
         let create = || -> Result<Self, Trouble> {
             let target = Target::find(view, path, links)?;
@@ -397,18 +398,18 @@ impl Draft {
         create().on("create", path)
     }
 
-    /// The path it was made for.
+    /// The path that the draft was created for.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that it has.
+    /// Number of bytes written so far.
     pub fn size(&self) -> Result<u64> {
         self.file().and_then(|file| Ok(Stat::of(file.as_fd())?.size)).on("write", &self.path)
     }
 
-    /// Writes bytes at a place; what lies between is a hole.
+    /// Writes bytes at an offset. A gap before them becomes a hole.
     pub fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let write = || -> Result<(), Trouble> {
             if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
@@ -420,10 +421,10 @@ impl Draft {
         write().on("write", &self.path)
     }
 
-    /// Makes it the file. With a `size` it is cut there, or filled up with a hole.
+    /// Makes the draft the file. With a `size`, the draft is cut or extended with a hole first.
     ///
-    /// After an [`EtagMismatch`](Trouble::EtagMismatch) the draft is still there, and so it is where the file was [changed in
-    /// part](Self::is_half_done); after anything else it is used up.
+    /// The caller may try again after an [`EtagMismatch`](Trouble::EtagMismatch), and if the file was [changed in
+    /// part](Self::is_half_done). After any other error it should drop the draft.
     pub fn commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written> {
         self.try_commit(size, finish, cancel).on("write", &self.path)
     }
@@ -444,7 +445,7 @@ impl Draft {
                 }
                 other => other?,
             },
-            // Kept ones were secret so far.
+            // A kept draft was created with 0600.
             None if scratch.is_kept => {
                 rustix::fs::fchmod(&scratch.file, Mode::from_raw_mode(0o666 & !umask()))?;
             }
@@ -454,13 +455,13 @@ impl Draft {
         let written = scratch.try_publish(&self.target, finish, cancel)?;
         self.scratch = None;
         if was_kept {
-            // Whoever was still at an older version when this one was begun may have gone by now.
+            // Drafts of older versions that were still in use when this draft began may be abandoned by now.
             remove_stale(&self.target, OsStr::new(""));
         }
         Ok(written)
     }
 
-    /// In place, for a file that cannot be replaced.
+    /// Copies the bytes in place. Used if the file cannot be replaced.
     fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
         let turn = InPlace::begin(&self.target, existing, finish, cancel)?;
         let Some(scratch) = &self.scratch else { return Err(Errno::BADF.into()) };
@@ -469,25 +470,25 @@ impl Draft {
         Ok(written)
     }
 
-    /// Whether a commit in place failed in the middle: neither the old bytes nor these are the file, and it can be tried again.
+    /// Whether an in-place commit failed midway. The file then has neither the old nor the new content, and the commit can be repeated.
     #[must_use]
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }
 
-    /// Leaves nothing behind, whatever was to be kept.
+    /// Removes the draft, even if it was created with `keep`.
     pub fn discard(&mut self) {
         if let Some(scratch) = self.scratch.take() {
             scratch.discard(&self.target);
         }
     }
 
-    /// Closes it and removes nothing: what it has stays as after a kill, for the next writer of the name to clear away.
+    /// Closes the draft without removing anything, like a kill. The next writer of the same name removes what is left.
     pub fn leave(&mut self) {
         self.scratch = None;
     }
 
-    /// Does what dropping it does: leaves nothing behind, unless it was made to be kept.
+    /// Does what dropping the draft does: leaves nothing behind, unless it was created with `keep`.
     pub fn abandon(&mut self) {
         if self.scratch.as_ref().is_some_and(|scratch| !scratch.is_kept) {
             self.discard();
@@ -505,7 +506,7 @@ impl Drop for Draft {
     }
 }
 
-/// The unfinished file of this word, or a new one.
+/// Opens the kept draft for this word, or creates a new one.
 fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if word.is_empty() || word.len() > 64 || !word.bytes().all(is_word) {
@@ -516,7 +517,7 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
     for _ in 0..NAME_TRIES {
         let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
         let stat = Stat::of(file.as_fd())?;
-        // Whoever put something else there must not get the bytes, nor decide what becomes the file.
+        // Refuse an object that another user placed there: that user must neither get the bytes nor decide what becomes the file.
         if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != file_uid() {
             return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
         }
@@ -527,7 +528,8 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
             }
             Err(errno) => return Err(errno.into()),
         }
-        // Under the lock: whoever cleared up between these two steps took the name away, and the bytes would be kept nowhere.
+        // Check under the lock: a concurrent cleanup may have removed the name between the two steps. Then the bytes would not be kept
+        // anywhere.
         if !Stat::entry(target.dir.as_fd(), &name).is_ok_and(|entry| entry.is_same_file(&stat)) {
             continue;
         }
@@ -539,8 +541,8 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
     Err(Trouble::Busy("others take away what is kept under this word"))
 }
 
-/// Removes what is left of other versions of the same file, unless somebody is at it. Nothing depends on it, so nothing is said
-/// where it fails.
+/// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the
+/// result.
 fn remove_stale(target: &Target, ours: &OsStr) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(&target.dir, ".", flags, Mode::empty());
@@ -554,7 +556,7 @@ fn remove_stale(target: &Target, ours: &OsStr) {
     }
 }
 
-/// The bits that this process takes from new files. Only `umask` itself could ask, and it would change them.
+/// The umask of this process. It is read from procfs, because the system call `umask` can only return it by changing it.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
